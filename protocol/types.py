@@ -407,12 +407,14 @@ class Pause:
 class Part(StrEnum):
     """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone.
 
-    SNAPSHOT is the embedding as links use it: see protocol.wire.snapshot_codec.
+    SNAPSHOT is the embedding as links use it (protocol.wire.snapshot_codec), and COPY what a peer without
+    stage 0 has fetched of it, under which no bytes are served.
     """
 
     STAGE = "stage"
     EMBEDDING = "embedding"
     SNAPSHOT = "snapshot"
+    COPY = "copy"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from coordinator.state.events import AnchorDiverged, DigestAttested
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.state import KEPT_CHECKPOINTS, KEPT_ROUNDS, State
 from coordinator.state.transaction import Transaction
+from protocol.algorithm.embedding_snapshot import is_snapshot_round
 from protocol.types import Member, Part, PeerId, StateRecord
 
 MOST_CHANGES = 8
@@ -26,8 +27,9 @@ def attest(transaction: Transaction, command: Attest) -> None:
 
     Every peer with a reservation attests its stages after each decision, whether it trains or follows. Round
     0 is the anchor before round 1. All of these peers keep the embedding, so each may attest that part of
-    stage 0. A peer whose anchor differs takes part again under a plan that is made after it has attested the
-    right digest.
+    stage 0. Where links use snapshots of it, hosts of stage 0 attest the snapshots instead, and other peers
+    the copies that they have fetched. A peer whose anchor differs takes part again under a plan that is made
+    after it has attested the right digest.
 
     Raises:
         HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
@@ -39,6 +41,9 @@ def attest(transaction: Transaction, command: Attest) -> None:
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if round_number > 0 and not transaction.state.is_decided(stage, round_number):
         raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
+    is_snapshot = part in (Part.SNAPSHOT, Part.COPY)
+    if is_snapshot and not transaction.state.needs_snapshot(round_number):
+        return
     if not transaction.state.keeps_digests(round_number):
         return  # not refused: a peer that follows the log does not know how far the others are
     key = (stage, round_number, part)
@@ -49,7 +54,8 @@ def attest(transaction: Transaction, command: Attest) -> None:
                 f"{sender} has attested {MOST_CHANGES + 1} digests for stage {stage}, round {round_number}"
             )
         transaction.add(DigestAttested(transaction.now, stage, round_number, part, sender, digest))
-    expected = settled_digest(transaction.state, *key)
+    # Nothing that replicas agree on follows from a snapshot, so one that differs condemns nobody.
+    expected = None if is_snapshot else settled_digest(transaction.state, *key)
     if expected is None:
         return
     if _is_unanimous(transaction.state, key, expected):
@@ -143,6 +149,8 @@ def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     only peer that attested any). Holders are the live peers among them. Anchors that are kept for a rollback
     alone are left out: no honest peer is so far behind that they help it.
     """
+    if part is Part.SNAPSHOT:
+        return _located_snapshots(state)
     every, oldest = state.spec.recovery.checkpoint_every, state.current_round - KEPT_ROUNDS
     found = []
     for its_stage, round_number, its_part in state.digests:
@@ -157,6 +165,13 @@ def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     return tuple(sorted(found, key=lambda record: -record.round_number))
 
 
+def _located_snapshots(state: State) -> tuple[StateRecord, ...]:
+    """The snapshots of the embedding that links need now or later, and that peers can download."""
+    rounds = sorted((each for _, each, part in state.digests if part == Part.SNAPSHOT), reverse=True)
+    found = (record_of(state, 0, Part.SNAPSHOT, each) for each in rounds if state.needs_snapshot(each))
+    return tuple(record for record in found if record is not None and record.holders)
+
+
 def record_of(state: State, stage: int, part: Part, round_number: int) -> StateRecord | None:
     """The anchor after `round_number`, with the live peers that have attested it; None if its digest is
     not known for sure, because only one of several peers has attested it.
@@ -166,11 +181,14 @@ def record_of(state: State, stage: int, part: Part, round_number: int) -> StateR
     if expected is None:
         return None
     agreeing = [peer for peer, digest in digests.items() if digest == expected]
-    holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
     is_restored = (stage, round_number, part) in state.restored_digests
     # The receiver verifies every byte against this digest, so one faulty peer must not choose it.
     if not is_restored and len(agreeing) < min(2, len(digests)):
         return None
+    if part is Part.SNAPSHOT:  # copies serve as donors, and have no vote
+        copies = _attested(state, (stage, round_number, Part.COPY))
+        agreeing += [peer for peer, digest in copies.items() if digest == expected]
+    holders = tuple(sorted(peer for peer in agreeing if state.peers[peer].is_live))
     return StateRecord(state.run, stage, part, round_number, expected, holders)
 
 
@@ -191,7 +209,12 @@ def unattested(state: State) -> list[int]:
 
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:
-    """Whether `peer` has `part` of `stage`, by its reservation or its assignment in that round."""
+    """Whether `peer` can have `part` of `stage`, by its reservation or its assignment in that round."""
     assignment, reservation = state.assignment(peer, round_number), state.reservations.get(peer)
     hosted = {*(assignment.member.stages if assignment else ()), *(reservation.stages if reservation else ())}
-    return stage in hosted if part == Part.STAGE else part == Part.EMBEDDING and stage == 0 and bool(hosted)
+    if part == Part.STAGE or stage != 0 or not hosted:
+        return part == Part.STAGE and stage in hosted
+    if not (every := state.spec.link.embedding_every):
+        return part == Part.EMBEDDING
+    is_due = is_snapshot_round(round_number, every, state.restored)
+    return is_due and part == (Part.SNAPSHOT if 0 in hosted else Part.COPY)

@@ -102,8 +102,10 @@ def problem_of(state: State, restore_round: int) -> str:
 
 def _parts(state: State) -> list[tuple[int, Part]]:
     parts = [(stage, Part.STAGE) for stage in range(state.stages)]
-    # Without pipelines no peer holds the embedding alone.
-    return [*parts, (0, Part.EMBEDDING)] if state.stages > 1 else parts
+    # Without pipelines, and where links use snapshots, no peer holds the embedding alone.
+    return (
+        [*parts, (0, Part.EMBEDDING)] if state.stages > 1 and not state.spec.link.embedding_every else parts
+    )
 
 
 def _refused(cause: str, remedy: str) -> HetnodeError:

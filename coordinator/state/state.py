@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from coordinator.state.invitation import Invitation
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.text import stages_of
+from protocol.algorithm.embedding_snapshot import needed_snapshots
 from protocol.algorithm.retention import is_kept
 from protocol.roles import POLICIES, RolePolicy
 from protocol.spec.run import RunSpec
@@ -467,6 +468,11 @@ class State:
         rounds = self.synced.get(peer, {})
         return hosted is not None and all(rounds.get(stage, -1) >= round_number for stage in hosted.stages)
 
+    def needs_snapshot(self, round_number: int) -> bool:
+        """Whether links use the snapshot of the embedding after `round_number` in the open round or later."""
+        every = self.spec.link.embedding_every
+        return every > 0 and round_number in needed_snapshots(self.current_round, every, self.restored)
+
     def keeps_digests(self, round_number: int) -> bool:
         """Whether digests of the anchors after `round_number` are still kept."""
         if round_number >= self.current_round - KEPT_ROUNDS:
@@ -474,7 +480,7 @@ class State:
         # Peers that come back download checkpoints, and need their digests for longer.
         every = self.spec.recovery.checkpoint_every
         oldest = self.rounds_decided - KEPT_CHECKPOINTS * every
-        if round_number % every == 0 and round_number > oldest:
+        if (round_number % every == 0 and round_number > oldest) or self.needs_snapshot(round_number):
             return True
         # A rollback needs those of the anchors that nodes keep for it, and of the initial parameters.
         return round_number == 0 or is_kept(round_number, self.rounds_decided, every)

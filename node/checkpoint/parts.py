@@ -47,7 +47,7 @@ def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart 
     whole = checkpoint / stage_file(stage)
     if part is Part.STAGE:
         return _open(whole)
-    if stage != 0:
+    if stage != 0 or part is Part.COPY:
         return None
     if part is Part.SNAPSHOT:
         kept = snapshots.held(folder).get(round_number)

@@ -147,6 +147,10 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError(
             "an experiment starts from the seed, and this specification from parameters that were imported"
         )
+    if spec.link.embedding_every:
+        raise ValueError(
+            "an experiment takes embedding_every from its variation, and link.embedding_every is not 0"
+        )
     if variation.basis_every and not spec.swarm.replicas:
         raise ValueError("basis_every follows what full replicas see, and there are none")
     has_links = spec.swarm.pipelines > 0 and spec.swarm.chain_length > 1

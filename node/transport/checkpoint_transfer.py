@@ -28,7 +28,6 @@ _PER_DONOR = 2  # requests under way, so that a donor never waits for the next o
 _AT_ONCE = 16  # bounds the chunks in memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
 _HASHES_KEPT = 64  # parts whose hashes a server remembers; computing them reads the whole file
-_NAMES = {Part.STAGE: "stage {}", Part.EMBEDDING: "the embedding", Part.SNAPSHOT: "the snapshot"}
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
 """(donor, index in a StateRequest, number of bytes) -> exactly that number of bytes. May raise anything."""
@@ -68,7 +67,7 @@ async def fetch_checkpoint(
     # The size is that of the spec: a donor cannot make this node write more.
     record, nbytes, into = download.record, download.nbytes, download.into
     known = Donors(donors)
-    what = _NAMES[record.part].format(record.stage)
+    what = f"stage {record.stage}" if record.part is Part.STAGE else f"the {record.part}"
     name = f"{what} after round {record.round_number}"
     title = name[0].upper() + name[1:]
     chunks = chunk_count(nbytes)

@@ -20,6 +20,11 @@ LAG = 1
 BYTES_PER_VALUE = 2
 
 
+def is_snapshot_round(round_number: int, every: int, rollbacks: Collection[int] = ()) -> bool:
+    """Whether peers have to fetch the snapshot of this round from each other, if any round needs it."""
+    return round_number > 0 and (round_number % every == 0 or round_number in rollbacks)
+
+
 def active_snapshot(round_number: int, every: int, rollbacks: Collection[int] = ()) -> int:
     """The round whose snapshot all links use in the inner phase of `round_number`.
 

@@ -24,6 +24,9 @@ class LinkSpec(Section):
         False, description="a link that carries more than most_k may send activations uncompressed"
     )
     dtype: LinkQuantizerName = "bf16"
+    embedding_every: int = Field(
+        0, ge=0, description="rounds between snapshots of the embedding for links; 0: that of the last round"
+    )
 
     @property
     def adapts(self) -> bool:
@@ -56,10 +59,12 @@ class LinkSpec(Section):
 
     @model_serializer(mode="wrap")
     def _omit_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Specifications from before `uncompressed` existed keep their JSON and their hash."""
+        """Specifications from before these fields existed keep their JSON and their hash."""
         tree: dict[str, Any] = handler(self)
         if not self.uncompressed:
             tree.pop("uncompressed", None)
+        if not self.embedding_every:
+            tree.pop("embedding_every", None)
         return tree
 
     @model_validator(mode="after")

@@ -13,14 +13,23 @@ from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import keyed, spec_of
 
 
-async def test_no_coordinator_starts_a_run_that_reduces(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        ({"outer__exchange": "reduced"}, "outer.exchange 'reduced'"),
+        ({"link__embedding_every": 5}, "link.embedding_every"),
+    ],
+)
+async def test_no_coordinator_starts_a_run_that_nodes_refuse(
+    tmp_path: Path, overrides: dict[str, Any], cause: str
+) -> None:
     async def start_bootstrap(run: str) -> Any:
         raise AssertionError("nothing is started")
 
-    spec, folder = spec_of(outer__exchange="reduced"), tmp_path / "run"
+    spec, folder = spec_of(**overrides), tmp_path / "run"
     addresses = ListenAddresses("127.0.0.1:0", enrollment="127.0.0.1:0")
     with pytest.raises(HetnodeError) as refusal:
         await run_coordinator(spec, folder, addresses, keyed(0), start_bootstrap, lambda *_: None)
     assert refusal.value.code is ErrorCode.BAD_SPEC
-    assert "outer.exchange 'reduced'" in refusal.value.cause
+    assert cause in refusal.value.cause
     assert not folder.exists()

@@ -129,6 +129,17 @@ def test_whether_links_may_be_uncompressed_is_part_of_the_specification(tmp_path
     assert resolve("nano", overrides={"link.k": 0}).link.possible_ks == (0,)
 
 
+def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={"link.embedding_every": 5})
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    file = tmp_path / "run.toml"
+    file.write_text(spec.toml)
+    assert resolve(file=file) == spec
+    usual = resolve("nano", overrides={"link.embedding_every": 0})
+    assert usual.hash == resolve("nano").hash != spec.hash
+    assert "embedding_every" not in usual.canonical_json
+
+
 def test_the_hash_of_a_run_whose_k_adapts_is_this() -> None:
     ladder = {"link.least_k": 4, "link.most_k": 24}
     assert resolve("nano", overrides=ladder).hash.startswith("9cf4e6be")

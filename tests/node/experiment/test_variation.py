@@ -17,7 +17,7 @@ from node.experiment.boundary_statistics import Covariances
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.row_wise import RowWiseAdamW
-from node.experiment.variation import UNVARIED, Variation, grassmann_step, principal
+from node.experiment.variation import UNVARIED, Variation, check, grassmann_step, principal
 from node.model.shapes import EMBEDDING
 from node.optimizer.adamw import AdamW
 from protocol.algorithm.embedding_snapshot import active_snapshot
@@ -356,3 +356,9 @@ def test_what_steers_can_be_kept_and_taken_up_again() -> None:
     assert state.keys() == again.keys()
     assert all(torch.equal(value, again[name]) for name, value in state.items())
     assert torch.equal(links(second.replicas[1])[1].basis_dk, links(first.replicas[1])[1].basis_dk)
+
+
+def test_a_specification_does_not_say_how_often_an_experiment_takes_snapshots() -> None:
+    """Its variation does; else one of the two would have no effect."""
+    with pytest.raises(ValueError, match=r"link\.embedding_every is not 0"):
+        check(spec_of(**{"link.embedding_every": 5}), Variation(embedding_every=5))

@@ -37,7 +37,7 @@ from coordinator.membership.joining import check_compatible
 from coordinator.membership.presence import HeartbeatInterval
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded, live_peer
-from coordinator.rounds.attestation import locate, record_of, settled_digest
+from coordinator.rounds.attestation import locate, record_of, required_digest
 from coordinator.rounds.deadlines import ClosingTime
 from coordinator.state import commands
 from coordinator.state.state import State
@@ -339,7 +339,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             commands.Attest(peer, request.stage, request.round, part=part, digest=digest)
         )
         # While no digest is settled, the caller goes on with its own anchor.
-        expected = settled_digest(self._command_loop.state, request.stage, request.round, part) or digest
+        expected = required_digest(self._command_loop.state, request.stage, request.round, part) or digest
         return pb.AttestReply(agrees=digest == expected, expected=expected)
 
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateReply:

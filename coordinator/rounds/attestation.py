@@ -18,6 +18,8 @@ from protocol.types import Member, Part, PeerId, StateRecord
 MOST_CHANGES = 8
 """How often a peer may replace its digest of one anchor. An honest peer does so once for each reload."""
 
+_SNAPSHOTS = frozenset({Part.SNAPSHOT, Part.COPY})
+
 AnchorKey: TypeAlias = tuple[int, int, str]
 """Names an anchor: stage, round after which it holds, part."""
 
@@ -41,8 +43,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if round_number > 0 and not transaction.state.is_decided(stage, round_number):
         raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
-    is_snapshot = part in (Part.SNAPSHOT, Part.COPY)
-    if is_snapshot and not transaction.state.needs_snapshot(round_number):
+    if part in _SNAPSHOTS and not transaction.state.needs_snapshot(round_number):
         return
     if not transaction.state.keeps_digests(round_number):
         return  # not refused: a peer that follows the log does not know how far the others are
@@ -54,8 +55,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
                 f"{sender} has attested {MOST_CHANGES + 1} digests for stage {stage}, round {round_number}"
             )
         transaction.add(DigestAttested(transaction.now, stage, round_number, part, sender, digest))
-    # Nothing that replicas agree on follows from a snapshot, so one that differs condemns nobody.
-    expected = None if is_snapshot else settled_digest(transaction.state, *key)
+    expected = required_digest(transaction.state, *key)
     if expected is None:
         return
     if _is_unanimous(transaction.state, key, expected):
@@ -123,6 +123,14 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     members = _live_members(state, round_number)
     holders = {member.peer for member in members if part == Part.EMBEDDING or stage in member.stages}
     return expected_digest(state, stage, round_number, part) if digests.keys() >= holders else None
+
+
+def required_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
+    """As :func:`settled_digest`, of what peers must have to take part; None of snapshots.
+
+    Nothing that replicas agree on follows from a snapshot, so one that differs condemns nobody.
+    """
+    return None if part in _SNAPSHOTS else settled_digest(state, stage, round_number, part)
 
 
 def _live_members(state: State, round_number: int) -> Iterator[Member]:

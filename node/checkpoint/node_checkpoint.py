@@ -113,7 +113,8 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
             embedding = embedding_of(found.stages[0])
         private = _private(folder, spec, found.round_number, hosted)
         restored = Restored(found.round_number, hosted, embedding, private)
-        if len(hosted) == len(stages) and (0 in stages or embedding is not None):
+        needs_embedding = 0 not in stages and not spec.link.embedding_every
+        if len(hosted) == len(stages) and not (needs_embedding and embedding is None):
             return restored
         partial = partial or restored
     return partial

@@ -56,9 +56,14 @@ def find(folder: Path, stage: int, part: Part, round_number: int) -> StoredPart 
     return _open(whole, EMBEDDING_TENSOR) or _open(checkpoint / EMBEDDING_FILE, EMBEDDING_TENSOR)
 
 
-def rounds_with(folder: Path, stages: Iterable[int]) -> tuple[int, ...]:
-    """The newest rounds below `folder`, at most MOST_ROUNDS, whose checkpoints have `stages` and TE."""
-    wanted = [*((stage, Part.STAGE) for stage in stages), (0, Part.EMBEDDING)]
+def rounds_with(folder: Path, stages: Iterable[int], embedding: bool = True) -> tuple[int, ...]:
+    """The newest rounds below `folder`, at most MOST_ROUNDS, whose checkpoints have `stages`.
+
+    And TE, if `embedding`.
+    """
+    wanted = [(stage, Part.STAGE) for stage in stages]
+    if embedding:
+        wanted.append((0, Part.EMBEDDING))
     found = (each for each in rounds_below(folder) if all(find(folder, *part, each) for part in wanted))
     return tuple(islice(found, MOST_ROUNDS))
 

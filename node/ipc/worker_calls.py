@@ -94,7 +94,7 @@ class StageInfo:
     codecs: Mapping[int, str]
     payload_bytes: Mapping[int, int]  # length of a payload; also of stage 0, which every member applies
     parameters: Mapping[int, int]  # their number
-    parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, on a member that does not host stage 0
+    parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, if it is kept without stage 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class InnerReport:
 
 @dataclass(frozen=True)
 class CommitResult:
-    """Digests after a commit; that of the embedding only where the stage is stage 0.
+    """Digests after a commit; that of the embedding only of stage 0, where members without it follow it.
 
     Attributes:
         agreement: of the payload that the call asks for; None if it cannot be told.
@@ -362,7 +362,10 @@ class Abort(Request[None]):
 
 @dataclass(frozen=True)
 class Digests(Request[Mapping[tuple[int, Part], tuple[int, str]]]):
-    """Answers the round that each part is after, and its digest. The embedding is always among the parts."""
+    """Answers the round that each part is after, and its digest.
+
+    The embedding is among the parts, except where links use snapshots of it.
+    """
 
 
 @dataclass(frozen=True)

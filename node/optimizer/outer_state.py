@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class OuterStateDict(TypedDict):
     """State dict of :class:`OuterState`. `rounds` and `stages` are keyed by stage; see OuterStageState.
 
-    `embedding` and `embedding_round` are set on members without stage 0 and None on the host of stage 0.
+    `embedding` and `embedding_round` are set on members that keep the embedding without stage 0, else None.
     """
 
     rounds: dict[int, int]
@@ -40,20 +40,21 @@ class OuterStateDict(TypedDict):
 class OuterState(Mapping[int, OuterStage]):
     """Anchors, error feedback and pending proposals: a mapping from each hosted stage to its OuterStage.
 
-    A member that does not host stage 0 also keeps the committed embedding, because the receiving end of its
-    link derives T_perp from it. All outer state is on the CPU, so that all machines compute the same bits.
+    A member that does not host stage 0 also keeps the committed embedding if the receiving end of its link
+    derives T_perp from it, and not from snapshots. All outer state is on the CPU, so that all machines
+    compute the same bits.
 
     Args:
         parameters: the live parameters by stage, on any device, with their values before round 1. Commits
             change them in place.
-        embedding: TE [V, d] before round 1 if stage 0 is not hosted here, else None.
+        embedding: TE [V, d] before round 1 if it is to be kept without stage 0, else None.
 
     Where a peer has several ranks (`group`), each rank keeps the outer state of some tensors. Then all ranks
     call the methods together, in the same order, and only rank 0 gets digests; stage 0 is hosted.
 
     Attributes:
         rounds: the last round, committed or aborted, that each hosted stage has finished.
-        follower: keeps the embedding if stage 0 is not hosted here, else None.
+        follower: keeps the embedding if it was given, else None.
     """
 
     def __init__(
@@ -89,6 +90,11 @@ class OuterState(Mapping[int, OuterStage]):
 
     def __len__(self) -> int:
         return len(self._stages)
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the committed embedding is here: not without stage 0 where links use snapshots of it."""
+        return self.follower is not None or 0 in self._stages
 
     @property
     def embedding(self) -> Tensor:

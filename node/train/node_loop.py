@@ -307,7 +307,8 @@ class NodeLoop:
 
     async def _note_kept(self) -> None:
         """Let heartbeats tell which anchors are on the disk."""
-        kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages)
+        with_embedding = not self._spec.link.embedding_every
+        kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages, with_embedding)
         self._services.membership.kept = kept
 
 

@@ -97,7 +97,7 @@ class OuterExchange:
     Attributes:
         stages: those for which this member proposes.
         anchor_files: where it gets anchors of other rounds.
-        parts: what this member holds: its stages, and the embedding where it does not host stage 0.
+        parts: what this member holds: its stages, and the embedding if it follows that without stage 0.
         between_steps: a lock to hold while parameters change, and while an inner step computes.
         attestations: of what this member holds, after each decision that it applies.
     """
@@ -322,7 +322,7 @@ class OuterExchange:
 
     def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
         if round_number >= self._membership.run_view.round_number - _ATTESTED_ROUNDS:
-            for changed in _parts_changed_with(stage, part):
+            for changed in self._parts_changed_with(stage, part):
                 self.attestations.add(stage, changed)
 
     def _peers(self) -> int:
@@ -354,7 +354,7 @@ class OuterExchange:
                 )
                 self._pending.pop(stage, None)
                 now = await self._worker.call(Digests())
-                for changed in _parts_changed_with(stage, part):
+                for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]
         if file is not None:
             await asyncio.to_thread(self.anchor_files.remove, file)
@@ -378,7 +378,9 @@ class OuterExchange:
             log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
             await self._worker.call(Abort(stage, round_number))
             self._pending.pop(stage, None)
-            return {part: self._anchors[stage, part][1] for part in _parts_changed_with(stage, Part.STAGE)}
+            return {
+                part: self._anchors[stage, part][1] for part in self._parts_changed_with(stage, Part.STAGE)
+            }
         descriptors = [entry.descriptor for entry in decision.entries]
         mine_included = self._pending.get(stage) in descriptors
         weights = tuple(descriptor.weight for descriptor in descriptors)
@@ -411,16 +413,16 @@ class OuterExchange:
         is_full = [None if replica is None else replica.is_full for replica in replicas]
         return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))
 
+    def _parts_changed_with(self, stage: int, part: Part) -> list[Part]:
+        """The parts that change when a decision is applied to `part`: stage 0 contains the embedding."""
+        changed = (Part.STAGE, Part.EMBEDDING) if (stage, part) == (0, Part.STAGE) else (part,)
+        return [each for each in changed if (stage, each) in self._anchors]
+
     async def _apply_to_embedding(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
         # An aborted round has no entries: then the embedding stays as it is.
         weights = tuple(entry.descriptor.weight for entry in decision.entries)
         digest = await self._worker.call(CommitEmbedding(decision.round_number, payloads, weights))
         return {Part.EMBEDDING: digest}
-
-
-def _parts_changed_with(stage: int, part: Part) -> tuple[Part, ...]:
-    """The parts that change when a decision is applied to `part`: stage 0 contains the embedding."""
-    return (Part.STAGE, Part.EMBEDDING) if (stage, part) == (0, Part.STAGE) else (part,)
 
 
 def run_is_over() -> HetnodeError:

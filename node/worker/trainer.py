@@ -98,6 +98,9 @@ class Trainer:
         parameters = {stage: self.parameters(stage) for stage in stages}
         self.inner = InnerOptimizer(spec, parameters, undecayed={EMBEDDING}, adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
+        if spec.link.embedding_every and embedding is not None:
+            self.hosted.use_snapshot(snapshot(embedding))
+            embedding = None
         self.outer = OuterState(spec, parameters, embedding, group)
         self.samples = MicrobatchReader(spec, stream)
         self.phase = InnerPhase(1)
@@ -110,7 +113,7 @@ class Trainer:
 
     def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link."""
-        table_vd = None if k_upstream is None else self.outer.embedding
+        table_vd = self.outer.embedding if k_upstream is not None and self.outer.has_embedding else None
         self.hosted.connect(k_upstream, k_downstream, table_vd)
 
     # The inner phase
@@ -343,7 +346,8 @@ class Trainer:
         outer = self.outer
         behind = [stage for stage, done in outer.rounds.items() if done != round_number]
         assert not behind, f"stages {behind} are not after round {round_number}"
-        assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
+        if outer.has_embedding:
+            assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
         embedding, moments = (
             None if outer.follower is None else outer.follower.committed,
             self.inner.state_dict(),
@@ -391,5 +395,5 @@ class Trainer:
         self.inner.load_state_dict({stage: private.moments})
 
     def _refresh_link(self) -> None:
-        if self.hosted.upstream is not None:
+        if self.hosted.upstream is not None and self.outer.has_embedding:
             self.hosted.refresh_link(self.outer.embedding)

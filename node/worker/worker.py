@@ -124,7 +124,7 @@ class Worker:
         self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
         layouts = {stage: self.trainer.outer[stage].layout for stage in stages}
         parts = {(stage, Part.STAGE): _part(spec, layout.shapes) for stage, layout in layouts.items()}
-        if 0 not in stages:
+        if self.trainer.outer.follower is not None:
             parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
         # Every member applies the payloads of stage 0, because they change the embedding.
         embedding = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
@@ -208,7 +208,8 @@ class Worker:
         stage = outer[call.stage]
         digest = self.trainer.commit(call.stage, call.round_number, outcome, call.mine_included)
         norms = (stage.progress_norm, stage.error_norm) if call.mine_included else (0.0, 0.0)
-        embedding = outer.embedding_digest() if call.stage == 0 else None
+        follows = call.stage == 0 and not self.trainer.spec.link.embedding_every
+        embedding = outer.embedding_digest() if follows else None
         return calls.CommitResult(digest, embedding, stage.agreement, *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
@@ -226,7 +227,8 @@ class Worker:
     def digests(self, _: calls.Digests) -> Mapping[tuple[int, Part], tuple[int, str]]:
         outer = self.trainer.outer
         found = {(stage, Part.STAGE): (outer.rounds[stage], each.digest()) for stage, each in outer.items()}
-        found[0, Part.EMBEDDING] = (outer.embedding_round, outer.embedding_digest())
+        if not self.trainer.spec.link.embedding_every:
+            found[0, Part.EMBEDDING] = (outer.embedding_round, outer.embedding_digest())
         return found
 
     def load_initial(self, _: calls.LoadInitial) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.rounds.attestation import MOST_CHANGES, locate
+from coordinator.rounds.attestation import MOST_CHANGES, locate, required_digest
 from coordinator.rounds.rollback import problem_of
 from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Heartbeat, Leave, RollBack
@@ -160,3 +160,11 @@ def test_runs_without_snapshots_refuse_them() -> None:
     play_round(run)
     for peer, part in ((A, Part.SNAPSHOT), (LAST, Part.COPY)):
         run.refuse(Attest(peer.peer, 0, 1, part, anchor_of(0, 1)), ErrorCode.BAD_REQUEST)
+
+
+def test_a_peer_is_not_told_to_replace_its_anchors_for_a_snapshot(run: Run) -> None:
+    snapshot(run, "right", A, B)
+    copy(run, "right", LAST)
+    for part in (Part.SNAPSHOT, Part.COPY):
+        assert required_digest(run.state, 0, EVERY, part) is None
+    assert required_digest(run.state, 0, EVERY, Part.STAGE) == anchor_of(0, EVERY)

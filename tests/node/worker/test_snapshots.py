@@ -7,17 +7,39 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.checkpoint import snapshots
+from node.checkpoint import parts, snapshots
+from node.checkpoint.layout import round_folder
 from node.data.stream import SampleStream, open_stream
-from node.ipc.worker_calls import UseSnapshot, WriteSnapshot
+from node.ipc.worker_calls import Digests, UseSnapshot, WriteSnapshot
 from node.worker.factories import run_basis
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker
 from protocol.algorithm.subspace import ReceivingEnd
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.hand_driven_replica import SPEC, chain, commit, inner_phase, inner_step, proposals
+from protocol.types import Part
+from protocol.wire.snapshot_codec import snapshot
+from tests.support.hand_driven_replica import (
+    SPEC,
+    assert_same_bits,
+    chain,
+    commit,
+    inner_phase,
+    inner_step,
+    proposals,
+    state,
+)
+from tests.support.running_replica import spec_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+WITH_SNAPSHOTS = spec_of(
+    **{
+        "swarm.stages": 2,
+        "inner.microbatches": 3,
+        "recovery.cold_steps": 3,
+        "link.embedding_every": 2,
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +135,49 @@ def test_a_wrong_file_leaves_the_link_as_it_was(stream: SampleStream, tmp_path: 
         last.use_snapshot(UseSnapshot(stored.path, digest))
     assert refused.value.code is ErrorCode.CHECKPOINT_CORRUPT
     assert torch.equal(expansion(members[1].hosted.upstream), before)
+
+
+@pytest.fixture
+def pair(stream: SampleStream) -> list[Trainer]:
+    """The members of a replica of a run whose links use snapshots."""
+    return chain(stream, 2, WITH_SNAPSHOTS)
+
+
+def commit_hosted(members: list[Trainer], round_number: int) -> None:
+    """Every member applies the round to the stages that it hosts, and to nothing else."""
+    payloads = proposals(members)
+    for member in members:
+        for stage in member.stages:
+            member.commit(stage, round_number, [(payloads[stage], 1.0)], True)
+
+
+def test_where_links_use_snapshots_a_member_without_stage_0_holds_its_stages_alone(
+    pair: list[Trainer], tmp_path: Path
+) -> None:
+    first, last = workers_of(pair)
+    assert last.digests(Digests()).keys() == {(1, Part.STAGE)}
+    assert first.digests(Digests()).keys() == {(0, Part.STAGE)}
+    of_round_0 = link_of(snapshot(pair[0].outer.embedding))
+    assert torch.equal(expansion(pair[1].hosted.upstream), expansion(of_round_0))
+    inner_phase(pair, 1)
+    commit_hosted(pair, 1)
+    first.write_snapshot(WriteSnapshot(tmp_path, 1))
+    use(last, snapshots.held(tmp_path)[1])
+    of_round_1 = link_of(snapshot(pair[0].outer.embedding))
+    assert torch.equal(expansion(pair[1].hosted.upstream), expansion(of_round_1))
+    inner_phase(pair, 2)
+
+
+def test_its_checkpoint_needs_no_embedding(pair: list[Trainer], stream: SampleStream, tmp_path: Path) -> None:
+    inner_phase(pair, 1)
+    commit_hosted(pair, 1)
+    folders = [tmp_path / str(i) for i in range(2)]
+    for member, folder in zip(pair, folders, strict=True):
+        member.write_checkpoint(folder / round_folder(1), 1)
+    again = chain(stream, 2, WITH_SNAPSHOTS)
+    for member, folder in zip(again, folders, strict=True):
+        restored = member.restore(folder)
+        assert restored is not None
+        assert (restored.round_number, restored.embedding) == (1, None)
+        assert parts.rounds_with(folder, member.stages, embedding=False) == (1,)
+    assert_same_bits(state(again), state(pair))

@@ -95,6 +95,10 @@ class StageInfo:
     payload_bytes: Mapping[int, int]  # length of a payload; also of stage 0, which every member applies
     parameters: Mapping[int, int]  # their number
     parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, if it is kept without stage 0
+    snapshot: PartInfo  # of the embedding, whether links use it or not
+
+    def info_of(self, stage: int, part: Part) -> PartInfo:
+        return self.snapshot if part is Part.SNAPSHOT else self.parts[stage, part]
 
 
 @dataclass(frozen=True)

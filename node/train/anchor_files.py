@@ -40,7 +40,7 @@ class AnchorFiles:
         hosts = services.membership.run_view.hosts()
         holders = set(record.holders) & hosts.keys() - {self._peer}
         donors = {peer: hosts[peer].first for peer in holders}
-        info = self._stage_info.parts[record.stage, record.part]
+        info = self._stage_info.info_of(record.stage, record.part)
         file = self._file_of(record)
         file.parent.mkdir(parents=True, exist_ok=True)
         log.info(
@@ -57,6 +57,12 @@ class AnchorFiles:
 
         Raises HetnodeError: STATE_UNAVAILABLE where no peer that is here gives it.
         """
+        record = await self.locate(stage, part, round_number)
+        own = await asyncio.to_thread(self._own, record)
+        return await self.download(record) if own is None else own
+
+    async def locate(self, stage: int, part: Part, round_number: int) -> StateRecord:
+        """What the coordinator knows of that part. Raises as :meth:`of_round`."""
         located = await self._services.coordinator.locate(stage, part, round_number)
         record = next((each for each in located if each.round_number == round_number), None)
         if record is None:
@@ -65,8 +71,7 @@ class AnchorFiles:
                 f"No peer that is here has {part.value} {stage} after round {round_number}.",
                 "No action is needed: this node tries again, also with later checkpoints.",
             )
-        own = await asyncio.to_thread(self._own, record)
-        return await self.download(record) if own is None else own
+        return record
 
     def remove(self, file: Path) -> None:
         """Remove a file and what belongs to its download."""

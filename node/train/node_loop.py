@@ -83,6 +83,8 @@ class NodeLoop:
                 await self._train_all_rounds()
             finally:
                 self._exchange.attestations.drop()
+                if self._exchange.snapshots is not None:
+                    await self._exchange.snapshots.close()
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED

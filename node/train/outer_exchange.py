@@ -37,6 +37,7 @@ from node.net.membership import until_answered
 from node.train.anchor_files import AnchorFiles
 from node.train.attestations import Attestations
 from node.train.cancellation import run_to_the_end
+from node.train.embedding_snapshots import EmbeddingSnapshots
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
 from protocol.algorithm.comparison import Comparison, measured_position, next_of_kind
@@ -100,6 +101,7 @@ class OuterExchange:
         parts: what this member holds: its stages, and the embedding if it follows that without stage 0.
         between_steps: a lock to hold while parameters change, and while an inner step computes.
         attestations: of what this member holds, after each decision that it applies.
+        snapshots: of the embedding, where links use them.
     """
 
     def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo, folder: Path) -> None:
@@ -114,6 +116,9 @@ class OuterExchange:
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
         self._pending: dict[int, PayloadDescriptor] = {}
         self.attestations = Attestations(self._attest, self._peers)
+        self.snapshots: EmbeddingSnapshots | None = None
+        if self._spec.link.embedding_every:
+            self.snapshots = EmbeddingSnapshots(services, stages, self.anchor_files, folder)
         # The round and result of the last commit of each stage, and what was measured of another's payload.
         self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
 
@@ -186,6 +191,13 @@ class OuterExchange:
                 if self.round_of(stage, part) < rollback.round_number:
                     group.create_task(self._restore(stage, part, rollback, None))
         await self.attestations.told()
+
+    async def prepare_links(self, round_number: int) -> None:
+        """Give the worker what its links derive T_perp from in a round, before the inner phase begins."""
+        if self.snapshots is not None:
+            with self._waits.on(Wait.CHECKPOINT):
+                await self.snapshots.use(round_number)
+            self.snapshots.fetch_for(round_number)
 
     async def attest_all(self) -> None:
         """Tell the coordinator the digests of everything that this member holds.
@@ -356,6 +368,8 @@ class OuterExchange:
                 now = await self._worker.call(Digests())
                 for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]
+                if self.snapshots is not None and stage == 0:
+                    await self.snapshots.write(rollback.round_number)
         if file is not None:
             await asyncio.to_thread(self.anchor_files.remove, file)
 
@@ -370,6 +384,8 @@ class OuterExchange:
             apply = self._apply_to_embedding if part is Part.EMBEDDING else self._apply_to_stage
             for changed, digest in (await apply(decision, tuple(payloads))).items():
                 self._anchors[stage, changed] = (round_number, digest)
+            if self.snapshots is not None and stage == 0:
+                await self.snapshots.write(round_number)
 
     async def _apply_to_stage(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
         """Commit or abort at the worker. Returns the new digests; stage 0 contains the embedding."""

@@ -201,6 +201,7 @@ class ReplicaSession:
     async def _train_round(self, pipeline: Pipeline, inner: InnerLoop, round_number: int) -> RoundOutcome:
         """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
         if inner.round_number < round_number:
+            await self._exchange.prepare_links(round_number)
             await inner.begin(self.assignment, round_number)
         else:  # the overlap with the round before has begun it
             await inner.resume(self.assignment)
@@ -259,6 +260,7 @@ class ReplicaSession:
         await overlap.proposed.wait()
         if steps:
             await self._services.worker.call(KeepTraining())
+            await self._exchange.prepare_links(round_number + 1)
             await inner.begin(self.assignment, round_number + 1)
             await inner.train(ahead=steps)
         overlap.trained.set()

@@ -133,6 +133,7 @@ class Worker:
             payload_bytes={0: embedding.nbytes, **{stage: each.nbytes for stage, each in layouts.items()}},
             parameters={stage: parameter_count(spec, stage) for stage in stages},
             parts=parts,
+            snapshot=_snapshot(spec),
         )
 
     def connect(self, call: calls.Connect) -> None:
@@ -342,6 +343,11 @@ def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.Comput
 def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:
     shapes = committed_shapes(parameters, spec.outer)
     return calls.PartInfo(size_of(shapes), header_of(shapes))
+
+
+def _snapshot(spec: RunSpec) -> calls.PartInfo:
+    shape = spec.model.vocabulary, spec.model.width
+    return calls.PartInfo(snapshot_codec.nbytes_of(*shape), snapshot_codec.snapshot_header(*shape))
 
 
 def main() -> None:

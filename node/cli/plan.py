@@ -210,8 +210,8 @@ def plan_scaling(
     embedding_every: Annotated[
         int,
         _figure(
-            "Rounds between two snapshots of the embedding for members without stage 0, which only "
-            "experiments have; 0: they fetch its update in every round, as nodes do.",
+            "link.embedding_every: rounds between two snapshots of the embedding for members without "
+            "stage 0; 0: they fetch its update in every round.",
             min=0,
         ),
     ] = 0,

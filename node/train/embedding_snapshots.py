@@ -36,6 +36,7 @@ class EmbeddingSnapshots:
     ) -> None:
         self._services, self._anchor_files, self._folder = services, anchor_files, folder
         self._every, self._is_host = services.spec.link.embedding_every, 0 in stages
+        self._rollback = 0  # the newest that was applied here
         self._used = 0  # the snapshot in use; workers begin with that of round 0
         self._fetching: dict[int, asyncio.Task[StoredSnapshot]] = {}
         self._telling: set[asyncio.Task[None]] = set()
@@ -53,6 +54,10 @@ class EmbeddingSnapshots:
             self._telling.add(telling)
             telling.add_done_callback(self._note_told)
             await self._prune(next_round)
+
+    def note_rollback(self, round_number: int) -> None:
+        """Anchors were restored in this round, of which the coordinator may tell all nodes later."""
+        self._rollback = max(self._rollback, round_number)
 
     def fetch_for(self, round_number: int) -> None:
         """Fetch in the background what links need in `round_number` or soon after it."""
@@ -103,8 +108,9 @@ class EmbeddingSnapshots:
     @property
     def _rollbacks(self) -> tuple[int, ...]:
         # A node trains only after the newest rollback, which so is the only one that counts.
-        rollback = self._services.membership.run_view.rollback
-        return () if rollback is None else (rollback.round_number,)
+        told = self._services.membership.run_view.rollback
+        newest = max(self._rollback, 0 if told is None else told.round_number)
+        return (newest,) if newest else ()
 
     def _needed(self, round_number: int) -> tuple[int, ...]:
         return needed_snapshots(round_number, self._every, self._rollbacks)

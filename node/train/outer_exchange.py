@@ -368,8 +368,10 @@ class OuterExchange:
                 now = await self._worker.call(Digests())
                 for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]
-                if self.snapshots is not None and stage == 0:
-                    await self.snapshots.write(rollback.round_number)
+                if self.snapshots is not None:
+                    self.snapshots.note_rollback(rollback.round_number)
+                    if stage == 0:
+                        await self.snapshots.write(rollback.round_number)
         if file is not None:
             await asyncio.to_thread(self.anchor_files.remove, file)
 

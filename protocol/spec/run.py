@@ -185,12 +185,6 @@ def check_runnable(spec: RunSpec) -> None:
             "The run has outer.exchange 'reduced', and nodes cannot send parts of payloads to reducers.",
             "Start it with outer.exchange 'gathered'; 'hetnode experiment' compares both.",
         )
-    if spec.link.embedding_every:
-        raise HetnodeError(
-            ErrorCode.BAD_SPEC,
-            "The run has link.embedding_every, and nodes cannot fetch snapshots of the embedding.",
-            "Start it with link.embedding_every 0; 'hetnode experiment' compares several values.",
-        )
 
 
 def invalid_spec(error: ValidationError) -> HetnodeError:

@@ -17,7 +17,6 @@ from tests.builders import keyed, spec_of
     ("overrides", "cause"),
     [
         ({"outer__exchange": "reduced"}, "outer.exchange 'reduced'"),
-        ({"link__embedding_every": 5}, "link.embedding_every"),
     ],
 )
 async def test_no_coordinator_starts_a_run_that_nodes_refuse(

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from coordinator.rounds.rollback import problem_of
-from coordinator.state.commands import ResumeRun, RollBack
 from coordinator.state.events import AnchorDiverged, PeerLost
-from coordinator.state.state import State
 from protocol.types import Role
+from tests.virtual.rollback import attested, resume, roll_back
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 FOUR = {**MIXED, "c": Role.REPLICA}
 EVERY_ROUND = {"recovery.checkpoint_every": 1}
-
-
-async def roll_back(swarm: VirtualSwarm, restore_round: int) -> int:
-    """Roll back as soon as peers have told what they keep. Returns the round of the rollback."""
-    await swarm.until_kept(restore_round)
-    await swarm.coordinator.command_loop.execute(RollBack(restore_round, "a test"))
-    return max(swarm.state.restored)
-
-
-async def resume(swarm: VirtualSwarm) -> None:
-    await swarm.coordinator.command_loop.execute(ResumeRun())
-
-
-def attested(number: int, count: int) -> Callable[[State], bool]:
-    """Whether `count` peers have attested each stage after that round."""
-
-    def done(state: State) -> bool:
-        return all(len(state.digests.get((stage, number, "stage"), {})) >= count for stage in range(2))
-
-    return done
 
 
 def digests_after(swarm: VirtualSwarm, number: int) -> dict[tuple[int, str], set[str]]:

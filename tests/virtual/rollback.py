@@ -1,0 +1,29 @@
+"""What scenarios with a rollback do and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.state.commands import ResumeRun, RollBack
+from coordinator.state.state import State
+from tests.virtual.swarm import VirtualSwarm
+
+
+async def roll_back(swarm: VirtualSwarm, restore_round: int) -> int:
+    """Roll back as soon as peers have told what they keep. Returns the round of the rollback."""
+    await swarm.until_kept(restore_round)
+    await swarm.coordinator.command_loop.execute(RollBack(restore_round, "a test"))
+    return max(swarm.state.restored)
+
+
+async def resume(swarm: VirtualSwarm) -> None:
+    await swarm.coordinator.command_loop.execute(ResumeRun())
+
+
+def attested(number: int, count: int) -> Callable[[State], bool]:
+    """Whether `count` peers have attested each stage after that round."""
+
+    def done(state: State) -> bool:
+        return all(len(state.digests.get((stage, number, "stage"), {})) >= count for stage in range(2))
+
+    return done

@@ -107,7 +107,7 @@ async def run_coordinator(
 
     Args:
         spec: must equal the spec of the run that has begun in `folder`, if there is one.
-        folder: gets coordinator.sqlite, .head, metrics.jsonl, history.sqlite, files of coordinator.authority.
+        folder: gets coordinator.sqlite, .head, snapshot, metrics.jsonl, history.sqlite, and the authority.
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.

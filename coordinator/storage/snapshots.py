@@ -48,6 +48,9 @@ class Snapshots:
             log.info("the snapshot %s is not used, because %s: the whole log is read", self._path, error)
         else:
             self._rows = found.rows
+            log.info(
+                "the run goes on from its snapshot: row %d of the log, which has %d", self._rows, store.end[0]
+            )
             return found
         return RunSnapshot(0, b"", State(spec, run), IndexRecord(), b"", LedgerRecord())
 

@@ -206,8 +206,9 @@ async def test_a_snapshot_that_is_not_of_this_log_is_not_used(
 
 
 async def test_a_coordinator_writes_snapshots_and_starts_from_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(snapshots, "ROWS_BETWEEN", 10)
     a, b = keyed(0), keyed(1)
     async with running(started_and_attested(2).spec, tmp_path) as first:
@@ -221,6 +222,7 @@ async def test_a_coordinator_writes_snapshots_and_starts_from_them(
     (tmp_path / f"{SNAPSHOT_FILE}.new").write_bytes(b"left by a killed coordinator")
     monkeypatch.setattr(snapshots, "ROWS_BETWEEN", 10_000)
     async with running(started_and_attested(2).spec, tmp_path, first.address) as second:
+        assert "goes on from its snapshot" in caplog.text
         assert (await second.status()).rounds_decided == before == 2
         for stage in range(2):
             await second.settle(stage, 3, a, b)

@@ -6,8 +6,9 @@
 
 A fifth of the peers are full replicas, the others pipelines of 4. The peers are scripted
 (benchmarks.scripted_peers): they have connections with TLS and certificates of their own, and make the calls
-of a node, but have no model. All processes share this machine, so on few cores the answers also wait for the
-peers themselves. The first round does not count: it contains the start of the run.
+of a node, but have no model. Two processes contain most of them, and are as busy as the coordinator when a
+round ends, as no node is. So latencies are those of every 50th peer; these have a process of their own. All
+processes share the cores of this machine. The first round does not count: it contains the start of the run.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from protocol.spec.run import RunSpec
 
 STAGES = 4
 PROCESSES = 2
+OBSERVED = 50
+"""One of so many peers is in the process whose latencies count."""
 SHAPES = ((100, 10, 30.0), (300, 10, 30.0), (1000, 10, 30.0))
 """Peers, rounds, and seconds of a round."""
 QUICK = ((100, 5, 10.0),)
@@ -101,20 +104,19 @@ def percentile(found: Counter[int], share: float) -> int:
 
 
 def latencies_of(paths: Sequence[Path]) -> dict[str, Counter[int]]:
-    """What the processes of peers have written, together. See scripted_peers.Latencies."""
+    """Of the first process of peers, by what all of them have written. See scripted_peers.Latencies."""
     parts = [json.loads(path.read_text()) for path in paths]
-    found: dict[str, Counter[int]] = {}
-    for part in parts:
-        for kind, counts in part["plain"].items():
-            here = found.setdefault(kind, Counter())
-            for milliseconds, count in counts.items():
-                here[int(milliseconds)] += count
+    observed = parts[0]
+    found = {
+        kind: Counter({int(milliseconds): count for milliseconds, count in counts.items()})
+        for kind, counts in observed["plain"].items()
+    }
     for key in {key for part in parts for key in part["asked"]}:
         kind, _, round_number = key.split()
         if int(round_number) == 1:
             continue
         last = max(part["asked"].get(key, 0.0) for part in parts)
-        answers = [at for part in parts for at in part["answered"].get(key, ())]
+        answers = observed["answered"].get(key, ())
         # An answer before the last call was due for another reason: the deadline had passed.
         found.setdefault(kind, Counter()).update(round(1000 * max(0.0, at - last)) for at in answers)
     return found
@@ -139,9 +141,9 @@ async def measure(folder: Path, peers: int, rounds: int, seconds: float) -> Figu
     spec, run_folder = spec_of(peers, rounds), folder / "run"
     server = await start_process([sys.executable, "-m", "benchmarks.loaded_coordinator"])
     crowds = [
-        await start_process([sys.executable, "-m", "benchmarks.scripted_peers"]) for _ in range(PROCESSES)
+        await start_process([sys.executable, "-m", "benchmarks.scripted_peers"]) for _ in range(1 + PROCESSES)
     ]
-    paths = [folder / f"{i}.json" for i in range(PROCESSES)]
+    paths = [folder / f"{i}.json" for i in range(1 + PROCESSES)]
 
     async def ask_all(**command: Any) -> list[dict[str, Any]]:
         return await asyncio.gather(*(ask(crowd, command) for crowd in crowds))
@@ -186,9 +188,12 @@ async def _start(
         "phase": max(1.0, seconds - _EXCHANGE_SECONDS),
     }
     full, total = spec.swarm.replicas, peers_of(spec)
+    both = range(full), range(full, total)
+    observed = {name: [*each[::OBSERVED]] for name, each in zip(("full", "stage"), both, strict=True)}
+    rest = [[number for number in each if (number - each[0]) % OBSERVED] for each in both]
     shares = [
-        {"full": [*range(i, full, PROCESSES)], "stage": [*range(full + i, total, PROCESSES)]}
-        for i in range(PROCESSES)
+        observed,
+        *({"full": rest[0][i::PROCESSES], "stage": rest[1][i::PROCESSES]} for i in range(PROCESSES)),
     ]
     await asyncio.gather(*(ask(crowd, command | share) for crowd, share in zip(crowds, shares, strict=True)))
 
@@ -250,8 +255,9 @@ def table(quick: bool, shapes: tuple[tuple[int, int, float], ...] = ()) -> Table
         ),
         tuple(map(_row, found)),
         (
-            f"A fifth are full replicas, the others pipelines of {STAGES}; {PROCESSES} processes of peers "
-            "share the machine with the coordinator. The first round does not count.",
+            f"A fifth are full replicas, the others pipelines of {STAGES}. {1 + PROCESSES} processes of them "
+            "share the machine with the coordinator. The first round does not count. Latencies are those of "
+            f"every {OBSERVED}th peer; these have a process of their own.",
             "Match and Report wait for all members: they count from the last call that they wait for.",
             *(note for each in found for note in _notes(each)),
         ),

@@ -203,9 +203,10 @@ async def _address_of(coordinator: SwarmProcess, file: Path, former: int) -> str
 async def _watch(
     swarm: Swarm, folder: Path, on_status: Callable[[RunStatus], None], restart: Callable[[str], None]
 ) -> None:
-    """Report the status until all nodes have ended with status 0. Raises HetnodeError on the first failure.
+    """Report the status until all nodes have ended. Raises HetnodeError on the first failure.
 
-    A node that a signal ended is started again, as a supervisor would do.
+    A node that a signal ended is started again, as a supervisor would do. One that came too late for a run
+    that has finished has not failed.
     """
     assert swarm.coordinator is not None
     coordinator_end = asyncio.create_task(swarm.coordinator.process.wait_async())
@@ -223,7 +224,10 @@ async def _watch(
                     restart(name)
                     pending[asyncio.create_task(swarm.nodes[name].process.wait_async())] = name
                 elif task.result() != 0:
-                    raise _failure(swarm.nodes[name])
+                    failure = _failure(swarm.nodes[name])
+                    # Where a run goes on, the others may have finished it before this node was in it.
+                    if failure.code is not ErrorCode.RUN_STARTED:
+                        raise failure
             if coordinator_end.done():
                 if coordinator_end.result() != 0:
                     raise _failure(swarm.coordinator)

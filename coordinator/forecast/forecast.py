@@ -144,9 +144,10 @@ def forecast(
     Args:
         survey: capacities of peers and measurements of links.
         payload_bytes: of one payload, by stage.
-        embedding_every: rounds between two snapshots of the embedding; 0: members without stage 0 fetch the
-            payloads of stage 0 in every round, as nodes do.
+        embedding_every: rounds between two snapshots of the embedding; 0: as `spec` has it. Without snapshots
+            members without stage 0 fetch the payloads of stage 0 in every round.
     """
+    embedding_every = embedding_every or spec.link.embedding_every
     steps = _steps(spec, survey, replicas)
     inner = spec.inner.steps * max(step.seconds for step in steps)
     gathering = _gather_traffic(survey, replicas, payload_bytes)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
 from node.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
+from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
 from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
@@ -26,6 +29,24 @@ def batch_text(spec: RunSpec) -> str:
     longest = spec.grouping.longest_phase
     bound = f", or as many as fit in inner phases of {longest:g} s" if longest else ""
     return f"{spec.global_batch:,} samples of all replicas together in an inner step{bound}"
+
+
+def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """What replicas exchange other than payloads that all gather, by the options of the run."""
+    if every := spec.link.embedding_every:
+        nbytes = BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
+        size = run_history.size(nbytes)
+        yield "embedding", f"every {every} rounds members without stage 0 fetch a snapshot of {size}"
+    if spec.outer.exchange == "reduced":
+        shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
+        own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
+        result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
+        # (R - 1) / R of it with R replicas; each part has its own header and magnitudes.
+        size = run_history.size(own + result)
+        yield (
+            "exchange",
+            f"reduced (hetnode experiment alone): about {size} up and as much down per replica and round",
+        )
 
 
 def spec_view(spec: RunSpec) -> RenderableType:
@@ -73,15 +94,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
     facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
     facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
-    if spec.outer.exchange == "reduced":
-        shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
-        own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
-        result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
-        # (R - 1) / R of it with R replicas; each part has its own header and magnitudes.
-        size = run_history.size(own + result)
-        facts.add_row(
-            "exchange",
-            f"reduced (hetnode experiment alone): about {size} up and as much down per replica and round",
-        )
+    for name, text in _exchange_rows(spec):
+        facts.add_row(name, text)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

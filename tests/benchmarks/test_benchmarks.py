@@ -261,13 +261,16 @@ def test_a_swarm_that_did_not_get_far_has_no_time_per_round(events: list[dict[st
         round_seconds(events)
 
 
-def test_a_waiting_call_counts_from_the_last_call_that_it_waits_for(tmp_path: Path) -> None:
-    one = {"plain": {"Join": {"7": 2}}, "asked": {"Match 0 1": 1.0, "Match 0 2": 10.0}, "answered": {}}
-    other = {"plain": {"Join": {"9": 1}}, "asked": {"Match 0 2": 12.0}, "answered": {"Match 0 2": [12.25]}}
-    paths = [tmp_path / "one.json", tmp_path / "other.json"]
-    for path, part in zip(paths, (one, other), strict=True):
+def test_latencies_are_those_of_the_first_process_and_waits_end_with_the_last_call_of_all(
+    tmp_path: Path,
+) -> None:
+    asked = {"Match 0 1": 1.0, "Match 0 2": 10.0}
+    observed = {"plain": {"Join": {"7": 2}}, "asked": asked, "answered": {"Match 0 2": [12.25, 12.5]}}
+    other = {"plain": {"Join": {"9": 1}}, "asked": {"Match 0 2": 12.0}, "answered": {"Match 0 2": [19.0]}}
+    paths = [tmp_path / "observed.json", tmp_path / "other.json"]
+    for path, part in zip(paths, (observed, other), strict=True):
         path.write_text(json.dumps(part))
     found = coordinator.latencies_of(paths)
-    assert found == {"Join": Counter({7: 2, 9: 1}), "Match": Counter({250: 1})}
-    assert coordinator.percentile(found["Join"], 0.5) == 7
-    assert coordinator.percentile(found["Join"], 0.99) == 9
+    assert found == {"Join": Counter({7: 2}), "Match": Counter({250: 1, 500: 1})}
+    assert coordinator.percentile(found["Match"], 0.5) == 250
+    assert coordinator.percentile(found["Match"], 0.99) == 500

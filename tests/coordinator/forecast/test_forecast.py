@@ -103,6 +103,10 @@ def test_snapshots_of_the_embedding_are_fetched_during_the_inner_phase() -> None
     assert found.per_round["whole"].sent == pytest.approx(5000 + table / 3 / 5)
     assert found.embedding_seconds == 0
     assert found.gather_seconds == usual.gather_seconds
+    of_run = resolve("nano", overrides={"swarm.stages": 2, "link.embedding_every": 5})
+    assert forecast(of_run, survey, replicas, PAYLOADS) == forecast(
+        resolve("nano", overrides={"swarm.stages": 2}), survey, replicas, PAYLOADS, embedding_every=5
+    )
     large = resolve("nano", overrides={"swarm.stages": 2, "model.vocabulary": 2**20})
     table = 2 * large.model.vocabulary * large.model.width
     waiting = forecast(large, survey, replicas, PAYLOADS, embedding_every=5)

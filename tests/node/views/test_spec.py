@@ -1,0 +1,26 @@
+"""What `hetnode spec show` prints."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from node.views.spec import spec_view
+from protocol.spec.resolve import resolve
+
+
+def shown(**overrides: object) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as found:
+        console.print(spec_view(resolve("nano", overrides=overrides)))
+    return found.get()
+
+
+def test_snapshots_of_the_embedding_are_shown_with_their_size() -> None:
+    spec = resolve("nano")
+    assert "snapshot" not in shown()
+    [line] = [each for each in shown(**{"link.embedding_every": 5}).splitlines() if "snapshot" in each]
+    assert "every 5 rounds" in line
+    kilobytes = 2 * spec.model.vocabulary * spec.model.width / 1000
+    assert f"{kilobytes:.1f} kB" in line

@@ -7,12 +7,12 @@ import math
 import torch
 
 from benchmarks.fuzz_seeds import Target
-from node.hive.part_exchange import PartPlan, Reduction
 from node.hive.part_reducer import ReducedPart
 from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import HetnodeError
 from protocol.spec.outer import OuterSpec
+from protocol.wire.counted_result import CountedResult
 from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import (
     Reducer,
@@ -28,7 +28,6 @@ _LAYOUT = ReductionLayout(
     {"emb": (19, 16), "0.wq": (16, 16), "0.norm": (16,)}, OuterSpec(exchange="reduced", chunk=64, top_k=4)
 )
 _RANGES = partition(_LAYOUT.chunks.total, [1.0] * _MEMBERS)
-_PLAN = PartPlan(_LAYOUT, ("a", "b", "c"), (1.0, 2.0, 1.0), tuple(_RANGES))
 
 
 def _reduce(data: bytes) -> None:
@@ -59,16 +58,19 @@ def _read_answer(data: bytes) -> None:
     assert part.to_bytes(_MEMBERS) == data, "an answer has one form"
 
 
-def _read_reduction(data: bytes) -> None:
+def _read_counted(data: bytes) -> None:
     """Read `data`, and also with the length of a result."""
-    size = sum(map(_PLAN.answer_nbytes, _PLAN.all_parts))
+    size = len(_counted())
     for candidate in (data, data[:size].ljust(size, b"\0")):
         try:
-            found = Reduction.from_bytes(_PLAN, candidate)
+            found = CountedResult.from_bytes(_LAYOUT, candidate)
         except HetnodeError:
             continue
         assert found.to_bytes() == candidate, "a result has one form"
-        assert found.result is not None, "every part is there"
+        for position in range(found.members):
+            assert found.counts(position) or found.uncounted(_LAYOUT, position), (
+                "counted, or parts are missing"
+            )
 
 
 def _parts() -> list[bytes]:
@@ -85,15 +87,15 @@ def _result(ranges: list[PartRange]) -> bytes:
     return join_parts(_LAYOUT, reduced, ranges)
 
 
+def _counted() -> bytes:
+    return CountedResult(_MEMBERS, ((0, 2),) * len(_RANGES), _result(_RANGES)).to_bytes()
+
+
 def targets() -> list[Target]:
     answer = ReducedPart((0, 2), b"reduced").to_bytes(_MEMBERS)
-    sums = (
-        Reducer(_LAYOUT, part).reduce([sent], [1.0]) for part, sent in zip(_RANGES, _parts(), strict=True)
-    )
-    served = b"".join(ReducedPart((0, 2), each).to_bytes(_MEMBERS) for each in sums)
     return [
         Target("part of a payload", _reduce, (_parts()[1], b"\1" * 90)),
         Target("result of a reduction", _read_result, (_result(_RANGES),)),
         Target("answer of a reducer", _read_answer, (answer,)),
-        Target("served result", _read_reduction, (served,)),
+        Target("served result", _read_counted, (_counted(),)),
     ]

@@ -1,9 +1,9 @@
-"""The averager process of one stage: hivemind's averager, with an all-gather in place of the all-reduce.
+"""The averager process of one stage: hivemind's averager, whose step exchanges payloads instead of tensors.
 
-hivemind provides the peer-to-peer layer, matchmaking and the step. Its all-reduce cannot be used: peers would
-disagree after a partial failure, and sparse payloads cannot be summed in parts. So the members of a group
-gather each other's payload bytes, verify them against the signed descriptors, and serve them to other peers
-afterwards. The coordinator decides which payloads are applied.
+hivemind provides the peer-to-peer layer, matchmaking and the step. In its own all-reduce peers would disagree
+after a partial failure. So the members of a group gather each other's payload bytes, verify them against the
+signed descriptors, and serve them to other peers afterwards; or they reduce them in parts
+(:mod:`node.hive.reduction_peer`). The coordinator decides what is applied.
 
 :func:`node.ipc.channel.serve` takes the host's calls in threads; hivemind's event loop does the work.
 """
@@ -28,11 +28,12 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
 from node.hive.access import AllowedCalls
-from node.hive.calls import Admit, Exchange, FetchCheckpoint, FetchPayload
+from node.hive.calls import Admit, EndRound, Exchange, FetchCheckpoint, FetchPayload
 from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTimes
 from node.hive.payload_peer import PayloadPeer
 from node.hive.records import stage_prefix
+from node.hive.reduction_peer import ReductionPeer
 from node.hive.stream_calls import GuardedStreams
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler
@@ -41,6 +42,7 @@ from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
@@ -58,16 +60,18 @@ class Storage:
 
     `capacity` is the largest payload in bytes; peers that announce a larger one are left out. The folder
     `payloads` keeps the payloads of `keep_rounds` rounds. `checkpoints` holds this node's checkpoints.
+    `reduced` is the spec of a run whose payloads are reduced in parts; None: they are gathered.
     """
 
     capacity: int
     payloads: Path
     keep_rounds: int
     checkpoints: Path
+    reduced: RunSpec | None = None
 
 
 class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind has no type information
-    """Gathers, keeps and serves the payloads of one stage.
+    """Exchanges, keeps and serves the payloads of one stage.
 
     hivemind derives the names of remote calls from this class name: renaming it changes the wire.
 
@@ -115,6 +119,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._outer_pipe.send(("_open", [], {}))
         handlers = {
             **handler(Exchange, self._in_loop(self._exchange)),
+            **handler(EndRound, self._in_loop(self._end_round)),
             **handler(FetchPayload, self._in_loop(self._fetch_payload)),
             **handler(FetchCheckpoint, self._in_loop(self._fetch_checkpoint)),
             **handler(Admit, lambda request: self._allow_list.admit(request.peers)),
@@ -143,12 +148,13 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._one_exchange = asyncio.Lock()  # protects the three fields below
+        self._one_exchange = asyncio.Lock()  # protects the four fields below, and the reducers
         self._own: PayloadDescriptor
+        self._payload: bytes
         self._ends: float  # end of the exchange on the event loop's clock
         self._group: ExchangeGroup | None  # of the coordinator
         storage = self._storage
-        store = PayloadStore(storage.payloads, storage.keep_rounds)
+        store, line = PayloadStore(storage.payloads, storage.keep_rounds), Line.from_environment()
         self._peer = PayloadPeer(
             self._p2p,
             self._run_id,
@@ -156,14 +162,24 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             storage.capacity,
             store,
             storage.checkpoints,
-            Line.from_environment(),
+            line,
         )
         self._payloads = self._peer.payloads
         await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
+        self._reduction: ReductionPeer | None = None
+        if storage.reduced is not None:
+            about = self._run_id, self._stage, storage.reduced
+            self._reduction = ReductionPeer(self._p2p, *about, store, line)
+            await self._reduction.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
         )
         self._opened.set()
+
+    async def _end_round(self, request: EndRound) -> None:
+        async with self._one_exchange:
+            if self._reduction is not None:
+                await self._reduction.end_round(request.ended)
 
     async def _fetch_payload(self, request: FetchPayload) -> bytes:
         return await self._payloads.fetch(request.entry, request.deadline)
@@ -177,11 +193,12 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         # The caller of an earlier exchange that still waits for payloads has given up.
         self._payloads.break_off()
         async with self._one_exchange:
-            self._own, self._ends, self._group = own, ends, request.group
+            self._own, self._payload, self._ends, self._group = own, request.payload, ends, request.group
             with self._payloads.exchange(own.round_number):
                 # Stored before the group is known: members may ask for it as soon as they have matched.
                 await self._payloads.hold(own, request.payload)
-                if request.group is None and request.expected < 2:
+                # A group that this peer finds by itself is not the one in which others reduce.
+                if request.group is None and (request.expected < 2 or self._reduction is not None):
                     return ExchangeResult((own,))
                 return await self._step_with(request)
 
@@ -206,7 +223,13 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return result
 
     async def _aggregate_with_group(self, group_info: GroupInfo, **_: object) -> ExchangeResult:
-        """Gather the group's payloads until all have arrived or time is up. hivemind's step calls this."""
+        """Exchange the group's payloads until all have arrived or time is up. hivemind's step calls this."""
+        remaining = max(0.0, self._ends - self._loop.time())
+        if self._reduction is not None and self._group is not None:
+            return await self._reduction.reduce(self._own, self._payload, self._group, remaining)
+        return await self._gather(group_info, remaining)
+
+    async def _gather(self, group_info: GroupInfo, seconds: float) -> ExchangeResult:
         own = self._own
         announced: dict[PeerId, PayloadDescriptor] = {own.owner: own}
         rejected = []
@@ -227,8 +250,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             else:
                 announced.setdefault(peer, descriptor)  # this peer's own entry stays
         others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
-        remaining = max(0.0, self._ends - self._loop.time())
-        faults = await self._payloads.gather(own, others, remaining, self.client_mode, self._group)
+        faults = await self._payloads.gather(own, others, seconds, self.client_mode, self._group)
         rejected += [Rejection(announced[owner], reason) for owner, reason in faults.items()]
         held = filter(self._payloads.holds, announced.values())
         return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.ipc.typed_calls import Answer_co, Request
-from node.transport.transport import CheckpointDownload, ExchangeResult
+from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 
@@ -66,6 +66,7 @@ class HostStages(HiveRequest[None]):
     payload_folder: Path
     checkpoint_folder: Path
     keep_rounds: int
+    reduced: RunSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Contact(HiveRequest[None]):
 class Exchange(HiveRequest[ExchangeResult]):
     """See :meth:`node.transport.transport.Transport.exchange`.
 
-    `averager` is the stage whose averager answers; the host only forwards this call and the next two.
+    `averager` is the stage whose averager answers; the host only forwards this call and the next three.
     """
 
     averager: int
@@ -145,6 +146,14 @@ class Exchange(HiveRequest[ExchangeResult]):
     descriptor: PayloadDescriptor
     group: ExchangeGroup | None
     expected: int
+
+
+@dataclass(frozen=True)
+class EndRound(HiveRequest[None]):
+    """See :meth:`node.transport.transport.Transport.end_round`."""
+
+    averager: int
+    ended: RoundEnd
 
 
 @dataclass(frozen=True)
@@ -163,5 +172,5 @@ class FetchCheckpoint(HiveRequest[None]):
     download: CheckpointDownload
 
 
-AVERAGER_REQUESTS = (Exchange, FetchPayload, FetchCheckpoint)
+AVERAGER_REQUESTS = (Exchange, EndRound, FetchPayload, FetchCheckpoint)
 """The requests that the host forwards to an averager."""

@@ -178,7 +178,8 @@ class Host:
         def fork(stage: int, allow_list: Sequence[PeerId]) -> SparseAverager:
             folder = request.payload_folder / f"stage-{stage:02d}"
             storage = Storage(
-                request.capacities[stage], folder, request.keep_rounds, request.checkpoint_folder
+                *(request.capacities[stage], folder, request.keep_rounds),
+                *(request.checkpoint_folder, request.reduced),
             )
             averager = SparseAverager(self._dht, self._run, stage, storage, allow_list, self._folder)
             averager.launch()

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from node.hive.transport import HivemindTransport
 from node.transport.backoff import pause_after
-from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
@@ -51,7 +51,7 @@ class LastingTransport(Transport):
         self._begin, self._current = begin, current
         self._loop = asyncio.get_running_loop()
         self._port = _port_of(current.addresses)
-        self._hosted: tuple[Mapping[int, int], Path, Path, int] | None = None
+        self._hosted: tuple[Mapping[int, int], Path, Path, int, RunSpec | None] | None = None
         self._arbiter: tuple[RunSpec, Path] | None = None
         self._admitted: _Admitted | None = None
         self._published: tuple[PeerRecord, float] | None = None  # the record, and its end on the loop's clock
@@ -91,9 +91,14 @@ class LastingTransport(Transport):
         await self._current.close()
 
     async def host_stages(
-        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+        self,
+        capacities: Mapping[int, int],
+        payload_folder: Path,
+        checkpoint_folder: Path,
+        keep_rounds: int,
+        reduced: RunSpec | None = None,
     ) -> None:
-        hosted = (capacities, payload_folder, checkpoint_folder, keep_rounds)
+        hosted = (capacities, payload_folder, checkpoint_folder, keep_rounds, reduced)
         await self._call(lambda current: current.host_stages(*hosted), ErrorCode.HIVEMIND_DIED)
         self._hosted = hosted
 
@@ -162,6 +167,13 @@ class LastingTransport(Transport):
                 raise
             log.warning("round %d is lost for this node: %s", descriptor.round_number, error)
             return ExchangeResult(())
+
+    async def end_round(self, ended: RoundEnd) -> None:
+        try:
+            await self._call(lambda current: current.end_round(ended), ErrorCode.STATE_UNAVAILABLE)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.STATE_UNAVAILABLE:
+                raise  # new processes have no residuals, so they have nothing to settle
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         return await self._call(

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException
@@ -27,14 +27,16 @@ from hivemind.proto.averaging_pb2 import AVERAGED_PART, PROTOCOL_VIOLATION, Aver
 from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils.asyncio import attach_event_on_finished
 
+from node import hooks
 from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart, answer_nbytes
 from node.transport.line import UNLIMITED, Line
 from node.transport.transfer import chunk_bytes, linger
 from protocol.algorithm.partition import PartRange, partition, reducer_shares
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, PeerId, ResultClaim
+from protocol.wire.counted_result import CountedResult
 from protocol.wire.payload_codec import decode
-from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, decode_part, join_parts
+from protocol.wire.reduction import Reducer, ReductionLayout, decode_part, join_parts
 
 log = logging.getLogger(__name__)
 
@@ -132,42 +134,18 @@ class Reduction:
         return join_parts(self.plan.layout, found, self.plan.all_parts)
 
     def to_bytes(self) -> bytes | None:
-        """What members serve and hash: the answers for all parts, in order; None if one is missing.
-
-        Its hash covers who is in which sum, because error feedback depends on that, too.
-        """
-        found = [part.to_bytes(len(self.plan.members)) for part in self.parts if part is not None]
-        return None if len(found) < len(self.parts) else b"".join(found)
-
-    @classmethod
-    def from_bytes(cls, plan: PartPlan, data: bytes) -> Reduction:
-        """What another member has served. Raises HetnodeError PAYLOAD_CORRUPT for what no member can have."""
-        nbytes = [plan.answer_nbytes(part) for part in plan.all_parts]
-        if len(data) != sum(nbytes):
-            raise _corrupt(f"It has {len(data)} bytes instead of {sum(nbytes)}.")
-        parts, start = [], 0
-        for part, size in zip(plan.all_parts, nbytes, strict=True):
-            parts.append(plan.read_answer(part, data[start : start + size]))
-            start += size
-        return cls(plan, tuple(parts))
-
-    def claim(self) -> ResultClaim | None:
-        """What this member tells the coordinator; None if a part is missing."""
-        if (data := self.to_bytes()) is None:
+        """What members serve and hash (protocol.wire.counted_result); None if a part is missing."""
+        if (result := self.result) is None:
             return None
+        senders = tuple(part.senders for part in self.parts if part is not None)
+        return CountedResult(len(self.plan.members), senders, result).to_bytes()
+
+    def claim(self, data: bytes) -> ResultClaim:
+        """What a member that has all parts tells the coordinator; `data` are its bytes."""
         counted = {position for part in self.parts if part is not None for position in part.senders}
         left_out = (each for position, each in enumerate(self.plan.members) if position not in counted)
         without = tuple(PeerId(each.to_base58()) for each in left_out)
         return ResultClaim(hashlib.sha256(data).hexdigest(), len(data), without)
-
-    def uncounted(self, member: PeerID) -> tuple[PartRange, ...]:
-        """The parts of the payload of `member` that reducers say they have not counted."""
-        position = self.plan.members.index(member)
-        return tuple(
-            part
-            for part, reduced in zip(self.plan.all_parts, self.parts, strict=True)
-            if reduced is not None and position not in reduced.senders
-        )
 
 
 class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no type information
@@ -175,7 +153,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
 
     Args:
         servicer_type, prefix: name the remote calls of the members, as in hivemind.
-        payload: this member's own, valid.
+        sent: this member's own payload, cut into all parts of the plan in their order.
         reducers: one for each part that this member reduces.
         seconds: until :meth:`exchange` ends.
     """
@@ -187,7 +165,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         prefix: str | None,
         group_id: bytes,
         plan: PartPlan,
-        payload: bytes,
+        sent: Sequence[bytes],
         reducers: Sequence[Reducer],
         seconds: float,
         line: Line = UNLIMITED,
@@ -206,8 +184,8 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         self._plan, self._line = plan, line
         self._own = plan.members.index(self.peer_id)
         assert len(reducers) == len(plan.parts[self._own]), "each own part has its reducer"
-        cut = iter(cut_payload(plan.layout, payload, plan.all_parts))
-        by_reducer = [[next(cut) for _ in of_one] for of_one in plan.parts]
+        parts = iter(sent)
+        by_reducer = [[next(parts) for _ in of_one] for of_one in plan.parts]
         # hivemind has made both for no tensors.
         self.tensor_part_container = PartContainer(by_reducer)
         self.tensor_part_reducer = PartReducer(reducers, plan.weights)
@@ -218,7 +196,10 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
 
     async def exchange(self) -> Reduction:
         """Send all parts, reduce the own ones, and collect the results, until all have come or time is up."""
-        return Reduction(self._plan, tuple([part async for part in self.run()]))
+        try:
+            return Reduction(self._plan, tuple([part async for part in self.run()]))
+        finally:
+            await self.tensor_part_reducer.wait_idle()
 
     # hivemind's run calls these.
 
@@ -269,6 +250,10 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
                     raise AllreduceException("it has ended the stream") from None
                 await self._line.down.take(len(message.tensor_part.buffer))
                 yield await asyncio.to_thread(self._answer, part, message)
+
+    def _get_peer_stub(self, peer: PeerID) -> Any:
+        hooks.current().before_contact(peer.to_base58())
+        return super()._get_peer_stub(peer)
 
     async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[AveragingData]:
         async for message in super()._generate_input_for_peer(peer_index):
@@ -355,11 +340,6 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
             raise AllreduceException(f"a part of {len(data)} bytes instead of {expected}")
         decode_part(self._plan.layout, part, data)
         return bytes(data)
-
-
-def own_reducers(plan: PartPlan, position: int) -> list[Reducer]:
-    """New reducers, without residuals, for the parts of one member."""
-    return [Reducer(plan.layout, part) for part in plan.parts[position]]
 
 
 def _corrupt(cause: str) -> HetnodeError:

@@ -17,6 +17,7 @@ import torch
 from hivemind.averaging.partition import AllreduceException, TensorPartContainer, TensorPartReducer
 
 from protocol.errors import HetnodeError
+from protocol.wire.counted_result import mask_nbytes, mask_of, senders_of
 from protocol.wire.reduction import Reducer
 
 
@@ -33,23 +34,19 @@ class ReducedPart:
     data: bytes
 
     def to_bytes(self, members: int) -> bytes:
-        """A bit for each of `members`, the first one lowest, in whole bytes; then the data."""
-        bits = sum(1 << position for position in self.senders)
-        return bits.to_bytes(_mask_bytes(members), "little") + self.data
+        """The senders as protocol.wire.counted_result.mask_of, then the data."""
+        return mask_of(self.senders, members) + self.data
 
     @classmethod
     def from_bytes(cls, data: bytes, members: int) -> ReducedPart:
         """Raises ValueError where no member, or one that does not exist, is counted."""
-        size = _mask_bytes(members)
-        bits = int.from_bytes(data[:size], "little")
-        if len(data) < size or not 0 < bits < 1 << members:
-            raise ValueError(f"a part of {len(data)} bytes counts none of {members} members, or others")
-        return cls(tuple(each for each in range(members) if bits >> each & 1), data[size:])
+        size = mask_nbytes(members)
+        return cls(senders_of(data[:size], members), data[size:])
 
 
 def answer_nbytes(members: int, nbytes: int) -> int:
     """Length of :meth:`ReducedPart.to_bytes` with `nbytes` of data."""
-    return _mask_bytes(members) + nbytes
+    return mask_nbytes(members) + nbytes
 
 
 class PartContainer(TensorPartContainer):  # type: ignore[misc]  # hivemind has no type information
@@ -118,6 +115,10 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
         # All senders wait for one future. The stream of one that ends must not cancel it for the others.
         return await asyncio.shield(self._reduced[part_index])
 
+    async def wait_idle(self) -> None:
+        """Wait until no sum is being computed, so that the reducers may be used for another round."""
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
     def on_sender_failed(self, sender_index: int) -> None:
         """hivemind calls this once for each sender that fails, or that is late."""
         self.sender_failed_after[sender_index] = self.num_parts_received[sender_index]
@@ -155,7 +156,3 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
             return
         if not self._reduced[number].done():
             self._reduced[number].set_result(ReducedPart(senders, data))
-
-
-def _mask_bytes(members: int) -> int:
-    return -(-members // 8)

@@ -23,6 +23,7 @@ from node.hive.calls import (
     ArbitratePayload,
     Contact,
     Disconnect,
+    EndRound,
     Exchange,
     FetchCheckpoint,
     FetchPayload,
@@ -39,7 +40,7 @@ from node.ipc.channel import Child, start_child
 from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
 from node.transport.line import UNLIMITED, Line
-from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
@@ -163,7 +164,12 @@ class HivemindTransport(Transport):
         return self._host.pid
 
     async def host_stages(
-        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+        self,
+        capacities: Mapping[int, int],
+        payload_folder: Path,
+        checkpoint_folder: Path,
+        keep_rounds: int,
+        reduced: RunSpec | None = None,
     ) -> None:
         await self._call(
             HostStages(
@@ -171,6 +177,7 @@ class HivemindTransport(Transport):
                 payload_folder.absolute(),  # the host may have another working directory
                 checkpoint_folder.absolute(),
                 keep_rounds,
+                reduced,
                 deadline=_START_SECONDS,
             )
         )
@@ -244,6 +251,9 @@ class HivemindTransport(Transport):
         return await self._call(
             Exchange(descriptor.stage, payload, descriptor, group, expected, deadline=deadline)
         )
+
+    async def end_round(self, ended: RoundEnd) -> None:
+        await self._call(EndRound(ended.stage, ended, deadline=_LOCAL_SECONDS))
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         # The averager of its stage may already have it; any other averager can fetch it from its holders.

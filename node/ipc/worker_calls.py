@@ -15,7 +15,6 @@ from pathlib import Path
 
 from node.ipc.typed_calls import Request
 from protocol.algorithm.comparison import Agreement, Comparison
-from protocol.algorithm.partition import PartRange
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 
@@ -93,6 +92,7 @@ class StageInfo:
 
     codecs: Mapping[int, str]
     payload_bytes: Mapping[int, int]  # length of a payload; also of stage 0, which every member applies
+    capacities: Mapping[int, int]  # of the same stages, the most bytes of what their members serve by hash
     parameters: Mapping[int, int]  # their number
     parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, if it is kept without stage 0
     snapshot: PartInfo  # of the embedding, whether links use it or not
@@ -338,13 +338,15 @@ class CommitEmbedding(Request[str]):
 
 @dataclass(frozen=True)
 class CommitReduced(Request[CommitResult]):
-    """As Commit, with the result of the reducers: see ReducedResult in node.optimizer.outcome."""
+    """As Commit, with the result of a reduction (protocol.wire.counted_result).
+
+    `position` is this member's in the group; None if its payload cannot be in the result.
+    """
 
     stage: int
     round_number: int
     result: bytes
-    mine_included: bool
-    missing: tuple[PartRange, ...] = ()
+    position: int | None
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,12 @@ from protocol.types import (
     PeerId,
     Rejection,
     RelayAddress,
+    ResultClaim,
     Role,
     StateRecord,
 )
 from protocol.wire.convert.fields import role_from_pb, sentence_from_pb
-from protocol.wire.convert.payloads import descriptor_to_pb, rejection_to_pb
+from protocol.wire.convert.payloads import descriptor_to_pb, rejection_to_pb, result_claim_to_pb
 from protocol.wire.convert.plans import (
     addresses_to_pb,
     answered,
@@ -336,14 +337,19 @@ class CoordinatorClient:
         held: Sequence[PayloadDescriptor],
         rejected: Sequence[Rejection],
         deadline: float,
+        claim: ResultClaim | None = None,
     ) -> Decision:
-        """Report the payloads that this peer holds and rejects; wait for the decision on (stage, round)."""
+        """Report the payloads that this peer holds and rejects, and its result of a reduction if it has one.
+
+        Waits for the decision on (stage, round).
+        """
         request = pb.ReportRequest(
             peer=self._peer,
             stage=stage,
             round=round_number,
             rejected=map(rejection_to_pb, rejected),
             packs=True,
+            result=None if claim is None else result_claim_to_pb(claim),
         )
         named = self._reports.by_positions(request, held)
         if named is not None:

@@ -132,9 +132,10 @@ class NodeLoop:
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
         stage_info = await services.worker.call(Build(spec, stages, self._local))
-        capacities = {stage: stage_info.payload_bytes[stage] for stage in stages}
-        keep_rounds = spec.recovery.keep_rounds
-        await services.transport.host_stages(capacities, self._payloads, self._checkpoints, keep_rounds)
+        capacities = {stage: stage_info.capacities[stage] for stage in stages}
+        reduced = spec if spec.outer.exchange == "reduced" else None
+        folders = self._payloads, self._checkpoints
+        await services.transport.host_stages(capacities, *folders, spec.recovery.keep_rounds, reduced)
         await services.directory.take_stages(stages)
         self._exchange = OuterExchange(services, stages, stage_info, self._checkpoints)
         self._recovery = Recovery(services, self._exchange, self._checkpoints)

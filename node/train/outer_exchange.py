@@ -17,30 +17,26 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from node.ipc.worker_calls import (
-    Abort,
-    Commit,
-    CommitEmbedding,
-    CommitResult,
     Digests,
     LoadInitialPart,
     LoadPart,
     Propose,
-    ResetError,
     StageInfo,
 )
 from node.net.membership import until_answered
 from node.train.anchor_files import AnchorFiles
 from node.train.attestations import Attestations
 from node.train.cancellation import run_to_the_end
+from node.train.commits import Commits, Proposal
 from node.train.embedding_snapshots import EmbeddingSnapshots
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
-from protocol.algorithm.comparison import Comparison, measured_position, next_of_kind
+from node.transport.transport import RoundEnd
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import PayloadAgreement, Wait
 from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, Rollback, StageRange
@@ -114,13 +110,11 @@ class OuterExchange:
         self._payloads = RoundPayloads(services, stage_info)
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
-        self._pending: dict[int, PayloadDescriptor] = {}
+        self._commits = Commits(services)
         self.attestations = Attestations(self._attest, self._peers)
         self.snapshots: EmbeddingSnapshots | None = None
         if self._spec.link.embedding_every:
             self.snapshots = EmbeddingSnapshots(services, stages, self.anchor_files, folder)
-        # The round and result of the last commit of each stage, and what was measured of another's payload.
-        self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
 
     @property
     def position(self) -> int:
@@ -139,7 +133,7 @@ class OuterExchange:
     async def refresh(self) -> None:
         """Ask the worker which anchors it has. Call this after it has loaded any."""
         self._anchors = dict(await self._worker.call(Digests()))
-        self._pending.clear()  # loading an anchor drops its proposal
+        self._commits.pending.clear()  # loading an anchor drops its proposal
         self.attestations.drop()
 
     async def contribute(
@@ -161,13 +155,13 @@ class OuterExchange:
             if (0, Part.EMBEDDING) in self.parts:
                 group.create_task(self._follow_part(0, Part.EMBEDDING, round_number, overlap=overlap))
         decisions, nbytes = zip(*(task.result() for task in tasks), strict=True)
-        results = [each for each in self._measured.values() if each[0] == round_number]
+        results = self._commits.measured_in(round_number)
         return RoundOutcome(
             decisions[0].next_epoch,
             payload_bytes=sum(nbytes),
-            progress_norm=math.hypot(*(result.progress_norm for _, result, _ in results)),
-            error_norm=math.hypot(*(result.error_norm for _, result, _ in results)),
-            agreements=tuple(agreement for _, _, agreement in results if agreement is not None),
+            progress_norm=math.hypot(*(result.progress_norm for result, _ in results)),
+            error_norm=math.hypot(*(result.error_norm for result, _ in results)),
+            agreements=tuple(agreement for _, agreement in results if agreement is not None),
         )
 
     async def follow(self, round_number: int) -> None:
@@ -229,9 +223,10 @@ class OuterExchange:
             return await self._follow_part(stage, Part.STAGE, round_number, plan.epoch, overlap), 0
         anchor_digest = self._anchors[stage, Part.STAGE][1]
         own = self._payloads.describe(plan, stage, round_number, share, anchor_digest, payload)
-        self._pending[stage] = own
+        self._commits.pending[stage] = Proposal(own)
         with self._waits.on(Wait.GROUP):
             group = await self._match(own)
+        self._commits.pending[stage] = Proposal.in_group(own, group)
         seconds = (group.seconds if group else 0.0) or self._spec.timing.fetch
         with self._waits.on(Wait.PAYLOADS):
             gathered = await self._transport.exchange(
@@ -243,7 +238,9 @@ class OuterExchange:
         deadline = self._spec.timing.decide + _ANSWER_SECONDS
         with self._waits.on(Wait.DECISION):
             decision = await self._retry_while_away(
-                lambda: self._coordinator.report(stage, round_number, held, all_rejected, deadline)
+                lambda: self._coordinator.report(
+                    stage, round_number, held, all_rejected, deadline, gathered.claim
+                )
             )
         await self._apply(decision, Part.STAGE, valid, overlap)
         return decision, len(payload)
@@ -325,12 +322,19 @@ class OuterExchange:
             await self._restore(stage, part, Rollback(round_number, decision.restore_round), overlap)
             return
         with self._waits.on(Wait.PAYLOADS):
-            payloads = await self._payloads.collect(decision, known)
+            outcome = await self._payloads.collect(decision, known)
         if overlap is not None:
             await overlap.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
-        await run_to_the_end(self._apply_once(decision, part, payloads))
+        await run_to_the_end(self._apply_once(decision, part, outcome))
+        result = decision.result.sha256 if decision.result else None
+        await self._end_round(part, RoundEnd(stage, round_number, result))
         self._attest_if_recent(stage, part, round_number)
+
+    async def _end_round(self, part: Part, ended: RoundEnd) -> None:
+        """Let the transport settle what it has reduced of a hosted stage."""
+        if self._spec.outer.exchange == "reduced" and part is Part.STAGE:
+            await self._transport.end_round(ended)
 
     def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:
         if round_number >= self._membership.run_view.round_number - _ATTESTED_ROUNDS:
@@ -350,6 +354,7 @@ class OuterExchange:
         if overlap is not None:
             await overlap.trained.wait()
         await run_to_the_end(self._restore_once(stage, part, rollback, file))
+        await self._end_round(part, RoundEnd(stage, rollback.round_number, rolled_back=True))
         self._attest_if_recent(stage, part, rollback.round_number)
 
     async def _restore_once(self, stage: int, part: Part, rollback: Rollback, file: Path | None) -> None:
@@ -364,7 +369,7 @@ class OuterExchange:
                     if file is None
                     else LoadPart(stage, part, rollback.round_number, file)
                 )
-                self._pending.pop(stage, None)
+                self._commits.pending.pop(stage, None)
                 now = await self._worker.call(Digests())
                 for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]
@@ -375,7 +380,7 @@ class OuterExchange:
         if file is not None:
             await asyncio.to_thread(self.anchor_files.remove, file)
 
-    async def _apply_once(self, decision: Decision, part: Part, payloads: Sequence[bytes]) -> None:
+    async def _apply_once(self, decision: Decision, part: Part, outcome: Sequence[bytes]) -> None:
         """Apply a decision to one part, unless this was done already."""
         stage, round_number = decision.stage, decision.round_number
         async with self.between_steps:
@@ -383,64 +388,24 @@ class OuterExchange:
             if done >= round_number:
                 return
             assert done == round_number - 1, "decisions are applied in their order"
-            apply = self._apply_to_embedding if part is Part.EMBEDDING else self._apply_to_stage
-            for changed, digest in (await apply(decision, tuple(payloads))).items():
+            apply = self._commits.to_embedding if part is Part.EMBEDDING else self._apply_to_stage
+            for changed, digest in (await apply(decision, outcome)).items():
                 self._anchors[stage, changed] = (round_number, digest)
             if self.snapshots is not None and stage == 0:
                 await self.snapshots.write(round_number)
 
-    async def _apply_to_stage(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
+    async def _apply_to_stage(self, decision: Decision, outcome: Sequence[bytes]) -> dict[Part, str]:
         """Commit or abort at the worker. Returns the new digests; stage 0 contains the embedding."""
-        stage, round_number = decision.stage, decision.round_number
-        if not decision.committed:
-            log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
-            await self._worker.call(Abort(stage, round_number))
-            self._pending.pop(stage, None)
-            return {
-                part: self._anchors[stage, part][1] for part in self._parts_changed_with(stage, Part.STAGE)
-            }
-        descriptors = [entry.descriptor for entry in decision.entries]
-        mine_included = self._pending.get(stage) in descriptors
-        weights = tuple(descriptor.weight for descriptor in descriptors)
-        comparison = self._comparison(decision)
-        result = await self._worker.call(
-            Commit(stage, round_number, payloads, weights, mine_included, comparison)
-        )
-        found = None
-        if comparison is not None and result.agreement is not None:
-            owner = descriptors[comparison.position].owner
-            found = PayloadAgreement(stage, owner, **asdict(result.agreement))
-        self._measured[stage] = round_number, result, found
-        self._pending.pop(stage, None)
-        if not mine_included and any(descriptor.owner == self._peer for descriptor in descriptors):
-            # A payload that this node sent before its restart is in the anchor now. The restored error
-            # feedback and local parameters still contain it, and it would count twice.
-            await self._worker.call(ResetError(stage))
-        digests = {Part.STAGE: result.digest}
-        if result.embedding_digest is not None:
-            digests[Part.EMBEDDING] = result.embedding_digest
-        return digests
-
-    def _comparison(self, decision: Decision) -> Comparison | None:
-        """What this member measures of a decision; None if no payload of its own counts."""
-        owners = [entry.descriptor.owner for entry in decision.entries]
-        if (position := measured_position(owners, self._peer)) is None:
-            return None
-        plan = self._membership.run_view.plan_for(decision.round_number)
-        replicas = [plan.replica_of(owner) if plan else None for owner in owners]
-        is_full = [None if replica is None else replica.is_full for replica in replicas]
-        return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))
+        stage = decision.stage
+        if decision.committed:
+            return await self._commits.to_stage(decision, outcome)
+        await self._commits.abort(decision)
+        return {part: self._anchors[stage, part][1] for part in self._parts_changed_with(stage, Part.STAGE)}
 
     def _parts_changed_with(self, stage: int, part: Part) -> list[Part]:
         """The parts that change when a decision is applied to `part`: stage 0 contains the embedding."""
         changed = (Part.STAGE, Part.EMBEDDING) if (stage, part) == (0, Part.STAGE) else (part,)
         return [each for each in changed if (stage, each) in self._anchors]
-
-    async def _apply_to_embedding(self, decision: Decision, payloads: tuple[bytes, ...]) -> dict[Part, str]:
-        # An aborted round has no entries: then the embedding stays as it is.
-        weights = tuple(entry.descriptor.weight for entry in decision.entries)
-        digest = await self._worker.call(CommitEmbedding(decision.round_number, payloads, weights))
-        return {Part.EMBEDDING: digest}
 
 
 def run_is_over() -> HetnodeError:

@@ -13,11 +13,21 @@ from node.train.services import Services
 from node.transport.payload_exchange import own_order
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, sign_descriptor
-from protocol.types import Decision, ManifestEntry, PayloadDescriptor, Plan, Rejection
+from protocol.types import (
+    CommittedResult,
+    Decision,
+    ManifestEntry,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    Rejection,
+)
 
 log = logging.getLogger(__name__)
 
 _LOCAL_SECONDS = 10.0
+NOBODY = PeerId("")
+"""The owner of a result."""
 
 
 class RoundPayloads:
@@ -72,7 +82,7 @@ class RoundPayloads:
         return valid, rejected
 
     async def collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
-        """The bytes of every entry of a manifest in its order, each verified against its hash.
+        """The bytes of every entry of a manifest in its order, or of its result; each verified by its hash.
 
         Only payloads that are not in `known` are fetched.
 
@@ -83,6 +93,8 @@ class RoundPayloads:
             held = known.get(entry.descriptor)
             return await self._fetch(entry) if held is None else held
 
+        if decision.result is not None:
+            return [await self._fetch_result(decision, decision.result)]
         return list(await asyncio.gather(*map(obtain, decision.entries)))
 
     def _problem_of(self, descriptor: PayloadDescriptor, plan: Plan) -> str:
@@ -107,10 +119,37 @@ class RoundPayloads:
                 f"not {expected}, or with one that {descriptor.owner} has not signed.",
                 "The coordinator cannot be trusted: leave this run and tell its operator.",
             )
+        return await self._fetch_from(entry, descriptor.owner)
+
+    async def _fetch_result(self, decision: Decision, result: CommittedResult) -> bytes:
+        stage = decision.stage
+        if result.nbytes > (most := self._stage_info.capacities[stage]):
+            raise HetnodeError(
+                ErrorCode.PAYLOAD_CORRUPT,
+                f"Round {decision.round_number} was committed with a result of {result.nbytes} bytes; "
+                f"stage {stage} has at most {most}.",
+                "The coordinator cannot be trusted: leave this run and tell its operator.",
+            )
+        # Peers find payloads by round and hash. A result has no owner, and nothing else of this is read.
+        named = PayloadDescriptor(
+            run=self._services.run,
+            stage=stage,
+            round_number=decision.round_number,
+            owner=NOBODY,
+            anchor_digest="",
+            codec="",
+            weight=0.0,
+            nbytes=result.nbytes,
+            epoch=0,
+            sha256=result.sha256,
+        )
+        return await self._fetch_from(ManifestEntry(named, result.holders))
+
+    async def _fetch_from(self, entry: ManifestEntry, *owner: PeerId) -> bytes:
         # The holders of the manifest may have left. Every peer that applied the payload holds it, too.
-        hosts = self._services.membership.run_view.hosts_of(descriptor.stage)
+        hosts = self._services.membership.run_view.hosts_of(entry.descriptor.stage)
         # Members before the coordinator's peer, which serves contested payloads to all peers of the run.
-        members = own_order(set(entry.holders) & {*hosts, descriptor.owner}, self._peer)
+        members = own_order(set(entry.holders) & {*hosts, *owner}, self._peer)
         holders = [*members, *own_order(set(entry.holders) - set(members), self._peer), *hosts]
         wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
         return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.server.admitted_sources import EVERYONE
+from protocol.spec.run import RunSpec
 from protocol.types import (
     ExchangeGroup,
     ManifestEntry,
@@ -19,6 +20,7 @@ from protocol.types import (
     PeerId,
     PeerRecord,
     Rejection,
+    ResultClaim,
     StateRecord,
 )
 
@@ -28,11 +30,26 @@ class ExchangeResult:
     """The result of one exchange of payloads.
 
     `held` are payloads that this peer now has and serves to other peers, ordered by owner. `rejected` are
-    payloads that an honest peer would not have announced or sent.
+    payloads that an honest peer would not have announced or sent. `claim` names the result of a reduction if
+    this peer has all of its parts; the result is served like a payload.
     """
 
     held: tuple[PayloadDescriptor, ...]
     rejected: tuple[Rejection, ...] = ()
+    claim: ResultClaim | None = None
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """How a (stage, round) ended, for those that reduce parts of it.
+
+    `result` is the hash of the committed result; None if the round was aborted or rolled back.
+    """
+
+    stage: int
+    round_number: int
+    result: str | None = None
+    rolled_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,18 +82,25 @@ class Transport(Protocol):
         """Addresses under which other peers reach this one; empty if it only dials."""
 
     async def host_stages(
-        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+        self,
+        capacities: Mapping[int, int],
+        payload_folder: Path,
+        checkpoint_folder: Path,
+        keep_rounds: int,
+        reduced: RunSpec | None = None,
     ) -> None:
         """Begin to exchange and serve payloads of these stages, and to serve checkpoints. Call it once.
 
         A disk that refuses payloads is no failure: the log warns, and memory holds them for some rounds.
 
         Args:
-            capacities: the largest payload of each hosted stage, in bytes. Larger ones are refused unread.
+            capacities: the largest payload or result of each hosted stage, in bytes. Larger ones are refused
+                unread.
             payload_folder: keeps the payloads of the newest `keep_rounds` rounds, also over a restart.
                 Created if necessary. Two nodes must not share it.
             checkpoint_folder: this node's checkpoints (node.checkpoint.parts). A request gets the parts that
                 are there at that time. The folder may be created later.
+            reduced: of a run with exchange "reduced"; None lets members gather all payloads.
         """
 
     async def admit(
@@ -119,15 +143,22 @@ class Transport(Protocol):
         expected: int,
         deadline: float,
     ) -> ExchangeResult:
-        """All-gather the payloads of one (stage, round) in a group of peers.
+        """All-gather the payloads of one (stage, round) in a group of peers, or reduce them in parts.
 
-        A failed exchange is a normal event: then this peer holds only its own payload.
+        A failed exchange is a normal event: then this peer holds only its own payload, and no result. Without
+        the coordinator's group nothing is reduced.
 
         Args:
             descriptor: of this peer's `payload`, signed by this peer. Its stage must be hosted.
             group: the group that the coordinator matched; None lets the transport find a group itself.
             expected: size of the full group; only used without `group`.
             deadline: seconds from now. A payload that has not arrived by then is not in the result.
+        """
+
+    async def end_round(self, ended: RoundEnd) -> None:
+        """Settle what this peer has reduced of an exchanged (stage, round), whose result it has fetched.
+
+        What its reducers hold back for later rounds changes with a committed round, and only then.
         """
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:

@@ -37,10 +37,12 @@ from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec, check_runnable
+from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire import snapshot_codec
+from protocol.wire.counted_result import CountedResult, most_nbytes
 from protocol.wire.payload_codec import PayloadLayout
+from protocol.wire.reduction import ReductionLayout
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
 _SHARE = (
@@ -107,11 +109,9 @@ class Worker:
     def build(self, call: calls.Build) -> calls.StageInfo:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once.
 
-        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use;
-        BAD_SPEC for exchange "reduced", as nodes cannot send parts to reducers.
+        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
         """
         spec, stages, local = call.spec, call.stages, call.local
-        check_runnable(spec)
         compute = self._compute(local.compute)
         is_sharded = self._is_sharded(spec, stages, local.compute)
         within = replace(local.compute, device=compute.device)
@@ -128,9 +128,11 @@ class Worker:
             parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
         # Every member applies the payloads of stage 0, because they change the embedding.
         embedding = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
+        payload_bytes = {0: embedding.nbytes, **{stage: each.nbytes for stage, each in layouts.items()}}
         return calls.StageInfo(
             codecs={stage: layout.codec for stage, layout in layouts.items()},
-            payload_bytes={0: embedding.nbytes, **{stage: each.nbytes for stage, each in layouts.items()}},
+            payload_bytes=payload_bytes,
+            capacities=_capacities(spec, payload_bytes),
             parameters={stage: parameter_count(spec, stage) for stage in stages},
             parts=parts,
             snapshot=_snapshot(spec),
@@ -197,21 +199,28 @@ class Worker:
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
         self.trainer.outer[call.stage].comparison = call.comparison
-        return self._committed(call, list(zip(call.payloads, call.weights, strict=True)))
+        weighted = list(zip(call.payloads, call.weights, strict=True))
+        return self._committed(call.stage, call.round_number, weighted, call.mine_included)
 
     def commit_reduced(self, call: calls.CommitReduced) -> calls.CommitResult:
         """As :meth:`commit`."""
-        self.trainer.outer[call.stage].comparison = None
-        return self._committed(call, ReducedResult(call.result, call.missing))
+        stage = self.trainer.outer[call.stage]
+        layout = ReductionLayout(stage.layout.shapes, self.trainer.spec.outer)
+        found, position = CountedResult.from_bytes(layout, call.result), call.position
+        is_mine = position is not None and found.counts(position)
+        missing = found.uncounted(layout, position) if position is not None and is_mine else ()
+        stage.comparison = None
+        return self._committed(call.stage, call.round_number, ReducedResult(found.result, missing), is_mine)
 
-    def _committed(self, call: calls.Commit | calls.CommitReduced, outcome: Outcome) -> calls.CommitResult:
+    def _committed(
+        self, stage: int, round_number: int, outcome: Outcome, is_mine: bool
+    ) -> calls.CommitResult:
         outer = self.trainer.outer
-        stage = outer[call.stage]
-        digest = self.trainer.commit(call.stage, call.round_number, outcome, call.mine_included)
-        norms = (stage.progress_norm, stage.error_norm) if call.mine_included else (0.0, 0.0)
-        follows = call.stage == 0 and not self.trainer.spec.link.embedding_every
+        digest = self.trainer.commit(stage, round_number, outcome, is_mine)
+        norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
+        follows = stage == 0 and not self.trainer.spec.link.embedding_every
         embedding = outer.embedding_digest() if follows else None
-        return calls.CommitResult(digest, embedding, stage.agreement, *norms)
+        return calls.CommitResult(digest, embedding, outer[stage].agreement, *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
         """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
@@ -220,7 +229,10 @@ class Worker:
 
     def commit_reduced_embedding(self, call: calls.CommitReducedEmbedding) -> str:
         """As :meth:`commit`."""
-        return self.trainer.commit_embedding(call.round_number, ReducedResult(call.result))
+        spec = self.trainer.spec
+        layout = ReductionLayout(parameter_shapes(spec, 0), spec.outer)
+        found = CountedResult.from_bytes(layout, call.result)
+        return self.trainer.commit_embedding(call.round_number, ReducedResult(found.result))
 
     def abort(self, call: calls.Abort) -> None:
         self.trainer.outer.abort(call.stage, call.round_number)
@@ -343,6 +355,12 @@ def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.Comput
 def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:
     shapes = committed_shapes(parameters, spec.outer)
     return calls.PartInfo(size_of(shapes), header_of(shapes))
+
+
+def _capacities(spec: RunSpec, payload_bytes: Mapping[int, int]) -> dict[int, int]:
+    if spec.outer.exchange == "gathered":
+        return dict(payload_bytes)
+    return {stage: most_nbytes(parameter_count(spec, stage)) for stage in payload_bytes}
 
 
 def _snapshot(spec: RunSpec) -> calls.PartInfo:

@@ -164,6 +164,17 @@ def ranges_of(layout: ReductionLayout, data: bytes) -> list[PartRange]:
     return ranges
 
 
+def split_result(layout: ReductionLayout, data: bytes) -> dict[PartRange, bytes]:
+    """The parts of a result, as their reducers have sent them; not decoded. Raises as decode_result."""
+    ranges, found = ranges_of(layout, data), {}
+    start = _HEADER.size + _STOP.size * len(ranges)
+    for part in ranges:
+        nbytes = layout.part_reduced(part).nbytes
+        found[part] = data[start : start + nbytes]
+        start += nbytes
+    return found
+
+
 class ReducerState(TypedDict):
     """State dict of :class:`Reducer`: a float32 CPU tensor [n], and the range of its elements."""
 
@@ -191,6 +202,8 @@ class Reducer:
     A range that changes (:meth:`move_to`) keeps the residual of the chunks that stay. That of the others is
     lost, as is all of it when a reducer leaves without a hand-over; `lost_norm` counts it.
 
+    `pending_result` is the last result until then.
+
     Only the reducer computes this sum, and the others take its bytes: they need not compute the same bits. A
     checker with the same residual gets the same positions, and magnitudes up to rounding.
     """
@@ -199,6 +212,7 @@ class Reducer:
         self._layout, self.part = layout, part
         self._residual = torch.zeros(sum(piece.numel for piece in layout.pieces(part)))
         self._pending: Tensor | None = None
+        self.pending_result: bytes | None = None
         self._lost_squares = 0.0
 
     @property
@@ -247,18 +261,18 @@ class Reducer:
                 raise _corrupt(f"The sum of all parts of '{piece.tensor}' has {error}.") from None
             sent[piece.name].add_to(run, -1.0)
             start += piece.numel
-        result = encode(of_part, sent)
-        self._pending = kept
-        return result
+        self._pending, self.pending_result = kept, encode(of_part, sent)
+        return self.pending_result
 
     def commit(self) -> None:
         """The round with the last result is committed: what it left out becomes the residual."""
         if self._pending is not None:
-            self._residual, self._pending = self._pending, None
+            self._residual = self._pending
+        self.abort()
 
     def abort(self) -> None:
         """The last result is not committed: the residual stays."""
-        self._pending = None
+        self._pending = self.pending_result = None
 
     def move_to(self, part: PartRange) -> float:
         """Reduce another range from now on. Returns the L2 norm of the residual that is lost by this.
@@ -297,7 +311,8 @@ class Reducer:
         if tuple(residual.shape) != shape or not residual.isfinite().all():
             raise ValueError(f"a residual of shape {tuple(residual.shape)} for {shape}, or one not finite")
         self.part, self._residual = part, residual.detach().to("cpu", torch.float32, copy=True)
-        self._pending, self._lost_squares = None, state["lost_squares"]
+        self._lost_squares = state["lost_squares"]
+        self.abort()
 
     def _elements(self, part: PartRange) -> slice:
         before = self._layout.chunks.elements_before

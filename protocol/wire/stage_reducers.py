@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from protocol.algorithm.partition import PartRange
-from protocol.wire.reduction import Reducer, ReductionLayout
+from protocol.wire.reduction import Reducer, ReductionLayout, split_result
 
 
 class StageReducers:
@@ -43,15 +43,26 @@ class StageReducers:
             self._lost_squares += max(0.0, before**2 - self.residual_norm**2)
         return list(self._reducers)
 
-    def commit(self) -> None:
-        """The round is committed with the results of these reducers."""
+    def commit(self, result: bytes) -> None:
+        """The round is committed with `result`: commit each reducer whose part is in it, abort the others.
+
+        Raises HetnodeError PAYLOAD_CORRUPT for what is no result of this stage.
+        """
+        committed = split_result(self._layout, result)
         for each in self._reducers:
-            each.commit()
+            if committed.get(each.part) == each.pending_result:
+                each.commit()
+            else:
+                each.abort()
 
     def abort(self) -> None:
-        """The round is not committed, or with other results than theirs."""
+        """The round is not committed."""
         for each in self._reducers:
             each.abort()
+
+    def clear(self) -> None:
+        """Lose all residuals: what they are made of was rolled back."""
+        self.for_parts([])
 
     def _taking_over(self, part: PartRange) -> Reducer:
         """A reducer of `part` with the residuals that the present ones have of its chunks."""

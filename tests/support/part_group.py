@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import torch
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction, own_reducers
+from node.hive.part_exchange import PartExchange, PartPlan, Reduction
 from node.transport.line import UNLIMITED, Line
-from protocol.algorithm.partition import partition
+from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import encode
@@ -65,8 +65,8 @@ class PartGroup:
         for position, kind in enumerate(kinds or [PartExchange] * len(self.peers)):
             kind.__name__ = PartExchange.__name__  # hivemind names remote calls after the class
             network = self.peers[position], PartExchange, plan_prefix(plan), GROUP
-            reducers = own_reducers(plan, position)
-            about = plan, self.payloads[position], reducers, seconds
+            sent = cut_payload(LAYOUT, self.payloads[position], plan.all_parts)
+            about = plan, sent, own_reducers(plan, position), seconds
             found.append(kind(*network, *about, lines[position]))
         return found
 
@@ -89,6 +89,18 @@ class PartGroup:
             for number, part in enumerate(plan.all_parts)
         ]
         return join_parts(LAYOUT, parts, plan.all_parts)
+
+
+def own_reducers(plan: PartPlan, position: int) -> list[Reducer]:
+    """New reducers, without residuals, for the parts of one member."""
+    return [Reducer(plan.layout, part) for part in plan.parts[position]]
+
+
+def uncounted(reduction: Reduction, member: PeerID) -> tuple[PartRange, ...]:
+    """The parts of the payload of `member` that reducers say they have not counted."""
+    position, parts = reduction.plan.members.index(member), reduction.plan.all_parts
+    pairs = zip(parts, reduction.parts, strict=True)
+    return tuple(part for part, reduced in pairs if reduced is not None and position not in reduced.senders)
 
 
 def plan_prefix(plan: PartPlan) -> str:

@@ -17,9 +17,10 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction, own_reducers
+from node.hive.part_exchange import PartExchange, PartPlan, Reduction
 from protocol.algorithm.partition import partition
-from tests.support.part_group import GROUP, LAYOUT, payload_of
+from protocol.wire.reduction import cut_payload
+from tests.support.part_group import GROUP, LAYOUT, own_reducers, payload_of, uncounted
 
 
 class StallingExchange(PartExchange):
@@ -49,9 +50,8 @@ async def join(position: int, fractions: list[float], seconds: float, stalls: bo
     plan = PartPlan(LAYOUT, members, weights, tuple(partition(LAYOUT.chunks.total, fractions)))
     kind = StallingExchange if stalls else PartExchange
     own = members.index(p2p.peer_id)
-    exchange = kind(
-        *(p2p, PartExchange, "parts", GROUP, plan, payload_of(position), own_reducers(plan, own), seconds)
-    )
+    about = cut_payload(LAYOUT, payload_of(position), plan.all_parts), own_reducers(plan, own)
+    exchange = kind(p2p, PartExchange, "parts", GROUP, plan, *about, seconds)
     await exchange.add_p2p_handlers(p2p, namespace="parts")
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
@@ -69,7 +69,7 @@ def outcome(reduction: Reduction) -> dict[str, Any]:
         "digest": None if result is None else hashlib.sha256(result).hexdigest(),
         "reduced": hashlib.sha256(reduced).hexdigest(),
         "missing": sorted({owner.to_base58() for owner, part in pairs if part is None}),
-        "uncounted": [member.to_base58() for member in plan.members if reduction.uncounted(member)],
+        "uncounted": [member.to_base58() for member in plan.members if uncounted(reduction, member)],
     }
 
 

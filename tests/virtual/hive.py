@@ -19,11 +19,12 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
 from node.hive.arbiter import serve_arbiter
 from node.hive.payload_peer import PayloadPeer
+from node.hive.reduction_peer import ReductionPeer
 from node.security.identity import Identity
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import Arbiter
 from node.transport.payload_store import PayloadStore
-from node.transport.transport import CheckpointDownload, ExchangeResult, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, misfit
@@ -160,11 +161,17 @@ class VirtualTransport(Transport):
         self._allow_list = AllowList()
         self._p2p = VirtualP2P(rpc, dht, identity.peer)
         self._stages: dict[int, PayloadPeer] = {}
+        self._reductions: dict[int, ReductionPeer] = {}
         self._capacities: Mapping[int, int] = {}
         self._closed = asyncio.Event()
 
     async def host_stages(
-        self, capacities: Mapping[int, int], payload_folder: Path, checkpoint_folder: Path, keep_rounds: int
+        self,
+        capacities: Mapping[int, int],
+        payload_folder: Path,
+        checkpoint_folder: Path,
+        keep_rounds: int,
+        reduced: RunSpec | None = None,
     ) -> None:
         self._capacities = capacities
         if not self._client_mode:
@@ -175,6 +182,10 @@ class VirtualTransport(Transport):
             if not self._client_mode:
                 await peer.serve(self._allow_list, unguarded)
             self._stages[stage] = peer
+            if reduced is not None:
+                about = self._p2p, self._run, stage, reduced, store
+                self._reductions[stage] = ReductionPeer(*about)  # type: ignore[arg-type]
+                await self._reductions[stage].serve(self._allow_list, unguarded)
 
     async def admit(
         self,
@@ -207,6 +218,10 @@ class VirtualTransport(Transport):
         ends, peer = clock() + deadline, self._stages[descriptor.stage].payloads
         peer.break_off()
         await peer.hold(descriptor, bytes(payload))
+        if (reduction := self._reductions.get(descriptor.stage)) is not None:
+            if group is None:
+                return ExchangeResult((descriptor,))
+            return await reduction.reduce(descriptor, bytes(payload), group, deadline)
         if group is None:
             members = await self._find_group(descriptor, expected, deadline / 2)
         else:
@@ -226,6 +241,9 @@ class VirtualTransport(Transport):
             tuple(sorted(held, key=lambda each: each.owner)),
             tuple(Rejection(each, why) for each, why in refused.items()),
         )
+
+    async def end_round(self, ended: RoundEnd) -> None:
+        await self._reductions[ended.stage].end_round(ended)
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         peer = self._stages.get(entry.descriptor.stage) or self._any_stage()

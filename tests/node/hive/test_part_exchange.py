@@ -14,11 +14,10 @@ from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 from node.hive.part_exchange import PartExchange, PartPlan, Reduction
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import Line
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, MemberLine, ResultClaim
-from protocol.wire.reduction import Reducer, cut_payload
+from protocol.wire.counted_result import CountedResult
 from tests.builders import keyed, spec_of
-from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, payload_of, plan_prefix
+from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, plan_prefix, uncounted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENT, BRIEF = 60.0, 12.0
@@ -29,6 +28,11 @@ SPEC = spec_of(outer__exchange="reduced")
 async def group() -> AsyncIterator[PartGroup]:
     async with open_group() as group:
         yield group
+
+
+def claim_of(reduction: Reduction) -> ResultClaim | None:
+    data = reduction.to_bytes()
+    return None if data is None else reduction.claim(data)
 
 
 def missing(reduction: Reduction) -> set[int]:
@@ -45,12 +49,14 @@ async def test_all_members_get_the_sum_of_all_in_canonical_order(
     assert [len(parts) > 1 for parts in plan.parts] == [fraction > 0 for fraction in fractions]
     found = await group.run(group.members(plan, PATIENT), plan)
     assert [each.result for each in found] == [group.expected(plan, range(4))] * 4
-    assert all(each.uncounted(member) == () for each in found for member in plan.members)
+    assert all(uncounted(each, member) == () for each in found for member in plan.members)
     data = found[0].to_bytes()
     assert data is not None
-    assert Reduction.from_bytes(plan, data) == found[0], "a member that lacks parts fetches these bytes"
+    counted = CountedResult.from_bytes(LAYOUT, data)
+    assert counted.result == found[0].result, "a member that lacks parts fetches these bytes"
+    assert set(counted.senders) == {(0, 1, 2, 3)}
     digest = hashlib.sha256(data).hexdigest()
-    assert [each.claim() for each in found] == [ResultClaim(digest, len(data))] * 4
+    assert [claim_of(each) for each in found] == [ResultClaim(digest, len(data))] * 4
 
 
 async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(group: PartGroup) -> None:
@@ -71,8 +77,8 @@ async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(gr
     assert results != {None}
     assert missing(found[3]) == {0}
     for each in found[:3]:
-        assert each.uncounted(plan.members[3]) == plan.parts[0][1:]
-        assert each.uncounted(plan.members[2]) == ()
+        assert uncounted(each, plan.members[3]) == plan.parts[0][1:]
+        assert uncounted(each, plan.members[2]) == ()
 
 
 async def test_members_send_what_the_plan_accounts_for(group: PartGroup) -> None:
@@ -100,8 +106,8 @@ async def test_a_silent_sender_is_left_out_after_half_of_the_time(group: PartGro
     kinds = (PartExchange, PartExchange, PartExchange, Silent)
     found = await group.run(group.members(plan, BRIEF, *kinds), plan)
     assert [each.result for each in found] == [group.expected(plan, range(3))] * 3 + [None]
-    assert found[0].uncounted(plan.members[3]) == tuple(plan.all_parts)
-    claims = [each.claim() for each in found]
+    assert uncounted(found[0], plan.members[3]) == tuple(plan.all_parts)
+    claims = [claim_of(each) for each in found]
     assert claims[0] is not None
     assert claims[0].without == (plan.members[3].to_base58(),)
     assert claims == [claims[0]] * 3 + [None]
@@ -114,7 +120,7 @@ async def test_without_one_reducer_only_its_parts_are_missing(group: PartGroup) 
         assert missing(each) == {3}
         assert each.result is None
         assert each.parts == found[0].parts
-        assert each.uncounted(plan.members[3]) == tuple(part for of_one in plan.parts[:3] for part in of_one)
+        assert uncounted(each, plan.members[3]) == tuple(part for of_one in plan.parts[:3] for part in of_one)
 
 
 @pytest.mark.parametrize("answer", ["too short", "not valid", "of nobody"])
@@ -172,7 +178,7 @@ async def test_a_peer_outside_the_group_and_a_second_stream_are_refused(group: P
         assert await ask(group.peers[1]) == PROTOCOL_VIOLATION
         found = await running
         assert found[0].parts == found[1].parts
-        assert found[0].uncounted(plan.members[1]) == ()
+        assert uncounted(found[0], plan.members[1]) == ()
 
 
 @pytest.mark.parametrize("data", [b"", b"\0abc", b"\x10abc"])
@@ -206,25 +212,3 @@ async def test_a_group_that_no_one_can_dial_has_no_plan() -> None:
     group = ExchangeGroup("g", (keyed(0).payload(SPEC, 0, 1),), 1.0, (MemberLine(9, 9, False),))
     with pytest.raises(ValueError, match="no shares"):
         PartPlan.of_group(LAYOUT, group)
-
-
-async def test_a_result_that_no_member_can_have_is_refused() -> None:
-    payloads = sorted((keyed(number).payload(SPEC, 0, 1) for number in range(2)), key=lambda d: d.owner)
-    plan = PartPlan.of_group(LAYOUT, ExchangeGroup("g", tuple(payloads)))
-    reduced = [
-        ReducedPart((0, 1), Reducer(LAYOUT, part).reduce(cut_payload(LAYOUT, payload_of(0), [part]), [1.0]))
-        for part in plan.all_parts
-    ]
-    good = b"".join(part.to_bytes(2) for part in reduced)
-    assert Reduction.from_bytes(plan, good).parts == tuple(reduced)
-    for bad in (
-        b"",
-        good[:-1],
-        good + b"x",
-        b"\0" + good[1:],
-        b"\4" + good[1:],
-        good[:1] + bytes(len(good) - 1),
-    ):
-        with pytest.raises(HetnodeError) as refusal:
-            Reduction.from_bytes(plan, bad)
-        assert refusal.value.code is ErrorCode.PAYLOAD_CORRUPT

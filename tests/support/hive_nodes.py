@@ -14,6 +14,7 @@ from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
 from node.transport.line import UNLIMITED, Line
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
@@ -136,6 +137,7 @@ async def start_as(
     payloads: Path | None = None,
     listen_port: int = 0,
     line: Line = UNLIMITED,
+    reduced: RunSpec | None = None,
 ) -> Node:
     commands.template()  # the one of all tests; else the first node here would start a smaller one
     hivemind = await HivemindTransport.start(
@@ -154,6 +156,7 @@ async def start_as(
             payloads or folder / "payloads",
             folder / "checkpoints",
             KEEP_ROUNDS,
+            reduced,
         )
     return Node(identity, hivemind)
 

@@ -89,14 +89,17 @@ class ClosingTime:
 
 
 def gather_seconds(state: State, stage: int, nbytes: int) -> float:
-    """How many seconds a group may take to gather payloads of `nbytes` bytes in total.
+    """How many seconds a group may take to exchange payloads of `nbytes` bytes in total.
 
     Three times the longest time per byte of the last rounds of `stage`, at least LEAST_GATHER_SECONDS and at
-    most `fetch`; `fetch` before the first measurement.
+    most `fetch`; `fetch` before the first measurement. Where payloads are reduced, the time does not grow
+    with their number, so it is not per byte.
     """
+    reduces = state.spec.outer.exchange == "reduced"
     # A deadline that was too short is itself the measured time, so the next one is three times as long.
     seconds_per_byte = [
-        round_state.gathered_in / sum(descriptor.nbytes for descriptor in round_state.group.descriptors)
+        round_state.gathered_in
+        / (1 if reduces else sum(descriptor.nbytes for descriptor in round_state.group.descriptors))
         for (its_stage, _), round_state in state.rounds.items()
         if its_stage == stage
         and round_state.gathered_in > 0
@@ -107,7 +110,8 @@ def gather_seconds(state: State, stage: int, nbytes: int) -> float:
     most = state.spec.timing.fetch
     if not seconds_per_byte:
         return most
-    return min(max(_MARGIN * max(seconds_per_byte) * nbytes, LEAST_GATHER_SECONDS), most)
+    seconds = max(seconds_per_byte) * (1 if reduces else nbytes)
+    return min(max(_MARGIN * seconds, LEAST_GATHER_SECONDS), most)
 
 
 def decide_seconds(spec: RunSpec, group: ExchangeGroup) -> float:

@@ -9,6 +9,7 @@ from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
 from coordinator.state.lines import lines_of
 from coordinator.state.persistent_map import PersistentMap
+from coordinator.state.reducers import failed_reducers, with_benches
 from coordinator.state.replacing import replace
 from coordinator.state.state import (
     KEPT_DECISIONS,
@@ -151,6 +152,9 @@ def decide(state: State, at: float, decision: Decision) -> State:
         opened_at=at if state.opened_at is None else state.opened_at,
         silences=_silences(state, decision) if decision.restore_round is None else {},
     )
+    if state.spec.outer.exchange == "reduced" and not decision.committed and decision.restore_round is None:
+        failed = failed_reducers(state.round_of(decision.stage, round_number))
+        state = replace(state, benches=with_benches(state.benches, round_number, failed))
     if state.retreats or state.failures:
         state = _forgive_failures(state, decision)
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):

@@ -6,6 +6,7 @@ A pure function of the state, so the same events give the same lines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import log2
 
@@ -51,9 +52,12 @@ def uplink_of(state: State, peer: PeerId) -> float:
 def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[MemberLine, ...]:
     """The line of the owner of each payload; empty where no uplink is known, if the run gathers.
 
+    Where payloads are reduced, only those that may reduce are told as open (coordinator.state.reducers).
+
     A peer that hosts several stages exchanges their payloads at the same time, so each stage gets its part.
     """
     lines = []
+    reduces = state.spec.outer.exchange == "reduced"
     for descriptor in descriptors:
         peer = state.peers[descriptor.owner]
         reported = state.estimates.get(peer.peer)
@@ -67,6 +71,16 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
                 peer.reachability is Reachability.OPEN,
             )
         )
+    if not reduces:
+        return tuple(lines) if any(line.uplink for line in lines) else ()
     # Reducers must be dialled, whatever is known of their uplinks.
-    tells = state.spec.outer.exchange == "reduced" or any(line.uplink for line in lines)
-    return tuple(lines) if tells else ()
+    able = [
+        replace(line, is_open=line.is_open and not _is_benched(state, descriptor))
+        for descriptor, line in zip(descriptors, lines, strict=True)
+    ]
+    return tuple(able if any(line.is_open for line in able) else lines)
+
+
+def _is_benched(state: State, descriptor: PayloadDescriptor) -> bool:
+    bench = state.benches.get(descriptor.owner)
+    return bench is not None and descriptor.round_number <= bench.until

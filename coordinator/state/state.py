@@ -199,6 +199,14 @@ class Silence:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """A member reduces nothing up to round `until`, for `rounds` rounds."""
+
+    until: int
+    rounds: int
+
+
+@dataclass(frozen=True)
 class Round:
     """The state of one (stage, round), without its decision.
 
@@ -269,6 +277,7 @@ class State:
         decided: decisions so far.
         tokens: those whose training is committed.
         tokens_at: `tokens` at the end of each round to which the run may go back.
+        benches: by peer, the last time in which it reduced nothing; of exchange "reduced".
         strikes: by peer, the rounds for which it got a strike.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
@@ -320,6 +329,7 @@ class State:
     decided: int = 0
     tokens: int = 0
     tokens_at: Mapping[int, int] = field(default_factory=dict)
+    benches: Mapping[PeerId, Bench] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)

@@ -133,6 +133,12 @@ class Reduction:
             return None
         return join_parts(self.plan.layout, found, self.plan.all_parts)
 
+    @property
+    def lacks(self) -> list[int]:
+        """The positions of the reducers of whose parts at least one is missing, ascending."""
+        owners = [position for position, parts in enumerate(self.plan.parts) for _ in parts]
+        return sorted({owner for owner, part in zip(owners, self.parts, strict=True) if part is None})
+
     def to_bytes(self) -> bytes | None:
         """What members serve and hash (protocol.wire.counted_result); None if a part is missing."""
         if (result := self.result) is None:

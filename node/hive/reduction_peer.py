@@ -24,7 +24,7 @@ from node.transport.transport import ExchangeResult, RoundEnd
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic
-from protocol.types import ExchangeGroup, PayloadDescriptor
+from protocol.types import ExchangeGroup, PayloadDescriptor, Rejection, ResultClaim
 from protocol.wire.counted_result import CountedResult
 from protocol.wire.reduction import ReductionLayout, cut_payload
 from protocol.wire.stage_reducers import StageReducers
@@ -32,6 +32,7 @@ from protocol.wire.stage_reducers import StageReducers
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 10.0  # longest wait for the first message of a stream
+_LACKS = "as a reducer it has not sent all of its sums"
 GROUP_SECONDS = 60.0  # longest wait of a member for this one to join the group
 
 
@@ -86,18 +87,21 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         self._exchange = PartExchange(*network, plan, sent, reducers, seconds, self._line)
         self._joined.set()
         self._joined = asyncio.Event()
-        return await asyncio.to_thread(self._keep, own, await self._exchange.exchange())
+        reduction = await self._exchange.exchange()
+        claim = await asyncio.to_thread(self._keep, own.round_number, reduction)
+        lacking = [group.descriptors[position] for position in reduction.lacks]
+        return ExchangeResult((own,), tuple(Rejection(each, _LACKS) for each in lacking), claim)
 
     async def end_round(self, ended: RoundEnd) -> None:
         """See :meth:`node.transport.transport.Transport.end_round`."""
         await asyncio.to_thread(self._end_round, ended)
 
-    def _keep(self, own: PayloadDescriptor, reduction: Reduction) -> ExchangeResult:
-        data = reduction.to_bytes()
-        claim = None if data is None else reduction.claim(data)
-        if data is not None and claim is not None:
-            self._store.put(own.round_number, claim.sha256, data)
-        return ExchangeResult((own,), claim=claim)
+    def _keep(self, round_number: int, reduction: Reduction) -> ResultClaim | None:
+        if (data := reduction.to_bytes()) is None:
+            return None
+        claim = reduction.claim(data)
+        self._store.put(round_number, claim.sha256, data)
+        return claim
 
     def _end_round(self, ended: RoundEnd) -> None:
         before = self._reducers.lost_norm

@@ -35,12 +35,6 @@ def claim_of(reduction: Reduction) -> ResultClaim | None:
     return None if data is None else reduction.claim(data)
 
 
-def missing(reduction: Reduction) -> set[int]:
-    """The positions of the reducers whose parts are missing."""
-    owners = [position for position, parts in enumerate(reduction.plan.parts) for _ in parts]
-    return {owner for owner, part in zip(owners, reduction.parts, strict=True) if part is None}
-
-
 @pytest.mark.parametrize("fractions", [(1, 1, 1, 1), (3, 0, 1, 0)])
 async def test_all_members_get_the_sum_of_all_in_canonical_order(
     group: PartGroup, fractions: tuple[float, ...]
@@ -75,7 +69,7 @@ async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(gr
     results = {each.result for each in found[:3]}
     assert len(results) == 1
     assert results != {None}
-    assert missing(found[3]) == {0}
+    assert found[3].lacks == [0]
     for each in found[:3]:
         assert uncounted(each, plan.members[3]) == plan.parts[0][1:]
         assert uncounted(each, plan.members[2]) == ()
@@ -117,7 +111,7 @@ async def test_without_one_reducer_only_its_parts_are_missing(group: PartGroup) 
     plan = group.plan((1, 1, 1, 1))
     found = await group.run(group.members(plan, BRIEF, *[PartExchange] * 3), plan)
     for each in found:
-        assert missing(each) == {3}
+        assert each.lacks == [3]
         assert each.result is None
         assert each.parts == found[0].parts
         assert uncounted(each, plan.members[3]) == tuple(part for of_one in plan.parts[:3] for part in of_one)
@@ -141,7 +135,7 @@ async def test_an_answer_that_is_not_valid_is_missing_at_the_member_that_got_it(
     plan = group.plan()
     kinds = (PartExchange, PartExchange, Liar, PartExchange)
     found = await group.run(group.members(plan, BRIEF, *kinds), plan)
-    assert missing(found[0]) == {2}
+    assert found[0].lacks == [2]
     # The others have the result, and member 0 has reduced its own parts for them.
     assert [each.result for each in found[1:]] == [group.expected(plan, range(4))] * 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from hypothesis import given
@@ -12,7 +13,7 @@ from protocol.algorithm.partition import PartRange
 from protocol.algorithm.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import encode
-from protocol.wire.reduction import ReductionLayout, cut_payload
+from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.wire.stage_reducers import StageReducers
 
 LAYOUT = ReductionLayout(
@@ -32,6 +33,19 @@ def payload(seed: int) -> bytes:
         LAYOUT.payload,
         {name: sparsify(torch.randn(tensor.shape, generator=generator), tensor) for name, tensor in tensors},
     )
+
+
+def whole(parts: list[PartRange], reduced: list[bytes]) -> bytes:
+    """A result with these parts; others have reduced the rest."""
+    stops = sorted({0, CHUNKS, *(end for part in parts for end in (part.first_chunk, part.last_chunk))})
+    ranges = [PartRange(*ends) for ends in pairwise(stops)]
+    own = dict(zip(parts, reduced, strict=True))
+    sent = cut_payload(LAYOUT, payload(9), ranges)
+    others = [
+        own.get(part) or Reducer(LAYOUT, part).reduce([data], [1.0])
+        for part, data in zip(ranges, sent, strict=True)
+    ]
+    return join_parts(LAYOUT, others, ranges)
 
 
 def reduce(reducers: StageReducers, parts: list[PartRange]) -> list[bytes]:
@@ -55,8 +69,7 @@ def test_other_parts_take_over_what_stays_and_the_rest_is_counted(
     before: list[PartRange], after: list[PartRange]
 ) -> None:
     reducers = StageReducers(LAYOUT)
-    reduce(reducers, before)
-    reducers.commit()
+    reducers.commit(whole(before, reduce(reducers, before)))
     norm, held = reducers.residual_norm, by_chunk(reducers, before)
     assert norm > 0
     for chunk, residual in by_chunk(reducers, after).items():
@@ -70,7 +83,7 @@ def test_only_a_committed_round_changes_the_residuals() -> None:
     reducers.abort()
     assert reducers.residual_norm == 0
     assert reduce(reducers, parts) == first
-    reducers.commit()
+    reducers.commit(whole(parts, first))
     assert reducers.residual_norm > 0
     assert reduce(reducers, parts) != first
     assert reducers.lost_norm == 0
@@ -78,9 +91,20 @@ def test_only_a_committed_round_changes_the_residuals() -> None:
 
 def test_a_member_without_parts_loses_its_residuals() -> None:
     reducers = StageReducers(LAYOUT)
-    reduce(reducers, [PartRange(0, CHUNKS)])
-    reducers.commit()
+    parts = [PartRange(0, CHUNKS)]
+    reducers.commit(whole(parts, reduce(reducers, parts)))
     norm = reducers.residual_norm
     assert reducers.for_parts([]) == []
     assert reducers.residual_norm == 0
     assert math.isclose(reducers.lost_norm, norm)
+
+
+def test_only_the_parts_that_are_in_the_committed_result_are_committed() -> None:
+    parts, reducers = [PartRange(0, 4), PartRange(4, CHUNKS)], StageReducers(LAYOUT)
+    first, second = reduce(reducers, parts)
+    other = Reducer(LAYOUT, parts[1]).reduce(cut_payload(LAYOUT, payload(9), parts[1:]), [1.0])
+    assert other != second
+    reducers.commit(join_parts(LAYOUT, [first, other], parts))
+    held = by_chunk(reducers, parts)
+    assert any(held[chunk].any() for chunk in range(4))
+    assert not any(held[chunk].any() for chunk in range(4, CHUNKS))

@@ -15,8 +15,9 @@ from coordinator.membership.validation import bad_request, max_payload_bytes
 from coordinator.state.commands import Report
 from coordinator.state.events import ResultReported
 from coordinator.state.lines import uplink_of, with_most_uplink
+from coordinator.state.reducers import failed_reducers
 from coordinator.state.state import Round, State
-from coordinator.state.text import counted
+from coordinator.state.text import counted, listed, short
 from coordinator.state.transaction import Transaction
 from protocol.types import CommittedResult, ExchangeGroup, ManifestEntry, PeerId, ResultClaim
 
@@ -70,7 +71,12 @@ def agree(state: State, round_state: Round, group: ExchangeGroup) -> Agreement:
         if 2 * weight > math.fsum(weights.values()) and len(peers) >= min(2, len(weights)):
             return _agreed(state, group, claim, peers)
     found = f"{counted(len(holders), 'result')} among {counted(len(weights), 'member')}"
-    return Agreement(None, (), f"{found}, and none is held by more than half of the weight")
+    reason = f"{found}, and none is held by more than half of the weight"
+    if failed := failed_reducers(round_state):
+        reason += (
+            f"; {listed([short(peer) for peer in sorted(failed)])} will reduce nothing in the next rounds"
+        )
+    return Agreement(None, (), reason)
 
 
 def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> Agreement:

@@ -40,9 +40,8 @@ from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
 from coordinator.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.state.lines import uplink_of, with_most_uplink
-from coordinator.state.reducers import failed_reducers
 from coordinator.state.state import Round, State
-from coordinator.state.text import counted, listed, short
+from coordinator.state.text import counted, listed
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunPhase
@@ -305,11 +304,7 @@ def _decide_sum(transaction: Transaction, stage: int, round_state: Round, group:
     found = agree(transaction.state, round_state, group)
     lacks = _lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)
-    reason = lacks or found.reason
-    if not entries and (failed := failed_reducers(round_state)):
-        names = listed([short(peer) for peer in sorted(failed)])
-        reason += f"; {names} will reduce nothing in the next rounds"
-    conclude(transaction, stage, entries, reason, result)
+    conclude(transaction, stage, entries, lacks or found.reason, result)
 
 
 def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequence[ManifestEntry]) -> str:

@@ -114,7 +114,7 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
             self._reducers.clear()
         else:
             try:
-                self._reducers.commit(CountedResult.from_bytes(self._layout, data).result)
+                self._reducers.commit(ended.round_number, CountedResult.from_bytes(self._layout, data).result)
             except HetnodeError as error:  # the worker refuses it, too
                 log.warning("stage %d, round %d: %s", self._stage, ended.round_number, error.cause)
                 self._reducers.clear()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -37,6 +37,10 @@ _HEADER = struct.Struct("<4sI8sI")
 _MAGIC = b"hnrr"
 _VERSION = 1
 _STOP = struct.Struct("<I")
+
+CHECK_TOLERANCE = 1e-4
+"""Of the squared norm of a sum: machines round norms differently, so values that are nearly equal may trade
+places. A false result that passes differs by at most about 1 % of the norm."""
 
 
 @dataclass(frozen=True)
@@ -238,31 +242,76 @@ class Reducer:
             HetnodeError: PAYLOAD_CORRUPT for a part that cannot be decoded (:func:`decode_part` tells which),
                 or where finite parts overflow in the sum. Nothing is pending then.
         """
-        self.abort()
-        if not parts or not all(math.isfinite(weight) and weight > 0 for weight in weights):
-            raise ValueError(f"a reduction needs positive finite weights, not {list(weights)}")
         if not len(self.part):
             return b""
-        decoded = [decode_part(self._layout, self.part, data) for data in parts]
-        factors, total_weight = factors_of(decoded, weights), math.fsum(weights)
-        kept, start, sent = self._residual.mul(self._layout.outer.error_decay), 0, {}
-        of_part = self._layout.part_reduced(self.part)
-        for piece in self._layout.pieces(self.part):
-            total = torch.zeros(piece.numel)
-            for part, factor in zip(decoded, factors, strict=True):
-                part[piece.name].add_to(total, factor)
-            run = kept[start : start + piece.numel]
-            run.add_(total.div_(total_weight))
-            if not run.isfinite().all():
-                raise _corrupt(f"The sum of all parts of '{piece.tensor}' is not finite.")
+        kept, of_part, sent = self._sum(parts, weights), self._layout.part_reduced(self.part), {}
+        for piece, run in self._runs(kept):
             try:
                 sent[piece.name] = sparsify(run, of_part.tensors[piece.name])
             except FloatingPointError as error:
                 raise _corrupt(f"The sum of all parts of '{piece.tensor}' has {error}.") from None
             sent[piece.name].add_to(run, -1.0)
-            start += piece.numel
         self._pending, self.pending_result = kept, encode(of_part, sent)
         return self.pending_result
+
+    @torch.no_grad()
+    def check(self, parts: Sequence[bytes], weights: Sequence[float], result: bytes) -> bool:
+        """Whether `result` is what another reducer of this range, with the same residual, can have sent.
+
+        It must be as near to the sum as the own result, up to CHECK_TOLERANCE of the squared norm of the sum.
+        Then it is pending, in place of the own one. Otherwise nothing is.
+
+        Args:
+            parts, weights: as for :meth:`reduce`.
+
+        Raises as :meth:`reduce`.
+        """
+        own = self.reduce(parts, weights)
+        if not len(self.part):
+            return not result
+        assert self._pending is not None, "a range has elements"
+        of_part = self._layout.part_reduced(self.part)
+        try:
+            theirs = decode(of_part, result)
+        except HetnodeError:
+            self.abort()
+            return False
+        left = self._pending
+        least, squares, theirs_left = _squares(left), 0.0, left.clone()
+        ours = decode(of_part, own)
+        for piece, run in self._runs(theirs_left):
+            ours[piece.name].add_to(run, 1.0)
+            squares += _squares(run)
+            theirs[piece.name].add_to(run, -1.0)
+        if not _squares(theirs_left) <= least + CHECK_TOLERANCE * squares:
+            self.abort()
+            return False
+        self._pending, self.pending_result = theirs_left, result
+        return True
+
+    def _sum(self, parts: Sequence[bytes], weights: Sequence[float]) -> Tensor:
+        """beta r and the weighted mean of all parts. Raises as :meth:`reduce`."""
+        self.abort()
+        if not parts or not all(math.isfinite(weight) and weight > 0 for weight in weights):
+            raise ValueError(f"a reduction needs positive finite weights, not {list(weights)}")
+        decoded = [decode_part(self._layout, self.part, data) for data in parts]
+        factors, total_weight = factors_of(decoded, weights), math.fsum(weights)
+        found = self._residual.mul(self._layout.outer.error_decay)
+        for piece, run in self._runs(found):
+            total = torch.zeros(piece.numel)
+            for part, factor in zip(decoded, factors, strict=True):
+                part[piece.name].add_to(total, factor)
+            run.add_(total.div_(total_weight))
+            if not run.isfinite().all():
+                raise _corrupt(f"The sum of all parts of '{piece.tensor}' is not finite.")
+        return found
+
+    def _runs(self, flat: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """The pieces of this range, each with its elements in `flat`."""
+        start = 0
+        for piece in self._layout.pieces(self.part):
+            yield piece, flat[start : start + piece.numel]
+            start += piece.numel
 
     def commit(self) -> None:
         """The round with the last result is committed: what it left out becomes the residual."""
@@ -322,6 +371,10 @@ class Reducer:
 def _cut(layout: ReductionLayout, sparse: Mapping[str, SparseTensor], part: PartRange) -> bytes:
     pieces = {each.name: piece_of(sparse[each.tensor], each) for each in layout.pieces(part)}
     return encode(layout.part_sent(part), pieces) if pieces else b""
+
+
+def _squares(flat: Tensor) -> float:
+    return float(flat.double().square().sum())
 
 
 def _norm(flat: Tensor) -> float:

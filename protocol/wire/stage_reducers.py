@@ -16,11 +16,18 @@ class StageReducers:
 
     Parts change with the group and its lines. The residual follows the chunks: that of chunks which another
     member reduces now is lost, and `lost_norm` counts it.
+
+    Of two members, one reduces and its partner checks: both keep the same residuals, since the same round.
+
+    Attributes:
+        since: the first committed round in the residuals; 0 if there is none.
     """
 
     def __init__(self, layout: ReductionLayout) -> None:
         self._layout = layout
         self._reducers: list[Reducer] = []
+        self._partner = ""
+        self.since = 0
         self._lost_squares = 0.0
 
     @property
@@ -33,9 +40,15 @@ class StageReducers:
         """L2 norm of all residuals that were lost by changes of the parts."""
         return math.sqrt(self._lost_squares)
 
-    def for_parts(self, parts: Sequence[PartRange]) -> list[Reducer]:
-        """The reducers of these parts, which do not overlap. What is pending is aborted."""
+    def for_parts(self, parts: Sequence[PartRange], partner: str = "") -> list[Reducer]:
+        """The reducers of these parts, which do not overlap. What is pending is aborted.
+
+        With another `partner` than in the last round all residuals are lost.
+        """
         self.abort()
+        if partner != self._partner:
+            self.clear()
+            self._partner = partner
         if [each.part for each in self._reducers] != list(parts):
             before = self.residual_norm
             self._reducers = [self._taking_over(part) for part in parts]
@@ -43,17 +56,21 @@ class StageReducers:
             self._lost_squares += max(0.0, before**2 - self.residual_norm**2)
         return list(self._reducers)
 
-    def commit(self, result: bytes) -> None:
-        """The round is committed with `result`: commit each reducer whose part is in it, abort the others.
+    def commit(self, round_number: int, result: bytes) -> None:
+        """The round is committed with `result`.
+
+        If that does not have all of these parts as they are pending, others have reduced, and all residuals
+        are lost: the partner, which has seen the same, loses the same.
 
         Raises HetnodeError PAYLOAD_CORRUPT for what is no result of this stage.
         """
         committed = split_result(self._layout, result)
+        if any(committed.get(each.part) != each.pending_result for each in self._reducers):
+            self.clear()
+            return
         for each in self._reducers:
-            if committed.get(each.part) == each.pending_result:
-                each.commit()
-            else:
-                each.abort()
+            each.commit()
+        self.since = self.since or round_number
 
     def abort(self) -> None:
         """The round is not committed."""
@@ -61,8 +78,11 @@ class StageReducers:
             each.abort()
 
     def clear(self) -> None:
-        """Lose all residuals: what they are made of was rolled back."""
-        self.for_parts([])
+        """Lose all residuals."""
+        self.abort()
+        self._lost_squares += self.residual_norm**2
+        self._reducers = [Reducer(self._layout, each.part) for each in self._reducers]
+        self.since = 0
 
     def _taking_over(self, part: PartRange) -> Reducer:
         """A reducer of `part` with the residuals that the present ones have of its chunks."""

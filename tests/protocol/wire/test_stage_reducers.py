@@ -69,7 +69,7 @@ def test_other_parts_take_over_what_stays_and_the_rest_is_counted(
     before: list[PartRange], after: list[PartRange]
 ) -> None:
     reducers = StageReducers(LAYOUT)
-    reducers.commit(whole(before, reduce(reducers, before)))
+    reducers.commit(1, whole(before, reduce(reducers, before)))
     norm, held = reducers.residual_norm, by_chunk(reducers, before)
     assert norm > 0
     for chunk, residual in by_chunk(reducers, after).items():
@@ -83,7 +83,7 @@ def test_only_a_committed_round_changes_the_residuals() -> None:
     reducers.abort()
     assert reducers.residual_norm == 0
     assert reduce(reducers, parts) == first
-    reducers.commit(whole(parts, first))
+    reducers.commit(1, whole(parts, first))
     assert reducers.residual_norm > 0
     assert reduce(reducers, parts) != first
     assert reducers.lost_norm == 0
@@ -92,19 +92,64 @@ def test_only_a_committed_round_changes_the_residuals() -> None:
 def test_a_member_without_parts_loses_its_residuals() -> None:
     reducers = StageReducers(LAYOUT)
     parts = [PartRange(0, CHUNKS)]
-    reducers.commit(whole(parts, reduce(reducers, parts)))
+    reducers.commit(1, whole(parts, reduce(reducers, parts)))
     norm = reducers.residual_norm
     assert reducers.for_parts([]) == []
     assert reducers.residual_norm == 0
     assert math.isclose(reducers.lost_norm, norm)
 
 
-def test_only_the_parts_that_are_in_the_committed_result_are_committed() -> None:
+def test_residuals_are_lost_where_others_have_reduced_the_committed_result() -> None:
     parts, reducers = [PartRange(0, 4), PartRange(4, CHUNKS)], StageReducers(LAYOUT)
     first, second = reduce(reducers, parts)
     other = Reducer(LAYOUT, parts[1]).reduce(cut_payload(LAYOUT, payload(9), parts[1:]), [1.0])
     assert other != second
-    reducers.commit(join_parts(LAYOUT, [first, other], parts))
-    held = by_chunk(reducers, parts)
-    assert any(held[chunk].any() for chunk in range(4))
-    assert not any(held[chunk].any() for chunk in range(4, CHUNKS))
+    reducers.commit(1, join_parts(LAYOUT, [first, other], parts))
+    assert reducers.residual_norm == reducers.since == 0
+    reducers.commit(2, join_parts(LAYOUT, reduce(reducers, parts), parts))
+    assert reducers.since == 2
+    reducers.commit(3, join_parts(LAYOUT, [first, second], parts))
+    assert reducers.residual_norm == reducers.since == 0
+
+
+def test_a_checker_follows_its_reducer_through_aborts_and_other_parts() -> None:
+    reducer, checker = StageReducers(LAYOUT), StageReducers(LAYOUT)
+    for round_number, stop in enumerate((4, 4, 6, 6, 3), start=1):
+        ranges = [PartRange(0, stop), PartRange(stop, CHUNKS)]
+        sent = [cut_payload(LAYOUT, payload(10 * round_number + seed), ranges) for seed in range(3)]
+        [own], [theirs] = (each.for_parts(ranges[:1], "partner") for each in (reducer, checker))
+        parts = [each[0] for each in sent]
+        answer = own.reduce(parts, [1.0, 2.0, 3.0])
+        assert theirs.check(parts, [1.0, 2.0, 3.0], answer)
+        if round_number == 2:
+            reducer.abort()
+            checker.abort()
+            continue
+        rest = Reducer(LAYOUT, ranges[1]).reduce([each[1] for each in sent], [1.0] * 3)
+        for each in (reducer, checker):
+            each.commit(round_number, join_parts(LAYOUT, [answer, rest], ranges))
+        assert reducer.since == checker.since == 1
+        assert math.isclose(reducer.residual_norm, checker.residual_norm, rel_tol=1e-6)
+    assert reducer.residual_norm > 0
+    norm = checker.residual_norm
+    checker.for_parts([PartRange(0, 3)], "another partner")
+    assert checker.residual_norm == checker.since == 0
+    assert checker.lost_norm >= norm
+
+
+def test_a_false_sum_and_a_sum_of_others_do_not_pass() -> None:
+    part, weights = PartRange(0, CHUNKS), [1.0, 1.0]
+    honest = [payload(1), payload(2)]
+    parts = [cut_payload(LAYOUT, each, [part])[0] for each in honest]
+    false = cut_payload(LAYOUT, payload(3), [part])[0]
+    checker = Reducer(LAYOUT, part)
+    assert checker.check(parts, weights, Reducer(LAYOUT, part).reduce(parts, weights))
+    for answer in (
+        Reducer(LAYOUT, part).reduce([parts[0], false], weights),
+        Reducer(LAYOUT, part).reduce(parts, [1.0, 2.0]),
+        Reducer(LAYOUT, part).reduce(parts[:1], [1.0]),
+        b"",
+        bytes(len(parts[0])),
+    ):
+        assert not checker.check(parts, weights, answer)
+        assert checker.pending_result is None

@@ -78,7 +78,9 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
         replace(line, is_open=line.is_open and not _is_benched(state, descriptor))
         for descriptor, line in zip(descriptors, lines, strict=True)
     ]
-    return tuple(able if any(line.is_open for line in able) else lines)
+    # One alone would have no checker.
+    is_enough = sum(line.is_open for line in able) >= min(2, sum(line.is_open for line in lines))
+    return tuple(able if is_enough else lines)
 
 
 def _is_benched(state: State, descriptor: PayloadDescriptor) -> bool:

@@ -21,8 +21,10 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
     """The fewest members (by a greedy search) that explain why a group did not agree on a result.
 
     Each member tells whose parts it lacks. One of the two is to blame, and who takes part in most of these
-    pairs is named first: a dead reducer that all accuse, or a liar that accuses all. Members that reduce and
-    have told nothing are named, too. Members that reduce nothing are never in the result.
+    pairs is named first: a dead reducer that all accuse, or a liar that accuses all. If a reducer that others
+    accuse names one member alone, that is its checker, which has not signed: nobody can tell who of them is
+    wrong, and both are named if two others remain. Members that reduce and have told nothing are named, too.
+    Members that reduce nothing are never in the result.
     """
     group = round_state.group
     if group is None:
@@ -35,12 +37,17 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
     }
     found = reducing - round_state.results.keys() - {teller for teller, _ in pairs}
     pairs = {(teller, owner) for teller, owner in pairs if owner in reducing - found}
+    told = pairs
     while pairs:
         times = Counter(peer for pair in pairs for peer in pair)
         # Of members that are named as often, first one that has nothing to lose.
         worst = min(times, key=lambda peer: (-times[peer], peer in reducing, peer))
         found.add(worst)
-        pairs = {pair for pair in pairs if worst not in pair}
+        accusers = [teller for teller, owner in told if owner == worst]
+        accused = {owner for teller, owner in told if teller == worst}
+        if len(accusers) > 1 and len(accused) == 1 and len(reducing - found - accused) > 1:
+            found |= accused
+        pairs = {pair for pair in pairs if not found & {*pair}}
     return frozenset(found & reducing)
 
 

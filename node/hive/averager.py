@@ -43,7 +43,7 @@ from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.trust.envelope import is_authentic, misfit
+from protocol.trust.envelope import Signer, is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 
@@ -77,6 +77,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     Args:
         allow_list: the peers that may call this one at first.
+        sign: with the key of this peer.
         sockets: a folder that is removed when the parent of this process has died.
     """
 
@@ -84,7 +85,14 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
     _rpc_handlers = _stub_type = None
 
     def __init__(
-        self, dht: DHT, run: str, stage: int, storage: Storage, allow_list: Sequence[str], sockets: Path
+        self,
+        dht: DHT,
+        run: str,
+        stage: int,
+        storage: Storage,
+        allow_list: Sequence[str],
+        sign: Signer,
+        sockets: Path,
     ) -> None:
         super().__init__(
             (),
@@ -96,7 +104,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         # The run id contains the hash of the spec, thus of model and codec: peers of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
         self._run_id, self._stage, self._storage, self._sockets = run, stage, storage, sockets
-        self._allow_list = AllowList(allow_list)
+        self._allow_list, self._sign = AllowList(allow_list), sign
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
 
@@ -169,7 +177,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._reduction: ReductionPeer | None = None
         if storage.reduced is not None:
             about = self._run_id, self._stage, storage.reduced
-            self._reduction = ReductionPeer(self._p2p, *about, store, line)
+            self._reduction = ReductionPeer(self._p2p, *about, store, self._sign, line)
             await self._reduction.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs

@@ -55,6 +55,7 @@ from node.ipc.typed_calls import encode_request, handler, name_of
 from node.transport.interfaces import own_sources
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import check_multiaddress
+from protocol.trust.envelope import Signer
 from protocol.types import PeerId, Verdict
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Host:
 
     _folder: Path
     _run: str
+    _sign: Signer
     _dht: HostedDHT
     _p2pd: psutil.Process
     _arbiter: HostedArbiter | None = None
@@ -117,6 +119,7 @@ class Host:
     def join_dht(self, request: JoinDht) -> DhtJoined:
         correct_dht_time(request.clock_offset)  # first: every process that is forked later inherits it
         self._folder, self._run = request.folder, request.run
+        self._sign = signer_of(request.identity)
         for address in request.initial_peers:
             _check_initial_peer(address)
         listener = None if request.client_mode else listen(request.listen_host, request.listen_port)
@@ -124,9 +127,7 @@ class Host:
         announced = () if listener is None else announced_addresses(listener, *told)
         self._dht = HostedDHT(
             self._folder,
-            CertificateAuthorizer(
-                self._run, signer_of(request.identity), request.certificate, request.authority
-            ),
+            CertificateAuthorizer(self._run, self._sign, request.certificate, request.authority),
             listener,
             {*request.sources, *own_sources()},
             request.stays_connected,
@@ -181,7 +182,8 @@ class Host:
                 *(request.capacities[stage], folder, request.keep_rounds),
                 *(request.checkpoint_folder, request.reduced),
             )
-            averager = SparseAverager(self._dht, self._run, stage, storage, allow_list, self._folder)
+            about = self._run, stage, storage, allow_list, self._sign, self._folder
+            averager = SparseAverager(self._dht, *about)
             averager.launch()
             return averager
 

@@ -5,6 +5,8 @@ Each member sends to every reducer its parts, and gets the reduced parts back on
 - Who sends no more, or a part that is not valid, counts in the parts that it has sent before. A sender has
   the first half of the time.
 - Weights come from the descriptors that the members have signed.
+- A reducer with a checker (:mod:`node.hive.part_check`) counts only the senders of which both have all parts,
+  and nobody takes sums that the checker has not signed.
 - A part that a reducer has not sent, or that is not valid, is missing at this member alone: it goes on to
   reduce for the others, and gets the result by its hash when the round is committed.
 """
@@ -12,13 +14,10 @@ Each member sends to every reducer its parts, and gets the reduced parts back on
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+from typing import Any, AsyncIterator, TypeVar  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException
@@ -28,130 +27,20 @@ from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils.asyncio import attach_event_on_finished
 
 from node import hooks
-from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart, answer_nbytes
+from node.hive.part_plan import PartPlan, Reduction
+from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart
 from node.transport.line import UNLIMITED, Line
-from node.transport.transfer import chunk_bytes, linger
-from protocol.algorithm.partition import PartRange, partition, reducer_shares
-from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import ExchangeGroup, PeerId, ResultClaim
-from protocol.wire.counted_result import CountedResult
-from protocol.wire.payload_codec import decode
-from protocol.wire.reduction import Reducer, ReductionLayout, decode_part, join_parts
+from node.transport.transfer import linger
+from protocol.algorithm.partition import PartRange
+from protocol.errors import HetnodeError
+from protocol.pb.payload_pb2 import CountRequest
+from protocol.trust.envelope import is_signed_by
+from protocol.wire.counted_result import mask_of, senders_of
+from protocol.wire.reduction import decode_part
+from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PartPlan:
-    """Who reduces what in one round of a stage; all members have the same.
-
-    Attributes:
-        members: sorted by peer id, as text.
-        weights: of their payloads, from the signed descriptors.
-        ranges: by member, what it reduces; empty for those that reduce nothing.
-    """
-
-    layout: ReductionLayout
-    members: tuple[PeerID, ...]
-    weights: tuple[float, ...]
-    ranges: tuple[PartRange, ...]
-
-    @classmethod
-    def of_group(cls, layout: ReductionLayout, group: ExchangeGroup) -> PartPlan:
-        """The plan that all members make of the same group of the coordinator.
-
-        Members that others cannot dial reduce nothing. If no uplink is known, all others reduce equal parts.
-
-        Raises ValueError if there is no such member, or an owner is not a peer id.
-        """
-        owners = [descriptor.owner for descriptor in group.descriptors]
-        is_open = [line.is_open for line in group.lines] or [True] * len(owners)
-        uplinks = [line.uplink * line.is_open for line in group.lines]
-        weights = tuple(descriptor.weight for descriptor in group.descriptors)
-        ratio = max(1.0, layout.result.nbytes / layout.payload.nbytes)
-        shares = reducer_shares(uplinks if any(uplinks) else list(map(int, is_open)), ratio)
-        ranges = tuple(partition(layout.chunks.total, shares))
-        return cls(layout, tuple(map(PeerID.from_base58, owners)), weights, ranges)
-
-    @cached_property
-    def parts(self) -> tuple[tuple[PartRange, ...], ...]:
-        """By member: its range in parts of about one message each; hivemind reduces one after the other."""
-        return tuple(tuple(self._parts_of(each)) for each in self.ranges)
-
-    @property
-    def all_parts(self) -> list[PartRange]:
-        return [part for of_one in self.parts for part in of_one]
-
-    def traffic(self, position: int) -> tuple[int, int]:
-        """Bytes that a member sends and receives in a round: parts, and answers, without libp2p's own."""
-        others, sent, received = len(self.members) - 1, 0, 0
-        for reducer, parts in enumerate(self.parts):
-            out = sum(self.layout.part_sent(part).nbytes for part in parts)
-            back = sum(self.answer_nbytes(part) for part in parts)
-            sent += others * back if reducer == position else out
-            received += others * out if reducer == position else back
-        return sent, received
-
-    def answer_nbytes(self, part: PartRange) -> int:
-        """Length of every answer of the reducer of `part`."""
-        return answer_nbytes(len(self.members), self.layout.part_reduced(part).nbytes)
-
-    def read_answer(self, part: PartRange, data: bytes) -> ReducedPart:
-        """Raises HetnodeError PAYLOAD_CORRUPT for what no reducer of `part` answers."""
-        if len(data) != (nbytes := self.answer_nbytes(part)):
-            raise _corrupt(f"It has {len(data)} bytes for a part of {nbytes}.")
-        try:
-            reduced = ReducedPart.from_bytes(data, len(self.members))
-        except ValueError as error:
-            raise _corrupt(f"{error}.") from None
-        decode(self.layout.part_reduced(part), reduced.data)
-        return reduced
-
-    def _parts_of(self, whole: PartRange) -> list[PartRange]:
-        if not len(whole):
-            return []
-        nbytes = max(self.layout.part_sent(whole).nbytes, self.layout.part_reduced(whole).nbytes)
-        count = min(len(whole), -(-nbytes // chunk_bytes(len(self.members) - 1)))
-        return [
-            PartRange(whole.first_chunk + part.first_chunk, whole.first_chunk + part.last_chunk)
-            for part in partition(len(whole), [1.0] * count)
-        ]
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What one member has at the end: a reduced part, or None where it is missing, for each of all parts."""
-
-    plan: PartPlan
-    parts: tuple[ReducedPart | None, ...]
-
-    @property
-    def result(self) -> bytes | None:
-        """The result of the round; None if a part is missing."""
-        found = [part.data for part in self.parts if part is not None]
-        if len(found) < len(self.parts):
-            return None
-        return join_parts(self.plan.layout, found, self.plan.all_parts)
-
-    @property
-    def lacks(self) -> list[int]:
-        """The positions of the reducers of whose parts at least one is missing, ascending."""
-        owners = [position for position, parts in enumerate(self.plan.parts) for _ in parts]
-        return sorted({owner for owner, part in zip(owners, self.parts, strict=True) if part is None})
-
-    def to_bytes(self) -> bytes | None:
-        """What members serve and hash (protocol.wire.counted_result); None if a part is missing."""
-        if (result := self.result) is None:
-            return None
-        senders = tuple(part.senders for part in self.parts if part is not None)
-        return CountedResult(len(self.plan.members), senders, result).to_bytes()
-
-    def claim(self, data: bytes) -> ResultClaim:
-        """What a member that has all parts tells the coordinator; `data` are its bytes."""
-        counted = {position for part in self.parts if part is not None for position in part.senders}
-        left_out = (each for position, each in enumerate(self.plan.members) if position not in counted)
-        without = tuple(PeerId(each.to_base58()) for each in left_out)
-        return ResultClaim(hashlib.sha256(data).hexdigest(), len(data), without)
+T = TypeVar("T")
 
 
 class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no type information
@@ -160,7 +49,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
     Args:
         servicer_type, prefix: name the remote calls of the members, as in hivemind.
         sent: this member's own payload, cut into all parts of the plan in their order.
-        reducers: one for each part that this member reduces.
+        reducers: of this member in this stage.
         seconds: until :meth:`exchange` ends.
     """
 
@@ -172,7 +61,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         group_id: bytes,
         plan: PartPlan,
         sent: Sequence[bytes],
-        reducers: Sequence[Reducer],
+        reducers: StageReducers,
         seconds: float,
         line: Line = UNLIMITED,
     ) -> None:
@@ -189,23 +78,70 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         )
         self._plan, self._line = plan, line
         self._own = plan.members.index(self.peer_id)
-        assert len(reducers) == len(plan.parts[self._own]), "each own part has its reducer"
         parts = iter(sent)
         by_reducer = [[next(parts) for _ in of_one] for of_one in plan.parts]
         # hivemind has made both for no tensors.
         self.tensor_part_container = PartContainer(by_reducer)
-        self.tensor_part_reducer = PartReducer(reducers, plan.weights)
-        self._own_parts = by_reducer[self._own]
+        self.tensor_part_reducer = PartReducer(len(plan.parts[self._own]), plan.weights)
+        self._own_parts, self._reducers = by_reducer[self._own], reducers
+        self._checker = plan.checkers[self._own]
+        self._signature: asyncio.Future[bytes] = asyncio.Future()
         now = asyncio.get_running_loop().time()
         self._senders_end, self._ends = now + seconds / 2, now + seconds
         self._streams: set[PeerID] = set()
 
     async def exchange(self) -> Reduction:
         """Send all parts, reduce the own ones, and collect the results, until all have come or time is up."""
+        if self._checker is None:
+            await self._begin()
         try:
-            return Reduction(self._plan, tuple([part async for part in self.run()]))
+            parts = tuple([part async for part in self.run()])
+            is_signed = self._signature.done() and self._signature.exception() is None
+            return Reduction(self._plan, parts, self._checker if self._own_parts and not is_signed else None)
         finally:
+            _fail(self._signature, "the exchange of parts has ended")
             await self.tensor_part_reducer.wait_idle()
+
+    async def _begin(self) -> None:
+        """Reduce from now on what all senders have sent that count."""
+        checker, senders = self._checker, None
+        partner = "" if checker is None else self._plan.members[checker].to_base58()
+        if checker is not None:
+            mask = mask_of(self.tensor_part_reducer.complete, self.group_size)
+            request = CountRequest(group_id=self.group_id, since=self._reducers.since, senders=mask)
+            reply = await self._get_peer_stub(self._plan.members[checker]).rpc_count(request)
+            if reply.refusal:
+                raise AllreduceException(reply.refusal[:200])
+            if reply.since != self._reducers.since:
+                self._reducers.clear()
+            senders = senders_of(reply.senders, self.group_size)
+        own = self._plan.parts[self._own]
+        self.tensor_part_reducer.begin(
+            await asyncio.to_thread(self._reducers.for_parts, own, partner), senders
+        )
+
+    async def _let_check(self) -> None:
+        """Get the signature of the checker for all sums of this member."""
+        assert self._checker is not None, "somebody checks"
+        reducer, checker = self.tensor_part_reducer, self._plan.members[self._checker]
+        reduced = [await reducer.reduced(number) for number in range(len(self._own_parts))]
+        answers = [part.to_bytes(self.group_size) for part in reduced]
+
+        async def messages() -> AsyncIterator[AveragingData]:
+            for answer in answers:
+                await self._line.up.take(len(answer))
+                yield AveragingData(group_id=self.group_id, tensor_part=Tensor(buffer=answer))
+
+        reply = await self._get_peer_stub(checker).rpc_sign(messages())
+        if not self._is_signed(self._own, answers, reply.signature):
+            raise AllreduceException(reply.refusal[:200] or "its signature is not valid")
+        self._signature.set_result(reply.signature)
+
+    def _is_signed(self, reducer: int, answers: Sequence[bytes], signature: bytes) -> bool:
+        checker = self._plan.checkers[reducer]
+        assert checker is not None, "somebody checks"
+        message = self._plan.sums_message(self.group_id, reducer, answers)
+        return is_signed_by(self._plan.members[checker].to_base58(), message, signature)
 
     # hivemind's run calls these.
 
@@ -213,12 +149,24 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         reducer = self.tensor_part_reducer
         try:
             async with asyncio.timeout_at(self._senders_end):
-                await reducer.finished.wait()
+                await reducer.collected.wait()
         except TimeoutError:
             for peer, received in zip(self.sender_peer_ids, list(reducer.num_parts_received), strict=True):
                 if received < reducer.num_parts:
                     log.warning("%s has sent %d of %d parts in time", peer, received, reducer.num_parts)
                     await self._ban_sender(peer)
+        if self._checker is None:
+            return
+        try:
+            async with asyncio.timeout_at(self._ends):
+                await self._begin()
+                await self._let_check()
+        except Exception as error:  # hivemind and its transport raise many kinds
+            reason = (
+                f"{self._plan.members[self._checker]} has not signed: {str(error) or type(error).__name__}"
+            )
+            log.warning("group %s lacks the own parts: %s", self.group_id.decode(), reason)
+            _fail(self._signature, reason)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         """Send a reducer its parts, and register what it answers; the rest is missing."""
@@ -239,6 +187,8 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
     async def _own_answers(self) -> AsyncGenerator[ReducedPart, None]:
         for part in self._own_parts:
             self.tensor_part_reducer.add(self._own, part)
+        if self._checker is not None:
+            await asyncio.shield(self._signature)
         for number in range(len(self._own_parts)):
             yield await self.tensor_part_reducer.reduced(number)
 
@@ -249,13 +199,22 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         async with aclosing(stream):  # closing tells the reducer that all has arrived
             if self.should_delay_results(self.peer_id):
                 await sent.wait()
-            for part in self._plan.parts[position]:
-                try:
-                    message = await anext(stream)
-                except StopAsyncIteration:
-                    raise AllreduceException("it has ended the stream") from None
-                await self._line.down.take(len(message.tensor_part.buffer))
-                yield await asyncio.to_thread(self._answer, part, message)
+            if self._plan.checkers[position] is None:
+                for part in self._plan.parts[position]:
+                    yield await self._next_answer(stream, part)
+                return
+            # Only all sums together are signed.
+            signature = (await _next(stream)).tensor_part.buffer
+            found = [await self._next_answer(stream, part) for part in self._plan.parts[position]]
+            if not self._is_signed(position, [part.to_bytes(self.group_size) for part in found], signature):
+                raise AllreduceException("its checker has not signed its sums")
+            for each in found:
+                yield each
+
+    async def _next_answer(self, stream: AsyncIterator[AveragingData], part: PartRange) -> ReducedPart:
+        message = await _next(stream)
+        await self._line.down.take(len(message.tensor_part.buffer))
+        return await asyncio.to_thread(self._answer, part, message)
 
     def _get_peer_stub(self, peer: PeerID) -> Any:
         hooks.current().before_contact(peer.to_base58())
@@ -297,8 +256,13 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         # In a task: a part waits for the slowest sender, and the next ones come meanwhile.
         receiving = asyncio.create_task(self._receive(stream, sender_index))
         try:
+            if self._checker is not None:
+                signature = await self._while_receiving(asyncio.shield(self._signature), receiving)
+                yield AveragingData(code=AVERAGED_PART, tensor_part=Tensor(buffer=signature))
             for number in range(len(self._own_parts)):
-                answer = (await self._reduced(number, receiving)).to_bytes(self.group_size)
+                answer = (
+                    await self._while_receiving(self.tensor_part_reducer.reduced(number), receiving)
+                ).to_bytes(self.group_size)
                 await self._line.up.take(len(answer))
                 yield AveragingData(code=AVERAGED_PART, tensor_part=Tensor(buffer=answer))
             await receiving
@@ -306,16 +270,16 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
             receiving.cancel()
             await self._stop_counting(sender_index)
 
-    async def _reduced(self, number: int, receiving: asyncio.Task[None]) -> ReducedPart:
-        """Wait for the sum of a part, as long as `receiving` does not fail. Raises what it raises."""
-        reduced = asyncio.create_task(self.tensor_part_reducer.reduced(number))
+    async def _while_receiving(self, awaited: Awaitable[T], receiving: asyncio.Task[None]) -> T:
+        """Wait for `awaited`, as long as `receiving` does not fail. Raises what either raises."""
+        waiting = asyncio.ensure_future(awaited)
         try:
-            await asyncio.wait({receiving, reduced}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({receiving, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
                 receiving.result()
-            return await reduced
+            return await waiting
         finally:
-            reduced.cancel()
+            waiting.cancel()
 
     async def _receive(self, stream: AsyncIterator[AveragingData], sender_index: int) -> None:
         """Take the parts of a sender until its stream ends. Raises as :meth:`_part`."""
@@ -348,6 +312,15 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         return bytes(data)
 
 
-def _corrupt(cause: str) -> HetnodeError:
-    remedy = "It is not applied. The other member must run the same version and specification."
-    return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A result cannot be used. {cause}", remedy)
+async def _next(stream: AsyncIterator[AveragingData]) -> AveragingData:
+    """Raises AllreduceException at the end of the stream."""
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise AllreduceException("it has ended the stream") from None
+
+
+def _fail(future: asyncio.Future[bytes], reason: str) -> None:
+    if not future.done():
+        future.set_exception(AllreduceException(reason))
+        future.exception()  # perhaps nobody waits for it

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,16 +91,39 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
     those of other senders: as many bytes as a payload has, if all members reduce equal parts.
 
     Args:
-        reducers: one for each part, in canonical order. A caller commits or aborts them after the round.
+        parts: their number.
         weights: by member, in canonical order. What senders say of their weight does not count.
+
+    Attributes:
+        collected: set once each sender has sent all parts, or has failed.
     """
 
-    def __init__(self, reducers: Sequence[Reducer], weights: Sequence[float]) -> None:
-        self._reducers, self._weights = reducers, weights
-        self._received: list[dict[int, bytes]] = [{} for _ in reducers]
-        self._reduced: list[asyncio.Future[ReducedPart]] = [asyncio.Future() for _ in reducers]
+    def __init__(self, parts: int, weights: Sequence[float]) -> None:
+        self._weights = weights
+        self._reducers: Sequence[Reducer] | None = None
+        self._received: list[dict[int, bytes]] = [{} for _ in range(parts)]
+        self._reduced: list[asyncio.Future[ReducedPart]] = [asyncio.Future() for _ in range(parts)]
         self._running: dict[int, asyncio.Task[None]] = {}
-        super().__init__([torch.Size([0])] * len(reducers), len(weights))
+        self.collected = asyncio.Event()
+        super().__init__([torch.Size([0])] * parts, len(weights))
+
+    @property
+    def complete(self) -> list[int]:
+        """The positions of the senders that have sent all parts, ascending."""
+        return [each for each, count in enumerate(self.num_parts_received) if count == self.num_parts]
+
+    def begin(self, reducers: Sequence[Reducer], senders: Collection[int] | None = None) -> None:
+        """Reduce from now on, each part as soon as it is there.
+
+        Args:
+            reducers: one for each part, in canonical order. A caller commits or aborts them after the round.
+            senders: the positions of those that may count; None: all.
+        """
+        self._reducers = reducers
+        for index in range(self.num_senders):
+            if senders is not None and index not in senders:
+                self.sender_failed_after[index] = 0
+        self._reduce_complete()
 
     def add(self, sender_index: int, part: bytes) -> None:
         """Take the next part of a sender, which is valid; it is dropped if the sender has failed."""
@@ -108,7 +131,7 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
         if self.sender_failed_after[sender_index] == math.inf:
             self._received[number][sender_index] = part
             self.num_parts_received[sender_index] += 1
-            self._reduce_complete()
+            self._note_progress()
 
     async def reduced(self, part_index: int) -> ReducedPart:
         """Wait for the sum of a part. Raises AllreduceException if it cannot be encoded, or at the end."""
@@ -121,8 +144,9 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
 
     def on_sender_failed(self, sender_index: int) -> None:
         """hivemind calls this once for each sender that fails, or that is late."""
-        self.sender_failed_after[sender_index] = self.num_parts_received[sender_index]
-        self._reduce_complete()
+        received = self.num_parts_received[sender_index]
+        self.sender_failed_after[sender_index] = min(self.sender_failed_after[sender_index], received)
+        self._note_progress()
 
     def finalize(self) -> None:
         """hivemind calls this at the end of the exchange: parts that are not reduced never will be."""
@@ -132,22 +156,33 @@ class PartReducer(TensorPartReducer):  # type: ignore[misc]  # hivemind has no t
                 future.exception()  # perhaps nobody waits for it
         self.finished.set()
 
+    def _note_progress(self) -> None:
+        states = zip(self.num_parts_received, self.sender_failed_after, strict=True)
+        if all(received == self.num_parts or failed_after < math.inf for received, failed_after in states):
+            self.collected.set()
+        self._reduce_complete()
+
     def _reduce_complete(self) -> None:
         """Begin to reduce each part that no more sender will add to."""
+        if self._reducers is None:
+            return
         for number, received in enumerate(self._received):
-            expected = sum(number < failed_after for failed_after in self.sender_failed_after)
-            if number not in self._running and len(received) == expected:
-                self._running[number] = asyncio.create_task(self._reduce(number))
+            if number not in self._running and self._counted(number) <= received.keys():
+                self._running[number] = asyncio.create_task(self._reduce(self._reducers[number], number))
         if len(self._running) == self.num_parts:
             self.finished.set()
 
-    async def _reduce(self, number: int) -> None:
-        received, self._received[number] = sorted(self._received[number].items()), {}
-        senders = tuple(sender for sender, _ in received)
-        parts, weights = [part for _, part in received], [self._weights[sender] for sender in senders]
+    def _counted(self, number: int) -> set[int]:
+        """The senders that count in a part."""
+        return {sender for sender, end in enumerate(self.sender_failed_after) if number < end}
+
+    async def _reduce(self, reducer: Reducer, number: int) -> None:
+        received, self._received[number] = self._received[number], {}
+        senders = tuple(sorted(self._counted(number)))
+        parts, weights = [received[sender] for sender in senders], [self._weights[each] for each in senders]
         try:
             # In a thread: sums of many parts would block the event loop.
-            data = await asyncio.to_thread(self._reducers[number].reduce, parts, weights)
+            data = await asyncio.to_thread(reducer.reduce, parts, weights)
         except (HetnodeError, ValueError) as error:
             if not self._reduced[number].done():
                 reason = error.cause if isinstance(error, HetnodeError) else str(error)

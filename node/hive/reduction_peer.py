@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
+from collections.abc import Iterator
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
-from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto.averaging_pb2 import BAD_GROUP_ID, AveragingData
 from hivemind.utils.asyncio import achain, as_aiter
 
+from node import hooks
 from node.hive.access import AllowedCalls
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction
+from node.hive.part_check import PartCheck
+from node.hive.part_exchange import PartExchange
+from node.hive.part_plan import PartPlan, Reduction
 from node.hive.records import stage_prefix
 from node.hive.stream_calls import Guard, GuardedStreams
 from node.model.shapes import parameter_shapes
@@ -22,8 +26,9 @@ from node.transport.payload_store import PayloadStore
 from node.transport.transfer import linger
 from node.transport.transport import ExchangeResult, RoundEnd
 from protocol.errors import HetnodeError
+from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignReply
 from protocol.spec.run import RunSpec
-from protocol.trust.envelope import is_authentic
+from protocol.trust.envelope import Signer, is_authentic
 from protocol.types import ExchangeGroup, PayloadDescriptor, Rejection, ResultClaim
 from protocol.wire.counted_result import CountedResult
 from protocol.wire.reduction import ReductionLayout, cut_payload
@@ -32,7 +37,10 @@ from protocol.wire.stage_reducers import StageReducers
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 10.0  # longest wait for the first message of a stream
-_LACKS = "as a reducer it has not sent all of its sums"
+_LACKS = "as a reducer it has not sent all of its sums, signed by its checker"
+_FALSE = "as a reducer it has false sums"
+_UNSIGNED = "as a checker it has not signed the sums of this member"
+_NO_GROUP = "this peer is in no such group with you"
 GROUP_SECONDS = 60.0  # longest wait of a member for this one to join the group
 
 
@@ -45,16 +53,24 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
     Args:
         spec: of a run with exchange "reduced".
         store: keeps the results of `stage`, from which other peers fetch them by their hash.
+        sign: with the key of this peer.
         line: what this node may send and receive.
     """
 
     def __init__(
-        self, p2p: P2P, run: str, stage: int, spec: RunSpec, store: PayloadStore, line: Line = UNLIMITED
+        self,
+        p2p: P2P,
+        run: str,
+        stage: int,
+        spec: RunSpec,
+        store: PayloadStore,
+        sign: Signer,
+        line: Line = UNLIMITED,
     ) -> None:
         self._p2p, self._run, self._stage, self._store, self._line = p2p, run, stage, store, line
-        self._layout = ReductionLayout(parameter_shapes(spec, stage), spec.outer)
-        self._reducers = StageReducers(self._layout)
-        self._exchange: PartExchange | None = None  # the newest, which may be over
+        self._sign, self._layout = sign, ReductionLayout(parameter_shapes(spec, stage), spec.outer)
+        self._own, self._checked = StageReducers(self._layout), StageReducers(self._layout)
+        self._round: tuple[PartExchange, PartCheck] | None = None  # the newest, which may be over
         self._joined = asyncio.Event()  # set and then replaced with each change of it
         self._waiting = OpenTransfers()
 
@@ -82,15 +98,19 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
             return ExchangeResult((own,))
         position = plan.members.index(self._p2p.peer_id)
         sent = await asyncio.to_thread(cut_payload, self._layout, payload, plan.all_parts)
-        reducers = await asyncio.to_thread(self._reducers.for_parts, plan.parts[position])
-        network = self._p2p, ReductionPeer, self._prefix, group.group_id.encode()
-        self._exchange = PartExchange(*network, plan, sent, reducers, seconds, self._line)
+        network = self._p2p, ReductionPeer, self._prefix, (group_id := group.group_id.encode())
+        exchange = PartExchange(*network, plan, sent, self._own, seconds, self._line)
+        check = PartCheck(plan, position, group_id, self._checked, self._sign, seconds, self._line)
+        self._round = exchange, check
         self._joined.set()
         self._joined = asyncio.Event()
-        reduction = await self._exchange.exchange()
+        copying = asyncio.create_task(check.send_copies(sent, self._stub))
+        try:
+            reduction = await exchange.exchange()
+        finally:
+            copying.cancel()
         claim = await asyncio.to_thread(self._keep, own.round_number, reduction)
-        lacking = [group.descriptors[position] for position in reduction.lacks]
-        return ExchangeResult((own,), tuple(Rejection(each, _LACKS) for each in lacking), claim)
+        return ExchangeResult((own,), tuple(_accusations(group, position, reduction, check)), claim)
 
     async def end_round(self, ended: RoundEnd) -> None:
         """See :meth:`node.transport.transport.Transport.end_round`."""
@@ -104,26 +124,36 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         return claim
 
     def _end_round(self, ended: RoundEnd) -> None:
-        before = self._reducers.lost_norm
-        if ended.rolled_back:
-            self._reducers.clear()
-        elif ended.result is None:
-            self._reducers.abort()
-        elif (data := self._store.get(ended.round_number, ended.result)) is None:
-            log.warning("stage %d: the result of round %d is not kept", self._stage, ended.round_number)
-            self._reducers.clear()
-        else:
-            try:
-                self._reducers.commit(ended.round_number, CountedResult.from_bytes(self._layout, data).result)
-            except HetnodeError as error:  # the worker refuses it, too
-                log.warning("stage %d, round %d: %s", self._stage, ended.round_number, error.cause)
-                self._reducers.clear()
-        if (lost := self._reducers.lost_norm) > before:
+        before = self._own.lost_norm
+        for reducers in (self._own, self._checked):
+            if ended.rolled_back:
+                reducers.clear()
+            elif ended.result is None:
+                reducers.abort()
+            else:
+                self._commit(reducers, ended.round_number, ended.result)
+        if (lost := self._own.lost_norm) > before:
             log.info("stage %d: residuals of norm %.3g are lost so far", self._stage, lost)
+
+    def _commit(self, reducers: StageReducers, round_number: int, sha256: str) -> None:
+        data = self._store.get(round_number, sha256)
+        try:
+            if data is not None:
+                reducers.commit(round_number, CountedResult.from_bytes(self._layout, data).result)
+                return
+            problem = "it is not kept"
+        except HetnodeError as error:  # the worker refuses it, too
+            problem = error.cause
+        log.warning("stage %d, the result of round %d: %s", self._stage, round_number, problem)
+        reducers.clear()
 
     @property
     def _prefix(self) -> str:
         return stage_prefix(self._run, self._stage)
+
+    def _stub(self, peer: PeerID) -> Any:
+        hooks.current().before_contact(peer.to_base58())
+        return self.get_stub(self._p2p, peer, namespace=self._prefix)
 
     # Answers to the calls of other peers
 
@@ -131,25 +161,82 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         self, stream: AsyncIterator[AveragingData], context: P2PContext
     ) -> AsyncIterator[AveragingData]:
         """Take the parts of a member of the newest group, and answer each with its sum."""
-        exchange = None
-        with self._waiting.admit(context.remote_id.to_base58(), "group", 1) as allowed:
-            if allowed:
-                try:
-                    async with asyncio.timeout(FIRST_SECONDS):
-                        first = await anext(stream)
-                    exchange = await self._exchange_of(first.group_id)
-                except (TimeoutError, StopAsyncIteration):
-                    pass
-        if exchange is None:
+        found = await self._joined_by("parts", stream, context)
+        if found is None:
             yield AveragingData(code=BAD_GROUP_ID)
             await linger()  # else the refusal may be lost
             return
-        async for message in exchange.rpc_aggregate_part(achain(as_aiter(first), stream), context):
+        (exchange, _), messages = found
+        async for message in exchange.rpc_aggregate_part(messages, context):
             yield message
 
-    async def _exchange_of(self, group_id: bytes) -> PartExchange:
-        """The exchange of a group, once this peer has joined it. Raises TimeoutError."""
+    async def rpc_copy(self, stream: AsyncIterator[AveragingData], context: P2PContext) -> PushReply:
+        """Take copies of the parts that a member sends to the reducer that this peer checks."""
+        found = await self._joined_by("copies", stream, context)
+        if found is None:
+            return PushReply(refusal=_NO_GROUP)
+        (exchange, check), messages = found
+        return await check.copy(exchange.ordered_peer_ids.index(context.remote_id), messages)
+
+    async def rpc_count(self, request: CountRequest, context: P2PContext) -> CountReply:
+        """Tell the reducer that this peer checks which members may count."""
+        try:
+            exchange, check = await self._joined_to(request.group_id)
+        except TimeoutError:
+            return CountReply(refusal=_NO_GROUP)
+        if not _checks(exchange, check, context):
+            return CountReply(refusal=_NO_GROUP)
+        return await check.count(request)
+
+    async def rpc_sign(self, stream: AsyncIterator[AveragingData], context: P2PContext) -> SignReply:
+        """Check the sums of the reducer that this peer checks, and sign them."""
+        found = await self._joined_by("sums", stream, context)
+        if found is None or not _checks(*found[0], context):
+            return SignReply(refusal=_NO_GROUP)
+        (_, check), messages = found
+        return await check.sign(messages)
+
+    async def _joined_by(
+        self, what: str, stream: AsyncIterator[AveragingData], context: P2PContext
+    ) -> tuple[tuple[PartExchange, PartCheck], AsyncIterator[AveragingData]] | None:
+        """The round that the first message of a stream names, and all its messages.
+
+        None for a peer that has such a stream already, or is not in the group.
+        """
+        with self._waiting.admit(context.remote_id.to_base58(), what, 1) as allowed:
+            if not allowed:
+                return None
+            try:
+                async with asyncio.timeout(FIRST_SECONDS):
+                    first = await anext(stream)
+                joined = await self._joined_to(first.group_id)
+            except (TimeoutError, StopAsyncIteration):
+                return None
+        if context.remote_id not in joined[0].ordered_peer_ids:
+            return None
+        return joined, achain(as_aiter(first), stream)
+
+    async def _joined_to(self, group_id: bytes) -> tuple[PartExchange, PartCheck]:
+        """The round of a group, once this peer has joined it. Raises TimeoutError."""
         async with asyncio.timeout(GROUP_SECONDS):
-            while self._exchange is None or self._exchange.group_id != group_id:
+            while self._round is None or self._round[0].group_id != group_id:
                 await self._joined.wait()
-        return self._exchange
+        return self._round
+
+
+def _checks(exchange: PartExchange, check: PartCheck, context: P2PContext) -> bool:
+    """Whether this peer checks the caller."""
+    return check.checked is not None and exchange.ordered_peer_ids[check.checked] == context.remote_id
+
+
+def _accusations(
+    group: ExchangeGroup, own: int, reduction: Reduction, check: PartCheck
+) -> Iterator[Rejection]:
+    """What this member tells of others: with the descriptor of each, which names it."""
+    for position in reduction.lacks:
+        if position == own:
+            continue
+        is_false = check.found_false and position == check.checked
+        yield Rejection(group.descriptors[position], _FALSE if is_false else _LACKS)
+    if (checker := reduction.unsigned_by) is not None and checker not in reduction.lacks:
+        yield Rejection(group.descriptors[checker], _UNSIGNED)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protocol.pb import hetnode_pb2 as protocol_dot_pb_dot_hetnode__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protocol/pb/payload.proto\x12\nhetnode.v1\x1a\x19protocol/pb/hetnode.proto\"_\n\x0cPayloadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x30\n\tannounced\x18\x02 \x01(\x0b\x32\x1d.hetnode.v1.PayloadDescriptor\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"`\n\x0cRangeRequest\x12\x31\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1d.hetnode.v1.PayloadDescriptor\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\"\x1c\n\tPushReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\"I\n\x0cStateRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protocol/pb/payload.proto\x12\nhetnode.v1\x1a\x19protocol/pb/hetnode.proto\"_\n\x0cPayloadChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x30\n\tannounced\x18\x02 \x01(\x0b\x32\x1d.hetnode.v1.PayloadDescriptor\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"`\n\x0cRangeRequest\x12\x31\n\ndescriptor\x18\x01 \x01(\x0b\x32\x1d.hetnode.v1.PayloadDescriptor\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0e\n\x06nbytes\x18\x03 \x01(\x04\"\x1c\n\tPushReply\x12\x0f\n\x07refusal\x18\x01 \x01(\t\"@\n\x0c\x43ountRequest\x12\x10\n\x08group_id\x18\x01 \x01(\x0c\x12\r\n\x05since\x18\x02 \x01(\r\x12\x0f\n\x07senders\x18\x03 \x01(\x0c\"=\n\nCountReply\x12\x0f\n\x07senders\x18\x01 \x01(\x0c\x12\r\n\x05since\x18\x02 \x01(\r\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"/\n\tSignReply\x12\x11\n\tsignature\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"I\n\x0cStateRequest\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,6 +38,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANGEREQUEST']._serialized_end=261
   _globals['_PUSHREPLY']._serialized_start=263
   _globals['_PUSHREPLY']._serialized_end=291
-  _globals['_STATEREQUEST']._serialized_start=293
-  _globals['_STATEREQUEST']._serialized_end=366
+  _globals['_COUNTREQUEST']._serialized_start=293
+  _globals['_COUNTREQUEST']._serialized_end=357
+  _globals['_COUNTREPLY']._serialized_start=359
+  _globals['_COUNTREPLY']._serialized_end=420
+  _globals['_SIGNREPLY']._serialized_start=422
+  _globals['_SIGNREPLY']._serialized_end=469
+  _globals['_STATEREQUEST']._serialized_start=471
+  _globals['_STATEREQUEST']._serialized_end=544
 # @@protoc_insertion_point(module_scope)

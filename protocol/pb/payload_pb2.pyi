@@ -32,6 +32,34 @@ class PushReply(_message.Message):
     refusal: str
     def __init__(self, refusal: _Optional[str] = ...) -> None: ...
 
+class CountRequest(_message.Message):
+    __slots__ = ("group_id", "since", "senders")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    group_id: bytes
+    since: int
+    senders: bytes
+    def __init__(self, group_id: _Optional[bytes] = ..., since: _Optional[int] = ..., senders: _Optional[bytes] = ...) -> None: ...
+
+class CountReply(_message.Message):
+    __slots__ = ("senders", "since", "refusal")
+    SENDERS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    senders: bytes
+    since: int
+    refusal: str
+    def __init__(self, senders: _Optional[bytes] = ..., since: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class SignReply(_message.Message):
+    __slots__ = ("signature", "refusal")
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    signature: bytes
+    refusal: str
+    def __init__(self, signature: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class StateRequest(_message.Message):
     __slots__ = ("stage", "part", "round", "index")
     STAGE_FIELD_NUMBER: _ClassVar[int]

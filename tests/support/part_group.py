@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from hivemind.p2p import P2P, PeerID
 
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction
+from node.hive.part_exchange import PartExchange
+from node.hive.part_plan import PartPlan, Reduction
 from node.transport.line import UNLIMITED, Line
 from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
+from protocol.wire.stage_reducers import StageReducers
 
 GROUP = b"run/0/1"
 LAYOUT = ReductionLayout(
@@ -40,7 +42,7 @@ def payload_of(seed: int) -> bytes:
 def plan_of(peers: Sequence[P2P], fractions: Sequence[float]) -> PartPlan:
     weights = tuple(1.0 + position for position in range(len(peers)))
     ranges = tuple(partition(LAYOUT.chunks.total, fractions))
-    return PartPlan(LAYOUT, tuple(each.peer_id for each in peers), weights, ranges)
+    return PartPlan(LAYOUT, tuple(each.peer_id for each in peers), weights, ranges, (None,) * len(peers))
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class PartGroup:
             kind.__name__ = PartExchange.__name__  # hivemind names remote calls after the class
             network = self.peers[position], PartExchange, plan_prefix(plan), GROUP
             sent = cut_payload(LAYOUT, self.payloads[position], plan.all_parts)
-            about = plan, sent, own_reducers(plan, position), seconds
+            about = plan, sent, StageReducers(LAYOUT), seconds
             found.append(kind(*network, *about, lines[position]))
         return found
 
@@ -89,11 +91,6 @@ class PartGroup:
             for number, part in enumerate(plan.all_parts)
         ]
         return join_parts(LAYOUT, parts, plan.all_parts)
-
-
-def own_reducers(plan: PartPlan, position: int) -> list[Reducer]:
-    """New reducers, without residuals, for the parts of one member."""
-    return [Reducer(plan.layout, part) for part in plan.parts[position]]
 
 
 def uncounted(reduction: Reduction, member: PeerID) -> tuple[PartRange, ...]:

@@ -17,10 +17,12 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction
+from node.hive.part_exchange import PartExchange
+from node.hive.part_plan import PartPlan, Reduction
 from protocol.algorithm.partition import partition
 from protocol.wire.reduction import cut_payload
-from tests.support.part_group import GROUP, LAYOUT, own_reducers, payload_of, uncounted
+from protocol.wire.stage_reducers import StageReducers
+from tests.support.part_group import GROUP, LAYOUT, payload_of, uncounted
 
 
 class StallingExchange(PartExchange):
@@ -47,10 +49,10 @@ async def join(position: int, fractions: list[float], seconds: float, stalls: bo
     print(p2p.peer_id.to_base58(), (await p2p.get_visible_maddrs())[0], flush=True)
     members = tuple(map(PeerID.from_base58, (await asyncio.to_thread(sys.stdin.readline)).split()))
     weights = tuple(1.0 for _ in members)
-    plan = PartPlan(LAYOUT, members, weights, tuple(partition(LAYOUT.chunks.total, fractions)))
+    ranges = tuple(partition(LAYOUT.chunks.total, fractions))
+    plan = PartPlan(LAYOUT, members, weights, ranges, (None,) * len(members))
     kind = StallingExchange if stalls else PartExchange
-    own = members.index(p2p.peer_id)
-    about = cut_payload(LAYOUT, payload_of(position), plan.all_parts), own_reducers(plan, own)
+    about = cut_payload(LAYOUT, payload_of(position), plan.all_parts), StageReducers(LAYOUT)
     exchange = kind(p2p, PartExchange, "parts", GROUP, plan, *about, seconds)
     await exchange.add_p2p_handlers(p2p, namespace="parts")
     print("ready", flush=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Collection, Sequence
+
 import pytest
+from hivemind.proto.averaging_pb2 import AveragingData
 
 from coordinator.state.events import RoundAborted, RoundCommitted
+from coordinator.state.text import short
+from node.hive.part_check import PartCheck
+from node.hive.part_reducer import PartReducer
+from protocol.pb.payload_pb2 import SignReply
 from protocol.types import Decision, Role
+from protocol.wire.reduction import Reducer
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
+from tests.virtual.network import current_machine
 from tests.virtual.rollback import attested, resume, roll_back
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
@@ -124,3 +133,75 @@ def test_after_a_rollback_all_reduce_again(play: Play) -> None:
 
     options = {**REDUCED, "recovery.checkpoint_every": 1}
     play(scenario, MIXED, swarm_spec(MIXED, rounds=7, **options))
+
+
+FIVE = dict.fromkeys("abcde", Role.REPLICA)
+
+
+class FalseReducer:
+    """Sums as if the first member had ten times its weight."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def reduce(self, parts: Sequence[bytes], weights: Sequence[float]) -> bytes:
+        return self._reducer.reduce(parts, [10 * weights[0], *weights[1:]])
+
+
+def aborted_for(swarm: VirtualSwarm) -> dict[int, str]:
+    """The reason of each aborted round of stage 0."""
+    found = [event.decision for event in swarm.events if isinstance(event, RoundAborted)]
+    return {each.round_number: each.reason for each in found if each.stage == 0}
+
+
+def test_a_reducer_with_false_sums_is_found_by_its_checker_and_reduces_no_more(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, lies = PartReducer.begin, []
+
+    def begin(self: PartReducer, reducers: Sequence[Reducer], senders: Collection[int] | None = None) -> None:
+        if current_machine() == "b" and reducers:
+            lies.append(reducers)
+            reducers = [FalseReducer(each) for each in reducers]  # type: ignore[misc]
+        honest(self, reducers, senders)
+
+    monkeypatch.setattr(PartReducer, "begin", begin)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert swarm.committed(0) == list(range(2, 8))
+        [reason] = aborted_for(swarm).values()
+        assert short(swarm.peer("b")) in reason
+        assert len(lies) == 2, "once for each stage"
+        assert contributions(swarm, "b") == list(range(2, 8)), "its own payloads count"
+
+    play(scenario, FIVE, swarm_spec(FIVE, rounds=7, **REDUCED))
+
+
+def test_a_checker_that_signs_nothing_costs_one_round_and_neither_of_the_two_reduces(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, refused = PartCheck.sign, []
+
+    async def sign(self: PartCheck, stream: AsyncIterator[AveragingData]) -> SignReply:
+        reply = await honest(self, stream)
+        if current_machine() == "b":
+            refused.append(self.checked)
+            return SignReply(refusal="a lie")
+        return reply
+
+    monkeypatch.setattr(PartCheck, "sign", sign)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert swarm.committed(0) == list(range(2, 6))
+        [reason] = aborted_for(swarm).values()
+        assert short(swarm.peer("b")) in reason
+        assert reason.count("..") == 2
+        assert len(refused) == 2, "once for each stage"
+
+    play(scenario, FIVE, swarm_spec(FIVE, rounds=5, **REDUCED))

@@ -157,7 +157,7 @@ class VirtualTransport(Transport):
 
     def __init__(self, rpc: VirtualGrpc, dht: Dht, identity: Identity, run: str, client_mode: bool) -> None:
         self._rpc, self._dht, self._run, self._client_mode = rpc, dht, run, client_mode
-        self._peer = identity.peer
+        self._peer, self._sign = identity.peer, identity.sign
         self._allow_list = AllowList()
         self._p2p = VirtualP2P(rpc, dht, identity.peer)
         self._stages: dict[int, PayloadPeer] = {}
@@ -183,7 +183,7 @@ class VirtualTransport(Transport):
                 await peer.serve(self._allow_list, unguarded)
             self._stages[stage] = peer
             if reduced is not None:
-                about = self._p2p, self._run, stage, reduced, store
+                about = self._p2p, self._run, stage, reduced, store, self._sign
                 self._reductions[stage] = ReductionPeer(*about)  # type: ignore[arg-type]
                 await self._reductions[stage].serve(self._allow_list, unguarded)
 

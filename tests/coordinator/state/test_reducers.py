@@ -42,8 +42,22 @@ def failed(lacks: dict[str, str], silent: str = "", dials: str = "") -> str:
         ({"c": "a"}, "", "c", ""),
         ({"b": "a", "c": "a"}, "", "bc", "a"),
         ({"a": "b", "b": "ac", "c": "b"}, "", "", "b"),
+        ({"a": "b", "b": "a", "c": "b", "d": "b"}, "", "", "ab"),
+        ({"a": "b", "b": "a", "c": "b", "d": "b"}, "", "d", "b"),
     ],
-    ids=["dead", "mute", "liar", "silent", "silent home", "lying home", "one home", "two homes", "middle"],
+    ids=[
+        "dead",
+        "mute",
+        "liar",
+        "silent",
+        "silent home",
+        "lying home",
+        "one home",
+        "two homes",
+        "middle",
+        "unsigned",
+        "unsigned of three",
+    ],
 )
 def test_the_fewest_members_that_explain_it_fail(
     lacks: dict[str, str], silent: str, dials: str, expected: str

@@ -11,7 +11,8 @@ import pytest_asyncio
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 
-from node.hive.part_exchange import PartExchange, PartPlan, Reduction
+from node.hive.part_exchange import PartExchange
+from node.hive.part_plan import PartPlan, Reduction
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import Line
 from protocol.types import ExchangeGroup, MemberLine, ResultClaim

@@ -52,7 +52,7 @@ from coordinator.storage.store import SqliteStore, Store
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
 from protocol.server.metrics_endpoint import MetricsEndpoint
-from protocol.spec.run import RunSpec, check_runnable
+from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode, RunPhase
 from protocol.trust.multiaddress import tcp_place
 from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
@@ -115,10 +115,9 @@ async def run_coordinator(
         alarm: what happens if the training looks unhealthy.
 
     Raises:
-        HetnodeError: BAD_SPEC for a spec that nodes cannot run; BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE,
-            STORE_CORRUPT, SPEC_MISMATCH with both hashes, or what `start_bootstrap` raises.
+        HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
+            hashes, or what `start_bootstrap` raises.
     """
-    check_runnable(spec)
     async with AsyncExitStack() as stack:
         # Before anything is written: a wrong address must not leave a folder behind.
         ports, endpoint = open_ports(addresses, stack), _metrics_endpoint(addresses, stack)

@@ -14,6 +14,10 @@ embedding, in equal parts from the hosts that decisions name. Each of these two 
 
 and they run one after the other after the inner phase.
 
+With `outer.exchange` "reduced" the hosts send parts, copies for the checkers and sums instead
+(:func:`coordinator.forecast.exchange_traffic.reduction_traffic`), and members without stage 0 fetch one
+result.
+
 **Snapshots.** With T_perp from a snapshot of the embedding every n rounds
 (:mod:`protocol.algorithm.embedding_snapshot`), these members fetch no payloads of stage 0. Each fetches the
 snapshot from all that have it, hosts and other fetchers, in parts in proportion to their uplinks and during
@@ -31,34 +35,25 @@ from dataclasses import dataclass
 from functools import cache
 from math import inf
 
+from coordinator.forecast.exchange_traffic import (
+    Traffic,
+    embedding_traffic,
+    gather_traffic,
+    reduction_traffic,
+    snapshot_traffic,
+)
 from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
 from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.schedule import StepTime, step_time
 from coordinator.placement.shares import batch_in_time, fair_shares, largest_share
-from coordinator.state.lines import rounded_rate, with_most_uplink
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.batch import equal_shares, whole_batch, with_equal_shares, with_shares
-from protocol.algorithm.gathering import schedule_of
 from protocol.spec.run import RunSpec
-from protocol.types import Member, MemberLine, PeerId, Replica
+from protocol.types import PeerId, Replica
 
 _DAY = 86_400.0
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes that a peer sends and receives."""
-
-    sent: float = 0.0
-    received: float = 0.0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.sent + other.sent, self.received + other.received)
-
-    def __mul__(self, factor: float) -> Traffic:
-        return Traffic(self.sent * factor, self.received * factor)
 
 
 @dataclass(frozen=True)
@@ -150,15 +145,18 @@ def forecast(
     embedding_every = embedding_every or spec.link.embedding_every
     steps = _steps(spec, survey, replicas)
     inner = spec.inner.steps * max(step.seconds for step in steps)
-    gathering = _gather_traffic(survey, replicas, payload_bytes)
+    if spec.outer.exchange == "reduced":
+        gathering = reduction_traffic(spec, survey, replicas, payload_bytes)
+    else:
+        gathering = gather_traffic(survey, replicas, payload_bytes)
     gather = _seconds(survey, gathering)
     if embedding_every:
-        whole_table = _snapshot_traffic(spec, survey, replicas)
+        whole_table = snapshot_traffic(spec, survey, replicas)
         unhidden = max(0.0, _seconds(survey, whole_table) - embedding_snapshot.LAG * inner)
         fetching = {peer: each * (1 / embedding_every) for peer, each in whole_table.items()}
         fetch = unhidden / embedding_every
     else:
-        fetching = _embedding_traffic(survey, replicas, payload_bytes[0])
+        fetching = embedding_traffic(spec, survey, replicas, payload_bytes[0])
         fetch = _seconds(survey, fetching)
     # With `outer.overlap`, that many inner steps of the next round run during the exchange.
     hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
@@ -193,53 +191,6 @@ def _inner_phase_traffic(spec: RunSpec, replicas: Sequence[Replica]) -> dict[Pee
             traffic[upper] += Traffic(messages * down, messages * up)
             traffic[lower] += Traffic(messages * up, messages * down)
     return traffic
-
-
-def _gather_traffic(
-    survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
-) -> dict[PeerId, Traffic]:
-    """Traffic of the payloads between the hosts of each stage."""
-    others = len(replicas) - 1
-    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
-    for stage, nbytes in enumerate(payload_bytes):
-        hosts = [replica.host_of(stage) for replica in replicas]
-        schedule = schedule_of(str(stage), {host.peer: _line(survey, host) for host in hosts})
-        sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
-        for host in hosts:
-            traffic[host.peer] += Traffic(sent.get(host.peer, others) * nbytes, others * nbytes)
-    return dict(traffic)
-
-
-def _line(survey: Survey, host: Member) -> MemberLine:
-    """The line of a member as the coordinator tells it to the group of one stage."""
-    capacity, stages = survey.capacity(host.peer), len(host.stages)
-    uplink, downlink = (rounded_rate(rate / stages) for rate in (capacity.uplink, capacity.downlink))
-    return MemberLine(uplink, downlink, bool(host.endpoint) and not host.relayed)
-
-
-def _embedding_traffic(survey: Survey, replicas: Sequence[Replica], payload: int) -> dict[PeerId, Traffic]:
-    """Traffic of the payloads of stage 0 for members that do not host it, in equal parts from its hosts."""
-    followers = [member.peer for replica in replicas for member in replica.members[1:]]
-    uplinks = {host: survey.capacity(host).uplink for host in (each.members[0].peer for each in replicas)}
-    hosts = with_most_uplink(uplinks)
-    received = dict.fromkeys(followers, Traffic(received=len(replicas) * payload))
-    sent = dict.fromkeys(hosts, Traffic(sent=len(followers) * len(replicas) / len(hosts) * payload))
-    return {**received, **sent}
-
-
-def _snapshot_traffic(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
-    """Traffic of one snapshot of the embedding for members without stage 0, from all members."""
-    nbytes = embedding_snapshot.BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
-    followers = [member.peer for replica in replicas for member in replica.members[1:]]
-    uplinks = {
-        member.peer: survey.capacity(member.peer).uplink for each in replicas for member in each.members
-    }
-    together, whole = sum(uplinks.values()), len(followers) * nbytes
-    sent = {
-        peer: Traffic(sent=whole * (uplink / together if together else 1 / len(uplinks)))
-        for peer, uplink in uplinks.items()
-    }
-    return sent | {peer: sent[peer] + Traffic(received=nbytes) for peer in followers}
 
 
 def _seconds(survey: Survey, traffic: Mapping[PeerId, Traffic]) -> float:

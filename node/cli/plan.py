@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -215,12 +215,16 @@ def plan_scaling(
             min=0,
         ),
     ] = 0,
+    exchange: Annotated[
+        Literal["gathered", "reduced"],
+        _figure("outer.exchange: replicas gather all payloads, or reduce them."),
+    ] = "gathered",
 ) -> None:
     """Weak and strong scaling of mixed swarms of 100 to 1000 nodes: homes in pipelines, and full replicas."""
     from node.views.plan import payload_bytes, write_scaling  # noqa: PLC0415
 
     given = SpecOptions(preset, inner_steps=inner_steps, k=k)
-    spec = given.spec(**{"inner.microbatches": microbatches})
+    spec = given.spec(**{"inner.microbatches": microbatches, "outer.exchange": exchange})
     points = scaling(
         spec,
         payload_bytes(spec),
@@ -236,6 +240,8 @@ def plan_scaling(
     )
     if embedding_every:
         title += f"; snapshots of the embedding every {embedding_every} rounds"
+    if exchange == "reduced":
+        title += "; payloads are reduced in parts"
     _report(write_scaling(list(points), make_usable(out, "--out"), title))
 
 

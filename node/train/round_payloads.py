@@ -119,7 +119,13 @@ class RoundPayloads:
                 f"not {expected}, or with one that {descriptor.owner} has not signed.",
                 "The coordinator cannot be trusted: leave this run and tell its operator.",
             )
-        return await self._fetch_from(entry, descriptor.owner)
+        # The holders of the manifest may have left. Every peer that applied the payload holds it, too.
+        hosts = self._services.membership.run_view.hosts_of(descriptor.stage)
+        # Members before the coordinator's peer, which serves contested payloads to all peers of the run.
+        members = own_order(set(entry.holders) & {*hosts, descriptor.owner}, self._peer)
+        holders = [*members, *own_order(set(entry.holders) - set(members), self._peer), *hosts]
+        wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
+        return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)
 
     async def _fetch_result(self, decision: Decision, result: CommittedResult) -> bytes:
         stage = decision.stage
@@ -143,13 +149,8 @@ class RoundPayloads:
             epoch=0,
             sha256=result.sha256,
         )
-        return await self._fetch_from(ManifestEntry(named, result.holders))
-
-    async def _fetch_from(self, entry: ManifestEntry, *owner: PeerId) -> bytes:
-        # The holders of the manifest may have left. Every peer that applied the payload holds it, too.
-        hosts = self._services.membership.run_view.hosts_of(entry.descriptor.stage)
-        # Members before the coordinator's peer, which serves contested payloads to all peers of the run.
-        members = own_order(set(entry.holders) & {*hosts, *owner}, self._peer)
-        holders = [*members, *own_order(set(entry.holders) - set(members), self._peer), *hosts]
-        wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
-        return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)
+        # Nearly all hosts have the result: each member begins with another one of them.
+        hosts = self._services.membership.run_view.hosts_of(stage)
+        holders = own_order({*result.holders, *hosts}, self._peer)
+        entry = ManifestEntry(named, tuple(holders))
+        return await self._services.transport.fetch_payload(entry, self._services.spec.timing.fetch)

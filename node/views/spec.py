@@ -41,12 +41,9 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
         own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
         result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
-        # (R - 1) / R of it with R replicas; each part has its own header and magnitudes.
-        size = run_history.size(own + result)
-        yield (
-            "exchange",
-            f"reduced (hetnode experiment alone): about {size} up and as much down per replica and round",
-        )
+        # Of R equal replicas: (R - 1) / R of that; each part has its own header and magnitudes.
+        size = run_history.size(2 * own + result)
+        yield "exchange", f"reduced: about {size} up and as much down per replica and round"
 
 
 def spec_view(spec: RunSpec) -> RenderableType:

@@ -177,16 +177,6 @@ class RunSpec(Section):
             raise invalid_spec(error) from None
 
 
-def check_runnable(spec: RunSpec) -> None:
-    """Raise HetnodeError BAD_SPEC for a valid spec that `hetnode experiment` alone can run."""
-    if spec.outer.exchange == "reduced":
-        raise HetnodeError(
-            ErrorCode.BAD_SPEC,
-            "The run has outer.exchange 'reduced', and nodes cannot send parts of payloads to reducers.",
-            "Start it with outer.exchange 'gathered'; 'hetnode experiment' compares both.",
-        )
-
-
 def invalid_spec(error: ValidationError) -> HetnodeError:
     """BAD_SPEC with every offending field named."""
     problems = []

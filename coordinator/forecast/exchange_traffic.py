@@ -1,0 +1,139 @@
+"""The bytes that peers send and receive in an outer exchange; M is the number of replicas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+
+from coordinator.placement.cost_model import Survey
+from coordinator.state.lines import rounded_rate, with_most_uplink
+from protocol.algorithm import embedding_snapshot
+from protocol.algorithm.gathering import schedule_of
+from protocol.algorithm.partition import reducer_shares
+from protocol.spec.outer import OuterSpec
+from protocol.spec.run import RunSpec
+from protocol.types import Member, MemberLine, PeerId, Replica
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a peer sends and receives."""
+
+    sent: float = 0.0
+    received: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.sent + other.sent, self.received + other.received)
+
+    def __rmul__(self, factor: float) -> Traffic:
+        return self * factor
+
+    def __mul__(self, factor: float) -> Traffic:
+        return Traffic(self.sent * factor, self.received * factor)
+
+
+def gather_traffic(
+    survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> dict[PeerId, Traffic]:
+    """Traffic of the payloads between the hosts of each stage."""
+    others = len(replicas) - 1
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    for stage, nbytes in enumerate(payload_bytes):
+        hosts = [replica.host_of(stage) for replica in replicas]
+        schedule = schedule_of(str(stage), {host.peer: _line(survey, host) for host in hosts})
+        sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
+        for host in hosts:
+            traffic[host.peer] += Traffic(sent.get(host.peer, others) * nbytes, others * nbytes)
+    return dict(traffic)
+
+
+def reduction_traffic(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> dict[PeerId, Traffic]:
+    """Traffic of parts, copies for the checkers and sums between the hosts of each stage.
+
+    With the payload P, the result Q and the shares w of M members, one that reduces w and checks v sends
+
+        (1 - w) P + (1 - v) P + M w Q      and receives      (M - 1) (w + v) P + (1 - w + v) Q
+
+    A member that alone can be dialled has no checker: without copies, and M - 1 instead of M.
+    """
+    ratio, others = result_ratio(spec.outer), len(replicas) - 1
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    if not others:
+        return {}
+    for stage, nbytes in enumerate(payload_bytes):
+        hosts = sorted((replica.host_of(stage) for replica in replicas), key=lambda each: each.peer)
+        lines = [_line(survey, host) for host in hosts]
+        able = (
+            [line.is_open for line in lines] if any(line.is_open for line in lines) else [True] * len(hosts)
+        )
+        uplinks = [line.uplink * is_open for line, is_open in zip(lines, able, strict=True)]
+        shares = reducer_shares(uplinks if any(uplinks) else [int(each) for each in able], max(1.0, ratio))
+        places = [position for position, is_open in enumerate(able) if is_open]
+        has_checkers = len(places) > 1
+        for position, host in enumerate(hosts):
+            own, checked = float(shares[position]), 0.0
+            if has_checkers and able[position]:
+                checked = float(shares[places[places.index(position) - 1]])
+            copies = (1 - checked) * has_checkers
+            sums = (others + has_checkers) * own * ratio
+            traffic[host.peer] += nbytes * Traffic(
+                1 - own + copies + sums, others * (own + checked) + (1 - own + checked) * ratio
+            )
+    return dict(traffic)
+
+
+def result_ratio(outer: OuterSpec) -> float:
+    """About the bytes of a result of the reducers for each byte of a payload."""
+    return _bits_per_value(outer.of_result) / _bits_per_value(outer)
+
+
+def _bits_per_value(outer: OuterSpec) -> float:
+    """About the bits of a payload for each parameter (protocol.wire.payload_codec)."""
+    bits = {"2bit": 2, "1bit": 1}.get(outer.quantizer, 32)
+    if outer.dense:
+        return bits
+    share = outer.top_k / outer.chunk
+    return share * (bits + 2 - log2(share))
+
+
+def _line(survey: Survey, host: Member) -> MemberLine:
+    """The line of a member as the coordinator tells it to the group of one stage."""
+    capacity, stages = survey.capacity(host.peer), len(host.stages)
+    uplink, downlink = (rounded_rate(rate / stages) for rate in (capacity.uplink, capacity.downlink))
+    return MemberLine(uplink, downlink, bool(host.endpoint) and not host.relayed)
+
+
+def embedding_traffic(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload: int
+) -> dict[PeerId, Traffic]:
+    """Traffic of the payloads of stage 0, or of their result, for members that do not host it.
+
+    Payloads come in equal parts from the hosts with the most uplink, results from all.
+    """
+    followers = [member.peer for replica in replicas for member in replica.members[1:]]
+    uplinks = {host: survey.capacity(host).uplink for host in (each.members[0].peer for each in replicas)}
+    hosts, nbytes = with_most_uplink(uplinks), float(len(replicas) * payload)
+    if spec.outer.exchange == "reduced":
+        hosts, nbytes = tuple(uplinks), payload * result_ratio(spec.outer)
+    received = dict.fromkeys(followers, Traffic(received=nbytes))
+    sent = dict.fromkeys(hosts, Traffic(sent=len(followers) / len(hosts) * nbytes))
+    return {**received, **sent}
+
+
+def snapshot_traffic(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
+    """Traffic of one snapshot of the embedding for members without stage 0, from all members."""
+    nbytes = embedding_snapshot.BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
+    followers = [member.peer for replica in replicas for member in replica.members[1:]]
+    uplinks = {
+        member.peer: survey.capacity(member.peer).uplink for each in replicas for member in each.members
+    }
+    together, whole = sum(uplinks.values()), len(followers) * nbytes
+    sent = {
+        peer: Traffic(sent=whole * (uplink / together if together else 1 / len(uplinks)))
+        for peer, uplink in uplinks.items()
+    }
+    return sent | {peer: sent[peer] + Traffic(received=nbytes) for peer in followers}

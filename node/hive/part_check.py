@@ -28,6 +28,7 @@ from protocol.wire.reduction import decode_part
 from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
+RETRY_SECONDS = 0.5  # between two attempts to reach a checker
 
 
 class PartCheck:
@@ -90,13 +91,19 @@ class PartCheck:
                 await self._line.up.take(len(copy))
                 yield AveragingData(group_id=self._group_id, tensor_part=Tensor(buffer=copy))
 
-        peer = self._plan.members[checker]
-        try:
-            reply = await stub_of(peer).rpc_copy(messages())
-            if reply.refusal:
-                log.warning("%s has not taken copies of the own parts: %s", peer, reply.refusal[:200])
-        except Exception as error:  # hivemind and its transport raise many kinds
-            log.warning("%s has no copies of the own parts: %s", peer, error)
+        peer, clock = self._plan.members[checker], asyncio.get_running_loop().time
+        while True:
+            try:
+                reply = await stub_of(peer).rpc_copy(messages())
+            except Exception as error:  # hivemind and its transport raise many kinds
+                if clock() > self._senders_end - RETRY_SECONDS:
+                    log.warning("%s has no copies of the own parts: %s", peer, error)
+                    return
+            else:
+                if reply.refusal:
+                    log.warning("%s has not taken copies of the own parts: %s", peer, reply.refusal[:200])
+                return
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def copy(self, sender: int, stream: AsyncIterator[AveragingData]) -> PushReply:
         """Take copies of all parts that the checked member gets from a sender."""
@@ -129,6 +136,8 @@ class PartCheck:
                     await self._progress.wait()
         except TimeoutError:
             pass
+        if self._counted is not None:
+            return CountReply(refusal="the senders are counted already")
         weights, members = self._plan.weights, len(self._plan.members)
         try:
             asked = senders_of(request.senders, members)
@@ -138,8 +147,6 @@ class PartCheck:
         # Else a reducer could leave out whom it likes.
         if 2 * math.fsum(weights[sender] for sender in counted) <= math.fsum(weights):
             return CountReply(refusal="too few members have sent all parts to both")
-        if self._counted is not None:
-            return CountReply(refusal="the senders are counted already")
         self._counted = counted
         since = self._reducers.since
         if since != request.since:

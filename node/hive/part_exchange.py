@@ -22,6 +22,7 @@ from typing import Any, AsyncIterator, TypeVar  # noqa: UP035 - hivemind knows o
 from hivemind.averaging.allreduce import AllReduceRunner
 from hivemind.averaging.partition import AllreduceException
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto.averaging_pb2 import AVERAGED_PART, PROTOCOL_VIOLATION, AveragingData, MessageCode
 from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils.asyncio import attach_event_on_finished
@@ -40,6 +41,9 @@ from protocol.wire.reduction import decode_part
 from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
+RETRY_SECONDS = 0.5
+"""Between two attempts to reach a member."""
+
 T = TypeVar("T")
 
 
@@ -194,8 +198,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
 
     async def _answers_of(self, peer_id: PeerID, position: int) -> AsyncGenerator[ReducedPart, None]:
         sent = asyncio.Event()
-        outgoing = attach_event_on_finished(self._generate_input_for_peer(position), sent)
-        stream = await self._get_peer_stub(peer_id).rpc_aggregate_part(outgoing)
+        stream = await self._stream_to(peer_id, position, sent)
         async with aclosing(stream):  # closing tells the reducer that all has arrived
             if self.should_delay_results(self.peer_id):
                 await sent.wait()
@@ -210,6 +213,18 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
                 raise AllreduceException("its checker has not signed its sums")
             for each in found:
                 yield each
+
+    async def _stream_to(self, peer_id: PeerID, position: int, sent: asyncio.Event) -> Any:
+        """Begin to send a reducer its parts. Returns its answers. Raises what the transport raises."""
+        while True:
+            outgoing = attach_event_on_finished(self._generate_input_for_peer(position), sent)
+            try:
+                return await self._get_peer_stub(peer_id).rpc_aggregate_part(outgoing)
+            except ControlFailure as error:  # nothing was sent
+                if asyncio.get_running_loop().time() > self._senders_end - RETRY_SECONDS:
+                    raise
+                log.info("%s takes no parts yet: %s", peer_id, error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _next_answer(self, stream: AsyncIterator[AveragingData], part: PartRange) -> ReducedPart:
         message = await _next(stream)

@@ -129,7 +129,7 @@ async def test_who_holds_back_what_the_other_one_has_not_begins_anew() -> None:
 
 
 async def test_own_copies_go_to_the_own_check_without_a_call() -> None:
-    check = check_of()
+    check = check_of(0.0)
 
     def stub_of(peer: PeerID) -> object:
         raise OSError("no network")

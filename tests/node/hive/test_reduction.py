@@ -10,33 +10,22 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import torch
 
 from node.model.shapes import parameter_shapes
 from node.security.identity import open_identity
 from node.transport.transport import ExchangeResult, RoundEnd
-from protocol.algorithm.topk import sparsify
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor
 from protocol.wire.counted_result import CountedResult
-from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import ReductionLayout, decode_result
 from tests.builders import spec_of
 from tests.support.hive_nodes import BRIEF, PATIENT, RUN, Node, canonical, describe, start_as
+from tests.support.reduction import payloads_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPEC = spec_of(outer__exchange="reduced")
 LAYOUT = ReductionLayout(parameter_shapes(SPEC, 0), SPEC.outer)
-PAYLOADS = [
-    encode(
-        LAYOUT.payload,
-        {
-            name: sparsify(torch.randn(each.shape, generator=torch.Generator().manual_seed(seed)), each)
-            for name, each in LAYOUT.payload.tensors.items()
-        },
-    )
-    for seed in range(3)
-]
+PAYLOADS = payloads_of(LAYOUT, 3)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache, partial
 
 import torch
+from google.protobuf.message import DecodeError
+from hivemind.p2p import PeerID
+from hivemind.proto.averaging_pb2 import AveragingData
+from hivemind.proto.runtime_pb2 import Tensor
 
-from benchmarks.fuzz_seeds import Target
+from benchmarks.fuzz_seeds import PEERS, Target, messages_in, stream_of
+from node.hive.part_check import PartCheck
+from node.hive.part_plan import PartPlan, ring
 from node.hive.part_reducer import ReducedPart
+from node.transport.line import UNLIMITED
 from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import HetnodeError
+from protocol.pb.payload_pb2 import CountRequest
 from protocol.spec.outer import OuterSpec
-from protocol.wire.counted_result import CountedResult
+from protocol.wire.counted_result import CountedResult, mask_of, senders_of
 from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import (
     Reducer,
@@ -22,6 +33,7 @@ from protocol.wire.reduction import (
     decode_result,
     join_parts,
 )
+from protocol.wire.stage_reducers import StageReducers
 
 _MEMBERS = 3
 _LAYOUT = ReductionLayout(
@@ -91,11 +103,91 @@ def _counted() -> bytes:
     return CountedResult(_MEMBERS, ((0, 2),) * len(_RANGES), _result(_RANGES)).to_bytes()
 
 
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+def _plan() -> PartPlan:
+    """The first member reduces all, and the second one checks it."""
+    total = _LAYOUT.chunks.total
+    ranges = PartRange(0, total), PartRange(total, total), PartRange(total, total)
+    members = tuple(map(PeerID.from_base58, PEERS[:_MEMBERS]))
+    return PartPlan(_LAYOUT, members, (1.0,) * _MEMBERS, ranges, ring([True] * _MEMBERS, 0))
+
+
+async def _stream(data: bytes) -> AsyncIterator[AveragingData]:
+    for message in messages_in(data):
+        yield AveragingData.FromString(message)
+
+
+def _checked(call: Callable[[PartCheck, bytes], Awaitable[object]], data: bytes) -> None:
+    """Make a call to a checker that has the copies of two of three members."""
+
+    async def run() -> None:
+        check = PartCheck(_plan(), 1, b"group", StageReducers(_LAYOUT), bytes, 0.0, UNLIMITED)
+        for sender in (0, 1):
+            assert not (await check.copy(sender, _stream(_copies()))).refusal
+        await call(check, data)
+
+    try:
+        _loop().run_until_complete(run())
+    except DecodeError as refusal:
+        raise ValueError(refusal) from None
+
+
+async def _copy(check: PartCheck, data: bytes) -> None:
+    refusal = (await check.copy(2, _stream(data))).refusal
+    again = (await check.copy(2, _stream(_copies()))).refusal
+    assert bool(refusal) != bool(again), "copies are taken once"
+
+
+async def _count(check: PartCheck, data: bytes) -> None:
+    reply = await check.count(CountRequest.FromString(data))
+    if not reply.refusal:
+        assert set(senders_of(reply.senders, _MEMBERS)) == {0, 1}, "both have sent copies"
+
+
+async def _sign(check: PartCheck, data: bytes) -> None:
+    assert not (await check.count(CountRequest(senders=mask_of((0, 1), _MEMBERS)))).refusal
+    reply = await check.sign(_stream(data))
+    if not reply.refusal:
+        [answer] = [AveragingData.FromString(each).tensor_part.buffer for each in messages_in(data)]
+        assert ReducedPart.from_bytes(answer, _MEMBERS).senders == (0, 1), "nothing else is signed"
+
+
+def _copies() -> bytes:
+    """What each member sends to the checker."""
+    [part] = _plan().parts[0]
+    tensors = _LAYOUT.payload.tensors.items()
+    payload = encode(
+        _LAYOUT.payload, {name: sparsify(torch.ones(tensor.numel), tensor) for name, tensor in tensors}
+    )
+    [copy] = cut_payload(_LAYOUT, payload, [part])
+    return _message(copy)
+
+
+def _sums() -> bytes:
+    """The answers of the reducer for two such members."""
+    [part] = _plan().parts[0]
+    copy = AveragingData.FromString(messages_in(_copies())[0]).tensor_part.buffer
+    reduced = Reducer(_LAYOUT, part).reduce([copy, copy], [1.0, 1.0])
+    return _message(ReducedPart((0, 1), reduced).to_bytes(_MEMBERS))
+
+
+def _message(buffer: bytes) -> bytes:
+    return stream_of([AveragingData(tensor_part=Tensor(buffer=buffer)).SerializeToString()])
+
+
 def targets() -> list[Target]:
+    request = CountRequest(group_id=b"group", since=1, senders=mask_of((0, 1), _MEMBERS))
     answer = ReducedPart((0, 2), b"reduced").to_bytes(_MEMBERS)
     return [
         Target("part of a payload", _reduce, (_parts()[1], b"\1" * 90)),
         Target("result of a reduction", _read_result, (_result(_RANGES),)),
         Target("answer of a reducer", _read_answer, (answer,)),
+        Target("rpc_copy", partial(_checked, _copy), (_copies(),)),
+        Target("rpc_count", partial(_checked, _count), (request.SerializeToString(),), CountRequest),
+        Target("rpc_sign", partial(_checked, _sign), (_sums(),)),
         Target("served result", _read_counted, (_counted(),)),
     ]

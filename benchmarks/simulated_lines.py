@@ -1,4 +1,4 @@
-"""How long simulated members gather payloads, fetch the embedding and load anchors over their lines.
+"""How long simulated members exchange payloads, fetch the embedding and load anchors over their lines.
 
 A line carries bytes / rate in each direction, shared by the stages of its member. All members of a group
 begin at the same time, and each has all payloads when every sender has sent its copies, which the production
@@ -8,8 +8,9 @@ schedule counts, and its own line has received them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
+from coordinator.forecast.exchange_traffic import reduction_of
 from protocol.algorithm.gathering import schedule_of
 from protocol.types import Capacity, ExchangeGroup, ManifestEntry, PeerId
 
@@ -30,6 +31,31 @@ def gather_seconds(
     slowest = max(sent[owner] / capacity(owner).uplink for owner in owners)
     received = {owner: others * nbytes * stages[owner] for owner in owners}
     return {owner: max(slowest, received[owner] / capacity(owner).downlink) for owner in owners}
+
+
+def reduction_seconds(
+    group: ExchangeGroup, stages: Mapping[PeerId, int], capacity: Capacities, ratio: float
+) -> dict[PeerId, float]:
+    """Seconds until each owner of a payload of `group` has the result; see :func:`reduction_of`."""
+    nbytes = max(each.nbytes for each in group.descriptors)
+    owners = [each.owner for each in group.descriptors]
+    traffic = dict(zip(owners, reduction_of(group.lines, ratio), strict=True))
+    nbytes_of = {owner: nbytes * stages[owner] for owner in owners}
+    slowest = max(traffic[owner].sent * nbytes_of[owner] / capacity(owner).uplink for owner in owners)
+    return {
+        owner: max(slowest, traffic[owner].received * nbytes_of[owner] / capacity(owner).downlink)
+        for owner in owners
+    }
+
+
+def result_seconds(
+    nbytes: float, hosts: Collection[PeerId], followers: Iterable[PeerId], capacity: Capacities
+) -> dict[PeerId, float]:
+    """Seconds until each follower has a result of `nbytes` bytes, in equal parts from all hosts."""
+    followers = list(followers)
+    each = nbytes * len(followers) / max(1, len(hosts))
+    slowest = max((each / capacity(host).uplink for host in hosts), default=0.0)
+    return {peer: max(slowest, nbytes / capacity(peer).downlink) for peer in followers}
 
 
 def embedding_seconds(

@@ -18,7 +18,13 @@ from functools import cache, partial
 from itertools import count
 
 from benchmarks.rules import Rules
-from benchmarks.simulated_lines import embedding_seconds, gather_seconds
+from benchmarks.simulated_lines import (
+    embedding_seconds,
+    gather_seconds,
+    reduction_seconds,
+    result_seconds,
+)
+from coordinator.forecast.exchange_traffic import reduction_of, result_ratio
 from coordinator.placement.cost_model import Survey, chain_costs
 from coordinator.placement.schedule import step_time
 from coordinator.rounds.deadlines import ClosingTime, decide_seconds
@@ -32,11 +38,14 @@ from protocol.types import (
     Capacity,
     Decision,
     Estimates,
+    ExchangeGroup,
     Part,
     PayloadDescriptor,
     PeerId,
+    Rejection,
     Replica,
     ReservedAssignment,
+    ResultClaim,
     Role,
     StageRange,
 )
@@ -215,7 +224,8 @@ class SimulatedSwarm:
                 if plan.from_round == self.state.current_round:
                     self._begin_all(plan.from_round)
             case events.GroupClosed(stage=stage, round_number=round_number):
-                self._gather(stage, round_number)
+                exchange = self._reduce if self.spec.outer.exchange == "reduced" else self._gather
+                exchange(stage, round_number)
             case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
                 self.decisions.append(decision)
                 self._apply(decision)
@@ -314,9 +324,7 @@ class SimulatedSwarm:
         """Let each member of a group report when it has gathered the payloads."""
         group = self.state.rounds[stage, round_number].group
         assert group is not None
-        hosts = {each.owner: self.state.assignment(each.owner, round_number) for each in group.descriptors}
-        stages = {peer: len(each.member.stages) for peer, each in hosts.items() if each is not None}
-        seconds = gather_seconds(group, stages, self._capacity)
+        seconds = gather_seconds(group, self._stages_in(group), self._capacity)
         longest = group.seconds or self.spec.timing.fetch
         payloads = group.descriptors
         for place, (owner, each) in enumerate(seconds.items()):
@@ -327,6 +335,37 @@ class SimulatedSwarm:
             report = commands.Report(owner, stage, round_number, held)
             self.at(self.now + _LATENCY + min(each, longest), partial(self._report, report))
         self.at(self.now + decide_seconds(self.spec, group) + _LATENCY, self._tell_time)
+
+    def _reduce(self, stage: int, round_number: int) -> None:
+        """Let each member of a group report when it has the result of the reducers."""
+        group = self.state.rounds[stage, round_number].group
+        assert group is not None
+        ratio = result_ratio(self.spec.outer)
+        seconds = reduction_seconds(group, self._stages_in(group), self._capacity, ratio)
+        longest = group.seconds or self.spec.timing.fetch
+        off = [each.owner for each in group.descriptors if not self.nodes[each.owner].is_on]
+        shares = reduction_of(group.lines, ratio)
+        # Only members that reduce send more than a payload and its copy.
+        dead = [each for each, share in zip(group.descriptors, shares, strict=True) if share.sent > 2]
+        dead = [each for each in dead if each.owner in off]
+        digest = hashlib.sha256(f"{stage} {round_number} {off}".encode()).hexdigest()
+        claim = ResultClaim(digest, round(ratio * group.descriptors[0].nbytes), tuple(off))
+        for own in group.descriptors:
+            # Reducers wait for half of the time for those that are off.
+            each = max(seconds[own.owner], longest / 2 if off else 0.0)
+            is_there = not dead and each <= longest
+            rejected = tuple(Rejection(one, "it has not sent its sums") for one in dead)
+            held, found = (own,), claim if is_there else None
+            report = commands.Report(own.owner, stage, round_number, held, rejected, found)
+            self.at(self.now + _LATENCY + min(each, longest), partial(self._report, report))
+        self.at(self.now + decide_seconds(self.spec, group) + _LATENCY, self._tell_time)
+
+    def _stages_in(self, group: ExchangeGroup) -> dict[PeerId, int]:
+        """How many stages each member of a group hosts."""
+        found = {
+            each.owner: self.state.assignment(each.owner, each.round_number) for each in group.descriptors
+        }
+        return {peer: len(each.member.stages) for peer, each in found.items() if each is not None}
 
     def _report(self, report: commands.Report) -> None:
         is_decided = (report.stage, report.round_number) in self.state.decisions
@@ -340,17 +379,30 @@ class SimulatedSwarm:
             return
         held = [each for each in state.reservations.values() if self._has_anchors(each)]
         followers = [each.peer for each in held if each.stages.first]
-        embedding = embedding_seconds(state.decisions[0, number].entries, followers, self._capacity)
+        embedding = self._embedding_seconds(state.decisions[0, number], followers)
         for each in held:
             node, seconds = self.nodes[each.peer], embedding.get(each.peer, 0.0)
             if state.assignment(each.peer, number) is None:  # it has not gathered the others' payloads yet
                 decisions = [state.decisions[stage, number] for stage in each.stages]
-                nbytes = sum(len(one.entries) * self._payload_bytes[one.stage] for one in decisions)
+                nbytes = sum(map(self._nbytes_of, decisions))
                 seconds += nbytes / node.capacity.downlink
             node.ready = {number: self.now + _LATENCY + seconds}
             self.at(node.ready[number], partial(self._attest, node, node.starts, number))
         if number < self.spec.rounds:
             self._begin_all(number + 1)
+
+    def _embedding_seconds(self, decision: Decision, followers: Sequence[PeerId]) -> dict[PeerId, float]:
+        """Seconds until each member without stage 0 has what changes the embedding."""
+        if decision.result is None:
+            return embedding_seconds(decision.entries, followers, self._capacity)
+        hosts = [entry.descriptor.owner for entry in decision.entries]
+        return result_seconds(decision.result.nbytes, hosts, followers, self._capacity)
+
+    def _nbytes_of(self, decision: Decision) -> int:
+        """What a member fetches to apply a decision in whose exchange it was not."""
+        if decision.result is not None:
+            return decision.result.nbytes
+        return len(decision.entries) * self._payload_bytes[decision.stage]
 
     def _has_anchors(self, reservation: ReservedAssignment) -> bool:
         """Whether a node has the anchors of its reserved stages. If not, it begins to load them."""

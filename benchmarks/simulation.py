@@ -101,7 +101,7 @@ class Result:
     cpu_seconds: float
 
 
-def spec_of(nodes: int, rounds: int, preset: str = "1b") -> RunSpec:
+def spec_of(nodes: int, rounds: int, preset: str = "1b", exchange: str = "gathered") -> RunSpec:
     """The run of `hetnode plan scaling`."""
     homes = round(HOME_SHARE * nodes)
     options = SpecOptions(preset, inner_steps=50, k=32, rounds=rounds + 1)
@@ -109,15 +109,18 @@ def spec_of(nodes: int, rounds: int, preset: str = "1b") -> RunSpec:
     return options.spec(
         **{
             "inner.microbatches": 64,
+            "outer.exchange": exchange,
             "swarm.replicas": nodes - homes,
             "swarm.pipelines": homes // stages,
         }
     )
 
 
-def simulate(nodes: int, rounds: int, churn: Churn | None = None, preset: str = "1b") -> Result:
+def simulate(
+    nodes: int, rounds: int, churn: Churn | None = None, preset: str = "1b", exchange: str = "gathered"
+) -> Result:
     """Play `rounds` rounds after the warmup."""
-    spec = spec_of(nodes, WARMUP_ROUNDS + rounds, preset)
+    spec = spec_of(nodes, WARMUP_ROUNDS + rounds, preset, exchange)
     homes = spec.swarm.pipelines * spec.swarm.stages
     members: list[tuple[Role, Capacity]] = [(Role.REPLICA, FULL)] * spec.swarm.replicas
     members += [(Role.STAGE, HOME)] * homes
@@ -153,9 +156,11 @@ def simulate(nodes: int, rounds: int, churn: Churn | None = None, preset: str = 
     )
 
 
-def forecasts(nodes: Sequence[int], preset: str = "1b") -> dict[int, ScalingPoint]:
+def forecasts(
+    nodes: Sequence[int], preset: str = "1b", exchange: str = "gathered"
+) -> dict[int, ScalingPoint]:
     """The weak scaling of `hetnode plan scaling`, by number of nodes; always with 100."""
-    spec = spec_of(min(nodes), 1, preset)
+    spec = spec_of(min(nodes), 1, preset, exchange)
     counts = sorted({100, *nodes})
     found = scaling(spec, payload_bytes(spec), HOME, FULL, HOME_SHARE, counts)
     return {point.nodes: point for point in found if point.kind == "weak"}
@@ -183,8 +188,8 @@ def table(quick: bool) -> Table:
     return table_of([simulate(each, rounds) for each in nodes], " --quick" * quick)
 
 
-def table_of(results: Sequence[Result], options: str) -> Table:
-    planned = forecasts([each.nodes for each in results])
+def table_of(results: Sequence[Result], options: str, exchange: str = "gathered") -> Table:
+    planned = forecasts([each.nodes for each in results], exchange=exchange)
     return Table(
         "Simulated swarms",
         f"python -m benchmarks.simulation{options}",
@@ -203,6 +208,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="50 nodes and 3 rounds")
     parser.add_argument("--nodes", type=int, nargs="+", default=(100, 1000))
     parser.add_argument("--rounds", type=int, default=10, help=f"after {WARMUP_ROUNDS} that do not count")
+    parser.add_argument("--exchange", choices=("gathered", "reduced"), default="gathered")
     parser.add_argument("--churn", action="store_true", help="homes go and come back")
     parser.add_argument("--on-hours", type=float, default=10.0, help="mean, with --churn")
     parser.add_argument("--off-hours", type=float, default=2.0, help="mean, with --churn")
@@ -212,12 +218,13 @@ def main() -> None:
     if options.quick:
         options.nodes, options.rounds = (50,), 3
     churn = Churn(options.on_hours, options.off_hours, options.seed) if options.churn else None
-    results = [simulate(each, options.rounds, churn) for each in options.nodes]
+    exchange = options.exchange
+    results = [simulate(each, options.rounds, churn, exchange=exchange) for each in options.nodes]
     if options.json:
         print(json.dumps([asdict(each) for each in results], indent=2))
         return
     print(machine())
-    print(table_of(results, "").markdown)
+    print(table_of(results, "", exchange).markdown)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,6 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(self.sent + other.sent, self.received + other.received)
 
-    def __rmul__(self, factor: float) -> Traffic:
-        return self * factor
-
     def __mul__(self, factor: float) -> Traffic:
         return Traffic(self.sent * factor, self.received * factor)
 
@@ -52,38 +49,48 @@ def gather_traffic(
 def reduction_traffic(
     spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
 ) -> dict[PeerId, Traffic]:
-    """Traffic of parts, copies for the checkers and sums between the hosts of each stage.
+    """Traffic of parts, copies for the checkers and sums between the hosts of each stage."""
+    ratio = result_ratio(spec.outer)
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    for stage, nbytes in enumerate(payload_bytes):
+        hosts = sorted((replica.host_of(stage) for replica in replicas), key=lambda each: each.peer)
+        of_hosts = reduction_of([_line(survey, host) for host in hosts], ratio)
+        for host, each in zip(hosts, of_hosts, strict=True):
+            traffic[host.peer] += each * nbytes
+    return dict(traffic)
 
-    With the payload P, the result Q and the shares w of M members, one that reduces w and checks v sends
+
+def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[Traffic]:
+    """Traffic of each member of a group that reduces, in payloads.
+
+    With the payload P, the result Q = `ratio` P and the shares w of M members, one that reduces w and checks
+    v sends
 
         (1 - w) P + (1 - v) P + M w Q      and receives      (M - 1) (w + v) P + (1 - w + v) Q
 
-    A member that alone can be dialled has no checker: without copies, and M - 1 instead of M.
+    A member that alone can be dialled has no checker: without copies, and M - 1 instead of M. If nobody can
+    be dialled, nothing is reduced; here all are then taken for open.
     """
-    ratio, others = result_ratio(spec.outer), len(replicas) - 1
-    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    others = len(lines) - 1
     if not others:
-        return {}
-    for stage, nbytes in enumerate(payload_bytes):
-        hosts = sorted((replica.host_of(stage) for replica in replicas), key=lambda each: each.peer)
-        lines = [_line(survey, host) for host in hosts]
-        able = (
-            [line.is_open for line in lines] if any(line.is_open for line in lines) else [True] * len(hosts)
+        return [Traffic()]
+    are_open = [line.is_open for line in lines]
+    able = are_open if any(are_open) else [True] * len(lines)
+    uplinks = [line.uplink * is_open for line, is_open in zip(lines, able, strict=True)]
+    exact = reducer_shares(uplinks if any(uplinks) else [int(each) for each in able], max(1.0, ratio))
+    shares = [float(each) for each in exact]
+    checkers = sum(able) if sum(able) > 1 else 0
+    checked, last = [0.0] * len(lines), max(position for position, each in enumerate(able) if each)
+    for position, is_open in enumerate(able):
+        if is_open and checkers:
+            checked[position], last = shares[last], position
+    return [
+        Traffic(
+            1 - own + (1 - other) * bool(checkers) + (others + bool(checkers)) * own * ratio,
+            others * (own + other) + (1 - own + other) * ratio,
         )
-        uplinks = [line.uplink * is_open for line, is_open in zip(lines, able, strict=True)]
-        shares = reducer_shares(uplinks if any(uplinks) else [int(each) for each in able], max(1.0, ratio))
-        places = [position for position, is_open in enumerate(able) if is_open]
-        has_checkers = len(places) > 1
-        for position, host in enumerate(hosts):
-            own, checked = float(shares[position]), 0.0
-            if has_checkers and able[position]:
-                checked = float(shares[places[places.index(position) - 1]])
-            copies = (1 - checked) * has_checkers
-            sums = (others + has_checkers) * own * ratio
-            traffic[host.peer] += nbytes * Traffic(
-                1 - own + copies + sums, others * (own + checked) + (1 - own + checked) * ratio
-            )
-    return dict(traffic)
+        for own, other in zip(shares, checked, strict=True)
+    ]
 
 
 def result_ratio(outer: OuterSpec) -> float:

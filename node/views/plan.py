@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
+from coordinator.forecast.advice import Advice, advice
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from coordinator.placement.shares import batch_notes
@@ -65,6 +66,7 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
         "utilization": found.utilization,
         "bottleneck": found.bottleneck,
         "warnings": warnings_of(spec, found),
+        "advice": [asdict(each) for each in _advice(spec, proposal, found)],
         "replicas": [
             {
                 "index": each.replica.index,
@@ -110,7 +112,20 @@ def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]
         "computing": f"{found.utilization:.1%} of a round, mean over members",
         "bottleneck": found.bottleneck,
         **({"warning": "; ".join(warnings)} if (warnings := warnings_of(spec, found)) else {}),
+        **(
+            {"shorter with": "; ".join(map(_advised, named))}
+            if (named := _advice(spec, proposal, found))
+            else {}
+        ),
     }
+
+
+def _advice(spec: RunSpec, proposal: Proposal, found: Forecast) -> list[Advice]:
+    return list(advice(spec, proposal.survey, proposal.replicas, payload_bytes(spec), found))
+
+
+def _advised(each: Advice) -> str:
+    return f"{each.setting}: a round of {each.round_seconds:,.1f} s, {each.gain:.0%} shorter"
 
 
 def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:

@@ -13,9 +13,11 @@ from tests.builders import keyed, spec_of
 CHURN = Churn(on_hours=0.5, off_hours=0.1)
 
 
+@pytest.mark.parametrize("exchange", ["gathered", "reduced"])
 @pytest.mark.parametrize("nodes", [50, 200])
-def test_the_planner_predicts_a_swarm_without_churn(nodes: int) -> None:
-    found, planned = simulate(nodes, 1), forecasts([nodes])[nodes]
+def test_the_planner_predicts_a_swarm_without_churn(nodes: int, exchange: str) -> None:
+    found = simulate(nodes, 1, exchange=exchange)
+    planned = forecasts([nodes], exchange=exchange)[nodes]
     assert found.aborted == found.lost == 0
     assert found.tokens_per_second == pytest.approx(planned.tokens_per_second, rel=0.15)
     assert found.round_seconds == pytest.approx(planned.round_seconds, rel=0.15)
@@ -27,8 +29,9 @@ def test_the_same_seed_gives_the_same_events() -> None:
     assert simulate(30, 5, Churn(0.5, 0.1, seed=1)).digest != found[0].digest
 
 
-def test_a_swarm_with_churn_loses_peers_takes_them_back_and_commits() -> None:
-    found = simulate(50, 8, CHURN)
+@pytest.mark.parametrize("exchange", ["gathered", "reduced"])
+def test_a_swarm_with_churn_loses_peers_takes_them_back_and_commits(exchange: str) -> None:
+    found = simulate(50, 8, CHURN, exchange=exchange)
     assert found.lost > 0
     assert found.plans > 3
     assert found.committed > found.aborted

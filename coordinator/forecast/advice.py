@@ -1,0 +1,72 @@
+"""Settings of the exchange with which a round of the same plan would be shorter, by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from coordinator.forecast.forecast import Forecast, forecast
+from coordinator.placement.cost_model import Survey
+from protocol.spec.run import RunSpec
+from protocol.types import Replica
+
+SNAPSHOT_ROUNDS = (1, 5, 10)
+"""Values of link.embedding_every whose loss is measured (docs/experiments.md)."""
+_LEAST_GAIN = 0.02
+_NEARLY = 1.01
+"""A setting whose round is so much longer than the shortest one is as good, if it changes less."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of settings, in the order in which they are given.
+
+    Attributes:
+        setting: such as "link.embedding_every = 5".
+        round_seconds: with it and those before it.
+        gain: the share of the present round that all of them save.
+    """
+
+    setting: str
+    round_seconds: float
+    gain: float
+
+
+def advice(
+    spec: RunSpec,
+    survey: Survey,
+    replicas: Sequence[Replica],
+    payload_bytes: Sequence[int],
+    base: Forecast,
+) -> Iterator[Advice]:
+    """First the snapshots of the embedding, which cost no loss that shows, then reduction, which does.
+
+    `base` is the forecast with `spec`. Only what saves 2 % of a round, or more, is named.
+    """
+
+    def seconds(changed: RunSpec) -> float:
+        return forecast(changed, survey, replicas, payload_bytes).round_seconds
+
+    best = base.round_seconds
+    least = (1 - _LEAST_GAIN) * base.round_seconds
+    if not spec.link.embedding_every and any(len(each.members) > 1 for each in replicas):
+        tried = {n: _with_snapshots(spec, n) for n in SNAPSHOT_ROUNDS}
+        found = {n: seconds(each) for n, each in tried.items()}
+        shortest = min(found.values())
+        if shortest <= least:
+            rounds = min(n for n, each in found.items() if each <= _NEARLY * shortest)
+            spec, best = tried[rounds], found[rounds]
+            yield Advice(f"link.embedding_every = {rounds}", best, 1 - best / base.round_seconds)
+    if spec.outer.exchange == "gathered" and spec.outer.layout == "flat":
+        reduced = seconds(_with_reduction(spec))
+        if best - reduced >= base.round_seconds - least > 0:
+            gain = 1 - reduced / base.round_seconds
+            yield Advice('outer.exchange = "reduced"', reduced, gain)
+
+
+def _with_snapshots(spec: RunSpec, rounds: int) -> RunSpec:
+    return spec.model_copy(update={"link": spec.link.model_copy(update={"embedding_every": rounds})})
+
+
+def _with_reduction(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"outer": spec.outer.model_copy(update={"exchange": "reduced"})})

@@ -15,7 +15,7 @@ from hivemind.proto.runtime_pb2 import Tensor
 
 from benchmarks.fuzz_seeds import PEERS, Target, messages_in, stream_of
 from node.hive.part_check import PartCheck
-from node.hive.part_plan import PartPlan, ring
+from node.hive.part_plan import PartPlan
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import UNLIMITED
 from protocol.algorithm.partition import PartRange, partition
@@ -113,7 +113,7 @@ def _plan() -> PartPlan:
     total = _LAYOUT.chunks.total
     ranges = PartRange(0, total), PartRange(total, total), PartRange(total, total)
     members = tuple(map(PeerID.from_base58, PEERS[:_MEMBERS]))
-    return PartPlan(_LAYOUT, members, (1.0,) * _MEMBERS, ranges, ring([True] * _MEMBERS, 0))
+    return PartPlan(_LAYOUT, members, (1.0,) * _MEMBERS, ranges, (1, None, None))
 
 
 async def _stream(data: bytes) -> AsyncIterator[AveragingData]:

@@ -24,13 +24,14 @@ from benchmarks.simulated_lines import (
     reduction_seconds,
     result_seconds,
 )
-from coordinator.forecast.exchange_traffic import reduction_of, result_ratio
+from coordinator.forecast.exchange_traffic import result_ratio
 from coordinator.placement.cost_model import Survey, chain_costs
 from coordinator.placement.schedule import step_time
 from coordinator.rounds.deadlines import ClosingTime, decide_seconds
 from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.state import State
+from protocol.algorithm.partition import group_shares
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -344,9 +345,9 @@ class SimulatedSwarm:
         seconds = reduction_seconds(group, self._stages_in(group), self._capacity, ratio)
         longest = group.seconds or self.spec.timing.fetch
         off = [each.owner for each in group.descriptors if not self.nodes[each.owner].is_on]
-        shares = reduction_of(group.lines, ratio)
-        # Only members that reduce send more than a payload and its copy.
-        dead = [each for each, share in zip(group.descriptors, shares, strict=True) if share.sent > 2]
+        open_, uplinks = [each.is_open for each in group.lines], [each.uplink for each in group.lines]
+        shares = group_shares(open_, uplinks, ratio)
+        dead = [each for each, share in zip(group.descriptors, shares, strict=True) if share]
         dead = [each for each in dead if each.owner in off]
         digest = hashlib.sha256(f"{stage} {round_number} {off}".encode()).hexdigest()
         claim = ResultClaim(digest, round(ratio * group.descriptors[0].nbytes), tuple(off))

@@ -11,7 +11,7 @@ from coordinator.placement.cost_model import Survey
 from coordinator.state.lines import rounded_rate, with_most_uplink
 from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.gathering import schedule_of
-from protocol.algorithm.partition import reducer_shares
+from protocol.algorithm.partition import checkers_of, group_shares
 from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from protocol.types import Member, MemberLine, PeerId, Replica
@@ -76,17 +76,16 @@ def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[Traffic]:
         return [Traffic()]
     are_open = [line.is_open for line in lines]
     able = are_open if any(are_open) else [True] * len(lines)
-    uplinks = [line.uplink * is_open for line, is_open in zip(lines, able, strict=True)]
-    exact = reducer_shares(uplinks if any(uplinks) else [int(each) for each in able], max(1.0, ratio))
-    shares = [float(each) for each in exact]
-    checkers = sum(able) if sum(able) > 1 else 0
-    checked, last = [0.0] * len(lines), max(position for position, each in enumerate(able) if each)
-    for position, is_open in enumerate(able):
-        if is_open and checkers:
-            checked[position], last = shares[last], position
+    exact = group_shares(able, [line.uplink for line in lines], ratio)
+    checkers, shares = checkers_of(exact, able, 0), [float(each) for each in exact]
+    checked = [0.0] * len(lines)
+    for share, checker in zip(shares, checkers, strict=True):
+        if checker is not None:
+            checked[checker] += share
+    has_checkers = any(each is not None for each in checkers)
     return [
         Traffic(
-            1 - own + (1 - other) * bool(checkers) + (others + bool(checkers)) * own * ratio,
+            1 - own + (1 - other) * has_checkers + (others + has_checkers) * own * ratio,
             others * (own + other) + (1 - own + other) * ratio,
         )
         for own, other in zip(shares, checked, strict=True)

@@ -23,8 +23,8 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
     Each member tells whose parts it lacks. One of the two is to blame, and who takes part in most of these
     pairs is named first: a dead reducer that all accuse, or a liar that accuses all. If a reducer that others
     accuse names one member alone, that is its checker, which has not signed: nobody can tell who of them is
-    wrong, and both are named if two others remain. Members that reduce and have told nothing are named, too.
-    Members that reduce nothing are never in the result.
+    wrong, and both are named if two others remain. If nobody tells anything, all that may reduce and have no
+    result are named. Members that reduce nothing are never in the result.
     """
     group = round_state.group
     if group is None:
@@ -35,8 +35,8 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
         for descriptor, line in zip(group.descriptors, group.lines, strict=True)
         if line.is_open
     }
-    found = reducing - round_state.results.keys() - {teller for teller, _ in pairs}
-    pairs = {(teller, owner) for teller, owner in pairs if owner in reducing - found}
+    found = set[PeerId]() if pairs else reducing - round_state.results.keys()
+    pairs = {(teller, owner) for teller, owner in pairs if owner in reducing}
     told = pairs
     while pairs:
         times = Counter(peer for pair in pairs for peer in pair)

@@ -11,7 +11,7 @@ from hivemind.p2p import PeerID
 
 from node.hive.part_reducer import ReducedPart, answer_nbytes
 from node.transport.transfer import chunk_bytes
-from protocol.algorithm.partition import PartRange, partition, reducer_shares
+from protocol.algorithm.partition import PartRange, checkers_of, group_shares, partition
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, PeerId, ResultClaim
 from protocol.wire.counted_result import CountedResult
@@ -49,13 +49,12 @@ class PartPlan:
         """
         owners = [descriptor.owner for descriptor in group.descriptors]
         is_open = [line.is_open for line in group.lines] or [True] * len(owners)
-        uplinks = [line.uplink * line.is_open for line in group.lines]
+        uplinks = [line.uplink for line in group.lines] or [0] * len(owners)
         weights = tuple(descriptor.weight for descriptor in group.descriptors)
-        ratio = max(1.0, layout.result.nbytes / layout.payload.nbytes)
-        shares = reducer_shares(uplinks if any(uplinks) else list(map(int, is_open)), ratio)
+        shares = group_shares(is_open, uplinks, layout.result.nbytes / layout.payload.nbytes)
         ranges = tuple(partition(layout.chunks.total, shares))
         round_number = max((descriptor.round_number for descriptor in group.descriptors), default=0)
-        checkers = ring(is_open, round_number // CHECK_ROUNDS)
+        checkers = checkers_of(shares, is_open, round_number // CHECK_ROUNDS)
         return cls(layout, tuple(map(PeerID.from_base58, owners)), weights, ranges, checkers)
 
     @cached_property
@@ -160,17 +159,6 @@ class Reduction:
         left_out = (each for position, each in enumerate(self.plan.members) if position not in counted)
         without = tuple(PeerId(each.to_base58()) for each in left_out)
         return ResultClaim(hashlib.sha256(data).hexdigest(), len(data), without)
-
-
-def ring(is_open: Sequence[bool], turn: int) -> tuple[int | None, ...]:
-    """By member, who checks it: of those that others can dial, each checks one, and in each turn another."""
-    places = [position for position, each in enumerate(is_open) if each]
-    found: list[int | None] = [None] * len(is_open)
-    if len(places) > 1:
-        step = 1 + turn % (len(places) - 1)
-        for number, position in enumerate(places):
-            found[position] = places[(number + step) % len(places)]
-    return tuple(found)
 
 
 def _corrupt(cause: str) -> HetnodeError:

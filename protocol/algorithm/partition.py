@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+LEAST_SHARE = Fraction(1, 4)
+"""Of an equal share."""
+
 
 @dataclass(frozen=True)
 class PartRange:
@@ -57,6 +60,45 @@ def reducer_shares(uplinks: Sequence[int], ratio: float = 1.0) -> list[Fraction]
     return [max(Fraction(0), (time * uplink - 1) / slope) for uplink in uplinks]
 
 
+def group_shares(is_open: Sequence[bool], uplinks: Sequence[int], ratio: float) -> list[Fraction]:
+    """The part of a stage that each member of a group reduces: :func:`reducer_shares` without small ones.
+
+    Each reducer may fail, which costs the round. So a member whose share would be below LEAST_SHARE of an
+    equal one reduces nothing. If no uplink is known, all that others can dial reduce equal parts.
+
+    Raises ValueError if nobody can be dialled.
+    """
+    usable = [uplink if each else 0 for each, uplink in zip(is_open, uplinks, strict=True)]
+    if not any(usable):
+        usable = [int(each) for each in is_open]
+    while True:
+        shares = reducer_shares(usable, max(1.0, ratio))
+        kept = [
+            uplink if share * len(shares) >= LEAST_SHARE else 0
+            for uplink, share in zip(usable, shares, strict=True)
+        ]
+        if kept == usable:
+            return shares
+        usable = kept
+
+
+def checkers_of(shares: Sequence[Fraction], is_open: Sequence[bool], turn: int) -> tuple[int | None, ...]:
+    """By member, the position of the one that checks what it reduces; None for nobody.
+
+    Each reducer checks one other, and in each turn another one. If there is one alone, one of the others that
+    can be dialled checks it.
+    """
+    reducers = [position for position, share in enumerate(shares) if share]
+    found: list[int | None] = [None] * len(shares)
+    if len(reducers) > 1:
+        step = 1 + turn % (len(reducers) - 1)
+        for number, position in enumerate(reducers):
+            found[position] = reducers[(number + step) % len(reducers)]
+    elif others := [position for position, each in enumerate(is_open) if each and position not in reducers]:
+        found[reducers[0]] = others[turn % len(others)]
+    return tuple(found)
+
+
 def partition(chunks: int, fractions: Sequence[float | Fraction]) -> list[PartRange]:
     """Cut `chunks` into one contiguous part for each reducer, in the order given.
 
@@ -64,7 +106,7 @@ def partition(chunks: int, fractions: Sequence[float | Fraction]) -> list[PartRa
     part: such a member reduces nothing.
 
     Args:
-        fractions: share of each reducer in any unit, as of :func:`reducer_shares`.
+        fractions: share of each reducer in any unit, as of :func:`group_shares`.
 
     Raises:
         ValueError: a fraction is negative or not finite, or none is positive.

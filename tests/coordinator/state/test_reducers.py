@@ -34,6 +34,7 @@ def failed(lacks: dict[str, str], silent: str = "", dials: str = "") -> str:
     ("lacks", "silent", "dials", "expected"),
     [
         ({"a": "d", "b": "d", "c": "d"}, "d", "", "d"),
+        ({"a": "d", "b": "d"}, "cd", "", "d"),
         ({"a": "d", "b": "d", "c": "d"}, "", "", "d"),
         ({"a": "bcd"}, "", "", "a"),
         ({}, "c", "", "c"),
@@ -47,6 +48,7 @@ def failed(lacks: dict[str, str], silent: str = "", dials: str = "") -> str:
     ],
     ids=[
         "dead",
+        "two dead",
         "mute",
         "liar",
         "silent",

@@ -11,7 +11,7 @@ from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
 from node.hive.part_check import PartCheck
-from node.hive.part_plan import CHECK_ROUNDS, PartPlan, ring
+from node.hive.part_plan import CHECK_ROUNDS, PartPlan
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import UNLIMITED
 from protocol.algorithm.partition import partition
@@ -31,7 +31,7 @@ PLAN = PartPlan(
     tuple(PeerID.from_base58(each.peer) for each in OWNERS),
     (1.0, 1.0, 1.0, 1.0),
     tuple(partition(LAYOUT.chunks.total, [1.0, 1.0, 1.0, 1.0])),
-    ring([True] * 4, 0),
+    (1, 2, 3, 0),
 )
 CHECKED, OWN = 0, 1
 CUT = [cut_payload(LAYOUT, payload_of(seed), PLAN.parts[CHECKED]) for seed in range(4)]
@@ -139,22 +139,7 @@ async def test_own_copies_go_to_the_own_check_without_a_call() -> None:
         assert await counting(check, [0, 2, 3], [0, 2]) == "too few members have sent all parts to both"
 
 
-@pytest.mark.parametrize("members", [2, 3, 5])
-def test_each_open_member_checks_one_other_and_each_turn_another(members: int) -> None:
-    is_open = [True] * members
-    is_open.insert(1, False)
-    turns = {ring(is_open, turn) for turn in range(10)}
-    assert len(turns) == members - 1
-    for checkers in turns:
-        assert checkers[1] is None
-        named = [each for each in checkers if each is not None]
-        assert sorted(named) == [position for position, each in enumerate(is_open) if each]
-        assert all(checker != position for position, checker in enumerate(checkers))
-
-
-def test_one_that_others_can_dial_has_no_checker_and_turns_follow_the_rounds() -> None:
-    assert ring([False, True, False], 3) == (None, None, None)
-
+def test_turns_follow_the_rounds() -> None:
     def checkers(round_number: int) -> tuple[int | None, ...]:
         group = tuple(
             sorted((each.payload(SPEC, 0, round_number) for each in OWNERS), key=lambda each: each.owner)

@@ -9,7 +9,7 @@ from hivemind.averaging.load_balancing import load_balance_peers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.algorithm.partition import partition, reducer_shares
+from protocol.algorithm.partition import checkers_of, group_shares, partition, reducer_shares
 
 UPLINKS = st.lists(st.sampled_from([0, 1, 3, 10, 100, 1414, 1 << 40]), min_size=1, max_size=9).filter(any)
 ELEMENTS = 10_000_000
@@ -61,3 +61,33 @@ def test_equal_uplinks_reduce_equal_parts(uplinks: list[int], ratio: float, shar
 def test_shares_need_an_uplink(uplinks: list[int], ratio: float) -> None:
     with pytest.raises(ValueError, match="no shares"):
         reducer_shares(uplinks, ratio)
+
+
+def test_who_would_reduce_little_and_who_cannot_be_dialled_reduces_nothing() -> None:
+    strong, weak = [250] * 4, [50] * 4
+    shares = group_shares([True] * 8, [*strong, *weak], 3.3)
+    assert shares == [Fraction(1, 4)] * 4 + [Fraction(0)] * 4
+    assert group_shares([True] * 3, [0, 0, 0], 3.3) == [Fraction(1, 3)] * 3
+    assert group_shares([False, True, True], [9, 1, 1], 3.3) == [0, Fraction(1, 2), Fraction(1, 2)]
+    with pytest.raises(ValueError, match="no shares"):
+        group_shares([False, False], [1, 1], 1.0)
+
+
+@pytest.mark.parametrize("reducers", [2, 3, 5])
+def test_each_reducer_checks_one_other_and_in_each_turn_another(reducers: int) -> None:
+    shares = [Fraction(1)] * reducers
+    shares.insert(1, Fraction(0))
+    turns = {checkers_of(shares, [True] * len(shares), turn) for turn in range(10)}
+    assert len(turns) == reducers - 1
+    for checkers in turns:
+        assert checkers[1] is None
+        named = [each for each in checkers if each is not None]
+        assert sorted(named) == [position for position, share in enumerate(shares) if share]
+        assert all(checker != position for position, checker in enumerate(checkers))
+
+
+def test_another_member_that_can_be_dialled_checks_a_single_reducer() -> None:
+    one = [Fraction(0), Fraction(1), Fraction(0)]
+    assert checkers_of(one, [True, True, True], 0) == (None, 0, None)
+    assert checkers_of(one, [True, True, True], 1) == (None, 2, None)
+    assert checkers_of(one, [False, True, False], 0) == (None, None, None)

@@ -125,7 +125,7 @@ def _checked(call: Callable[[PartCheck, bytes], Awaitable[object]], data: bytes)
     """Make a call to a checker that has the copies of two of three members."""
 
     async def run() -> None:
-        check = PartCheck(_plan(), 1, b"group", StageReducers(_LAYOUT), bytes, 0.0, UNLIMITED)
+        check = PartCheck(_plan(), 1, b"group", StageReducers(_LAYOUT), asyncio.Lock(), bytes, 0.0, UNLIMITED)
         for sender in (0, 1):
             assert not (await check.copy(sender, _stream(_copies()))).refusal
         await call(check, data)

@@ -184,7 +184,13 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         )
         self._opened.set()
 
+    def _break_off(self) -> None:
+        self._payloads.break_off()
+        if self._reduction is not None:
+            self._reduction.break_off()
+
     async def _end_round(self, request: EndRound) -> None:
+        self._break_off()  # the round is over
         async with self._one_exchange:
             if self._reduction is not None:
                 await self._reduction.end_round(request.ended)
@@ -199,7 +205,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         """One averaging step of hivemind."""
         own, ends = request.descriptor, self._loop.time() + request.deadline
         # The caller of an earlier exchange that still waits for payloads has given up.
-        self._payloads.break_off()
+        self._break_off()
         async with self._one_exchange:
             self._own, self._payload, self._ends, self._group = own, request.payload, ends, request.group
             with self._payloads.exchange(own.round_number):

@@ -36,6 +36,7 @@ class PartCheck:
 
     Args:
         reducers: keep the same residuals as those of the member that this one checks.
+        settling: held while they change.
         sign: with the key of this peer.
         seconds: as in PartExchange.
     """
@@ -46,12 +47,13 @@ class PartCheck:
         own: int,
         group_id: bytes,
         reducers: StageReducers,
+        settling: asyncio.Lock,
         sign: Signer,
         seconds: float,
         line: Line,
     ) -> None:
         self._plan, self._own, self._group_id, self._sign, self._line = plan, own, group_id, sign, line
-        self._reducers, self._checked = reducers, plan.checked_by(own)
+        self._reducers, self._settling, self._checked = reducers, settling, plan.checked_by(own)
         self._parts = () if self._checked is None else plan.parts[self._checked]
         self._copies: dict[int, list[bytes]] = {}  # of members that have sent all
         self._sending: set[int] = set()
@@ -172,7 +174,9 @@ class PartCheck:
             return SignReply(refusal="sums are missing")
         except HetnodeError as error:
             return self._refused(reducer, error.cause)
-        if problem := await asyncio.to_thread(self._problem, reducer, reduced):
+        async with self._settling:
+            problem = await asyncio.to_thread(self._problem, reducer, reduced)
+        if problem:
             return self._refused(reducer, problem)
         return SignReply(
             signature=self._sign(self._plan.sums_message(self._group_id, self._checked, answers))

@@ -73,6 +73,8 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         self._round: tuple[PartExchange, PartCheck] | None = None  # the newest, which may be over
         self._joined = asyncio.Event()  # set and then replaced with each change of it
         self._waiting = OpenTransfers()
+        self._exchanging: asyncio.Task[Reduction] | None = None
+        self._settling = asyncio.Lock()  # protects what is held back for the checked member
 
     async def serve(self, allow_list: AllowList, guard: Guard = GuardedStreams) -> None:
         """Answer the peers of the allow list from now on, over the streams that `guard` lets in."""
@@ -88,8 +90,10 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         Without all parts, and in a group of which no plan can be made, this member has no result. It then
         fetches that of the others when the round is committed.
         """
-        if not all(is_authentic(each, self._run) for each in group.descriptors):
-            log.warning("group %s has descriptors without a valid signature", group.group_id)
+        if own not in group.descriptors or not all(
+            is_authentic(each, self._run) for each in group.descriptors
+        ):
+            log.warning("group %s lacks this member, or valid signatures", group.group_id)
             return ExchangeResult((own,))
         try:
             plan = PartPlan.of_group(self._layout, group)
@@ -100,21 +104,33 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
         sent = await asyncio.to_thread(cut_payload, self._layout, payload, plan.all_parts)
         network = self._p2p, ReductionPeer, self._prefix, (group_id := group.group_id.encode())
         exchange = PartExchange(*network, plan, sent, self._own, seconds, self._line)
-        check = PartCheck(plan, position, group_id, self._checked, self._sign, seconds, self._line)
+        keys = self._checked, self._settling, self._sign
+        check = PartCheck(plan, position, group_id, *keys, seconds, self._line)
         self._round = exchange, check
         self._joined.set()
         self._joined = asyncio.Event()
         copying = asyncio.create_task(check.send_copies(sent, self._stub))
+        self._exchanging = asyncio.create_task(exchange.exchange())
         try:
-            reduction = await exchange.exchange()
+            await asyncio.wait({self._exchanging})
         finally:
             copying.cancel()
+            self._exchanging.cancel()
+        if self._exchanging.cancelled():
+            return ExchangeResult((own,))
+        reduction = self._exchanging.result()
         claim = await asyncio.to_thread(self._keep, own.round_number, reduction)
         return ExchangeResult((own,), tuple(_accusations(group, position, reduction, check)), claim)
 
+    def break_off(self) -> None:
+        """End :meth:`reduce` now, without a result: its caller has given up."""
+        if self._exchanging is not None:
+            self._exchanging.cancel()
+
     async def end_round(self, ended: RoundEnd) -> None:
         """See :meth:`node.transport.transport.Transport.end_round`."""
-        await asyncio.to_thread(self._end_round, ended)
+        async with self._settling:
+            await asyncio.to_thread(self._end_round, ended)
 
     def _keep(self, round_number: int, reduction: Reduction) -> ResultClaim | None:
         if (data := reduction.to_bytes()) is None:

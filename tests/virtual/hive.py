@@ -217,6 +217,8 @@ class VirtualTransport(Transport):
         clock = asyncio.get_running_loop().time
         ends, peer = clock() + deadline, self._stages[descriptor.stage].payloads
         peer.break_off()
+        if (former := self._reductions.get(descriptor.stage)) is not None:
+            former.break_off()
         await peer.hold(descriptor, bytes(payload))
         if (reduction := self._reductions.get(descriptor.stage)) is not None:
             if group is None:

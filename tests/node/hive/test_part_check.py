@@ -44,7 +44,7 @@ async def messages(parts: Sequence[bytes]) -> AsyncIterator[AveragingData]:
 
 def check_of(seconds: float = 60.0) -> PartCheck:
     sign = OWNERS[OWN].sign
-    return PartCheck(PLAN, OWN, GROUP, StageReducers(LAYOUT), sign, seconds, UNLIMITED)
+    return PartCheck(PLAN, OWN, GROUP, StageReducers(LAYOUT), asyncio.Lock(), sign, seconds, UNLIMITED)
 
 
 async def counting(check: PartCheck, senders: Sequence[int], asked: Sequence[int] = range(4)) -> str:
@@ -121,7 +121,7 @@ async def test_copies_that_are_not_those_of_a_payload_are_refused(copies: list[b
 async def test_who_holds_back_what_the_other_one_has_not_begins_anew() -> None:
     reducers = StageReducers(LAYOUT)
     reducers.since = 7
-    check = PartCheck(PLAN, OWN, GROUP, reducers, OWNERS[OWN].sign, 60.0, UNLIMITED)
+    check = PartCheck(PLAN, OWN, GROUP, reducers, asyncio.Lock(), OWNERS[OWN].sign, 60.0, UNLIMITED)
     for sender in range(4):
         await check.copy(sender, messages(CUT[sender]))
     reply = await check.count(CountRequest(group_id=GROUP, senders=mask_of(range(4), 4), since=6))

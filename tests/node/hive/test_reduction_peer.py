@@ -120,3 +120,23 @@ async def test_who_is_not_in_the_group_or_has_no_part_in_a_call_is_refused(membe
     assert "no such group" in (await members[0].stub(members[2]).rpc_count(count)).refusal
     assert "already" in (await members[0].stub(members[1]).rpc_count(count)).refusal
     assert "takes no such copies" in (await members[1].stub(members[0]).rpc_copy(first())).refusal
+
+
+async def test_an_exchange_whose_caller_has_given_up_ends_without_a_result(members: list[Member]) -> None:
+    group = group_of(members, 5)
+    first = members[0]
+    running = asyncio.create_task(first.peer.reduce(group.descriptors[0], first.payload, group, SECONDS))
+
+    async def copy() -> AsyncIterator[AveragingData]:
+        yield AveragingData(group_id=group.group_id.encode())
+
+    # Its answer shows that the exchange has begun.
+    assert (await members[1].stub(first).rpc_copy(copy())).refusal
+    first.peer.break_off()
+    assert await running == ExchangeResult((group.descriptors[0],))
+
+
+async def test_in_a_group_without_the_own_payload_nothing_is_reduced(members: list[Member]) -> None:
+    group = group_of(members, 6)
+    own = describe(members[0].identity, members[1].payload, 0, 6)
+    assert await members[0].peer.reduce(own, members[1].payload, group, SECONDS) == ExchangeResult((own,))

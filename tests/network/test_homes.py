@@ -27,7 +27,9 @@ def swarm_in(
 ) -> Iterator[tuple[World, NetworkSwarm]]:
     """A started swarm without a relay: as many replicas and pipelines as its members can form."""
     roles = [role for role, _ in members.values()]
-    spec = spec_of(replicas=roles.count(REPLICA), pipelines=roles.count(STAGE) // 2, rounds=rounds)
+    shape = {"replicas": roles.count(REPLICA), "pipelines": roles.count(STAGE) // 2}
+    # The first round waits for a node that starts slowly.
+    spec = spec_of(rounds=rounds, timing__least_window=60, **shape)
     with World(["coord", *public], homes) as world, NetworkSwarm(spec, folder, world, members) as swarm:
         swarm.start_coordinator(*NO_RELAY)
         for name in members:

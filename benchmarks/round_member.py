@@ -20,6 +20,7 @@ from benchmarks.processes import answer_commands, credentials_of
 from node.hive.transport import HivemindTransport
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
+from node.transport.transport import HostedStages
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
@@ -76,12 +77,9 @@ class RoundMember:
 
     async def host(self, peers: Sequence[PeerId], capacity: int, stages: int) -> dict[str, Any]:
         await self._hivemind.admit(peers)
-        await self._hivemind.host_stages(
-            dict.fromkeys(range(stages), capacity),
-            self._folder / "payloads",
-            self._folder / "checkpoints",
-            _KEEP_ROUNDS,
-        )
+        capacities = dict.fromkeys(range(stages), capacity)
+        folders = self._folder / "payloads", self._folder / "checkpoints"
+        await self._hivemind.host_stages(HostedStages(capacities, *folders, _KEEP_ROUNDS))
         return {}
 
     async def propose(self, round_number: int, sizes: Sequence[int]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from coordinator.forecast.forecast import Forecast, forecast
 from coordinator.placement.cost_model import Survey
@@ -14,7 +15,7 @@ SNAPSHOT_ROUNDS = (1, 5, 10)
 """Values of link.embedding_every whose loss is measured (docs/experiments.md)."""
 _LEAST_GAIN = 0.02
 _NEARLY = 1.01
-"""A setting whose round is so much longer than the shortest one is as good, if it changes less."""
+"""Of values whose rounds are at most so much longer than the shortest round, the smallest is named."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,30 @@ def advice(
     payload_bytes: Sequence[int],
     base: Forecast,
 ) -> Iterator[Advice]:
-    """First the snapshots of the embedding, which cost no loss that shows, then reduction, which does.
+    """The settings that would each save 2 % of the present round or more.
 
-    `base` is the forecast with `spec`. Only what saves 2 % of a round, or more, is named.
+    First snapshots of the embedding: they cost no loss that can be measured. Then reduction: it costs some.
+    `base` is the forecast with `spec`.
     """
 
     def seconds(changed: RunSpec) -> float:
         return forecast(changed, survey, replicas, payload_bytes).round_seconds
 
-    best = base.round_seconds
-    least = (1 - _LEAST_GAIN) * base.round_seconds
+    best, least_saved = base.round_seconds, _LEAST_GAIN * base.round_seconds
+    if not isfinite(best):
+        return
     if not spec.link.embedding_every and any(len(each.members) > 1 for each in replicas):
         tried = {n: _with_snapshots(spec, n) for n in SNAPSHOT_ROUNDS}
         found = {n: seconds(each) for n, each in tried.items()}
         shortest = min(found.values())
-        if shortest <= least:
+        if best - shortest >= least_saved:
             rounds = min(n for n, each in found.items() if each <= _NEARLY * shortest)
             spec, best = tried[rounds], found[rounds]
             yield Advice(f"link.embedding_every = {rounds}", best, 1 - best / base.round_seconds)
     if spec.outer.exchange == "gathered" and spec.outer.layout == "flat":
         reduced = seconds(_with_reduction(spec))
-        if best - reduced >= base.round_seconds - least > 0:
-            gain = 1 - reduced / base.round_seconds
-            yield Advice('outer.exchange = "reduced"', reduced, gain)
+        if best - reduced >= least_saved:
+            yield Advice('outer.exchange = "reduced"', reduced, 1 - reduced / base.round_seconds)
 
 
 def _with_snapshots(spec: RunSpec, rounds: int) -> RunSpec:

@@ -63,13 +63,17 @@ def reduction_traffic(
 def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[Traffic]:
     """Traffic of each member of a group that reduces, in payloads.
 
-    With the payload P, the result Q = `ratio` P and the shares w of M members, one that reduces w and checks
-    v sends
+    M members have payloads of P bytes; a result has Q = `ratio` P bytes. A member that reduces the share w
+    and checks the share v sends and receives
 
-        (1 - w) P + (1 - v) P + M w Q      and receives      (M - 1) (w + v) P + (1 - w + v) Q
+        sends       (1 - w) P     its payload, to the reducers
+                  + (1 - v) P     the same again, to the checkers
+                  + M w Q         its sums: to M - 1 members, and to its checker to be signed
+        receives    (M - 1) (w + v) P + (1 - w + v) Q
 
-    A member that alone can be dialled has no checker: without copies, and M - 1 instead of M. If nobody can
-    be dialled, nothing is reduced; here all are then taken for open.
+    If others can dial only one member, nobody checks it: there are no copies for checkers, and it sends its
+    sums M - 1 times. If others can dial nobody, a real run reduces nothing; the forecast then presumes that
+    all can be dialled.
     """
     others = len(lines) - 1
     if not others:

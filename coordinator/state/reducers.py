@@ -20,33 +20,40 @@ FIRST_BENCH, LONGEST_BENCH = 8, 512
 def failed_reducers(round_state: Round) -> frozenset[PeerId]:
     """The fewest members (by a greedy search) that explain why a group did not agree on a result.
 
-    Each member tells whose parts it lacks. One of the two is to blame, and who takes part in most of these
-    pairs is named first: a dead reducer that all accuse, or a liar that accuses all. If a reducer that others
-    accuse names one member alone, that is its checker, which has not signed: nobody can tell who of them is
-    wrong, and both are named if two others remain. If nobody tells anything, all that may reduce and have no
-    result are named. Members that reduce nothing are never in the result.
+    A member that lacks parts accuses their reducer. In each pair of an accuser and an accused one of the two
+    has failed. The search takes the member that is in most pairs, then drops its pairs, until no pair is
+    left. So a dead reducer is found, which all accuse, and a liar, which accuses all.
+
+    A reducer whose checker has not signed accuses that checker, while the others accuse the reducer. Nobody
+    can tell which of the two has failed, so both are found, if two other reducers remain. If there are no
+    accusations, all reducers without a result are found. Members that do not reduce are never found.
     """
     group = round_state.group
     if group is None:
         return frozenset()
-    pairs = {(teller, owner) for owner, tellers in round_state.rejections.items() for teller in tellers}
     reducing = {
         descriptor.owner
         for descriptor, line in zip(group.descriptors, group.lines, strict=True)
         if line.is_open
     }
-    found = set[PeerId]() if pairs else reducing - round_state.results.keys()
-    pairs = {(teller, owner) for teller, owner in pairs if owner in reducing}
-    told = pairs
+    if not round_state.rejections:
+        return frozenset(reducing - round_state.results.keys())
+    accusations = {
+        (accuser, accused)
+        for accused, accusers in round_state.rejections.items()
+        for accuser in accusers
+        if accused in reducing
+    }
+    found, pairs = set[PeerId](), accusations
     while pairs:
         times = Counter(peer for pair in pairs for peer in pair)
-        # Of members that are named as often, first one that has nothing to lose.
+        # Of members that are in as many pairs, first one that does not reduce: it loses nothing.
         worst = min(times, key=lambda peer: (-times[peer], peer in reducing, peer))
         found.add(worst)
-        accusers = [teller for teller, owner in told if owner == worst]
-        accused = {owner for teller, owner in told if teller == worst}
-        if len(accusers) > 1 and len(accused) == 1 and len(reducing - found - accused) > 1:
-            found |= accused
+        accusers = {accuser for accuser, accused in accusations if accused == worst}
+        accused_by_it = {accused for accuser, accused in accusations if accuser == worst}
+        if len(accusers) > 1 and len(accused_by_it) == 1 and len(reducing - found - accused_by_it) > 1:
+            found |= accused_by_it  # its checker
         pairs = {pair for pair in pairs if not found & {*pair}}
     return frozenset(found & reducing)
 

@@ -18,7 +18,6 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,9 +39,8 @@ from node.ipc.typed_calls import handler
 from node.transport.allow_list import AllowList
 from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
-from node.transport.transport import ExchangeResult
+from node.transport.transport import ExchangeResult, HostedStages
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.run import RunSpec
 from protocol.trust.envelope import Signer, is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
@@ -52,22 +50,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _CALL_THREADS = 64
-
-
-@dataclass(frozen=True)
-class Storage:
-    """The folders and bounds of one stage's averager.
-
-    `capacity` is the largest payload in bytes; peers that announce a larger one are left out. The folder
-    `payloads` keeps the payloads of `keep_rounds` rounds. `checkpoints` holds this node's checkpoints.
-    `reduced` is the spec of a run whose payloads are reduced in parts; None: they are gathered.
-    """
-
-    capacity: int
-    payloads: Path
-    keep_rounds: int
-    checkpoints: Path
-    reduced: RunSpec | None = None
 
 
 class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind has no type information
@@ -89,7 +71,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         dht: DHT,
         run: str,
         stage: int,
-        storage: Storage,
+        hosted: HostedStages,
         allow_list: Sequence[str],
         sign: Signer,
         sockets: Path,
@@ -103,7 +85,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         )
         # The run id contains the hash of the spec, thus of model and codec: peers of other runs are refused.
         self.schema_hash = hashlib.sha256(self.prefix.encode()).digest()
-        self._run_id, self._stage, self._storage, self._sockets = run, stage, storage, sockets
+        self._run_id, self._stage, self._hosted, self._sockets = run, stage, hosted, sockets
         self._allow_list, self._sign = AllowList(allow_list), sign
         self._host_end, self._own_end = socket.socketpair()
         self._opened = threading.Event()
@@ -161,23 +143,25 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._payload: bytes
         self._ends: float  # end of the exchange on the event loop's clock
         self._group: ExchangeGroup | None  # of the coordinator
-        storage = self._storage
-        store, line = PayloadStore(storage.payloads, storage.keep_rounds), Line.from_environment()
+        hosted = self._hosted
+        store = PayloadStore(hosted.folder_of(self._stage), hosted.keep_rounds)
+        line = Line.from_environment()
         self._peer = PayloadPeer(
             self._p2p,
             self._run_id,
             self._stage,
-            storage.capacity,
+            hosted.capacities[self._stage],
             store,
-            storage.checkpoints,
+            hosted.checkpoint_folder,
             line,
         )
         self._payloads = self._peer.payloads
         await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
         self._reduction: ReductionPeer | None = None
-        if storage.reduced is not None:
-            about = self._run_id, self._stage, storage.reduced
-            self._reduction = ReductionPeer(self._p2p, *about, store, self._sign, line)
+        if hosted.reduced is not None:
+            self._reduction = ReductionPeer(
+                self._p2p, self._run_id, self._stage, hosted.reduced, store, self._sign, line
+            )
             await self._reduction.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
@@ -271,7 +255,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     def _problem(self, descriptor: PayloadDescriptor, peer: PeerId) -> str | None:
         """Why the payload that `peer` announced cannot be part of this exchange; None if it can."""
-        own, capacity = self._own, self._storage.capacity
+        own, capacity = self._own, self._hosted.capacities[self._stage]
         if peer not in self._allow_list:
             return "it is not in the plan"
         if descriptor.owner != peer:

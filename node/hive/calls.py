@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.ipc.typed_calls import Answer_co, Request
-from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd
+from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 
@@ -62,11 +62,7 @@ class JoinDht(HiveRequest[DhtJoined]):
 class HostStages(HiveRequest[None]):
     """Fork one averager for each stage; see :meth:`node.transport.transport.Transport.host_stages`."""
 
-    capacities: Mapping[int, int]
-    payload_folder: Path
-    checkpoint_folder: Path
-    keep_rounds: int
-    reduced: RunSpec | None = None
+    hosted: HostedStages
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from node.hive import records
 from node.hive.access import limit_messages
 from node.hive.arbiter import HostedArbiter
 from node.hive.authorizer import CertificateAuthorizer, signer_of
-from node.hive.averager import SparseAverager, Storage
+from node.hive.averager import SparseAverager
 from node.hive.calls import (
     AVERAGER_REQUESTS,
     Admit,
@@ -177,18 +177,14 @@ class Host:
 
     def host_stages(self, request: HostStages) -> None:
         def fork(stage: int, allow_list: Sequence[PeerId]) -> SparseAverager:
-            folder = request.payload_folder / f"stage-{stage:02d}"
-            storage = Storage(
-                *(request.capacities[stage], folder, request.keep_rounds),
-                *(request.checkpoint_folder, request.reduced),
+            averager = SparseAverager(
+                self._dht, self._run, stage, request.hosted, allow_list, self._sign, self._folder
             )
-            about = self._run, stage, storage, allow_list, self._sign, self._folder
-            averager = SparseAverager(self._dht, *about)
             averager.launch()
             return averager
 
         try:
-            self._averagers.start(request.capacities, fork, request.deadline)
+            self._averagers.start(request.hosted.capacities, fork, request.deadline)
         except Exception as error:
             raise HetnodeError(
                 ErrorCode.HIVEMIND_DIED,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from node.hive.transport import HivemindTransport
 from node.transport.backoff import pause_after
-from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
@@ -51,7 +51,7 @@ class LastingTransport(Transport):
         self._begin, self._current = begin, current
         self._loop = asyncio.get_running_loop()
         self._port = _port_of(current.addresses)
-        self._hosted: tuple[Mapping[int, int], Path, Path, int, RunSpec | None] | None = None
+        self._hosted: HostedStages | None = None
         self._arbiter: tuple[RunSpec, Path] | None = None
         self._admitted: _Admitted | None = None
         self._published: tuple[PeerRecord, float] | None = None  # the record, and its end on the loop's clock
@@ -90,16 +90,8 @@ class LastingTransport(Transport):
         self._ready.clear()
         await self._current.close()
 
-    async def host_stages(
-        self,
-        capacities: Mapping[int, int],
-        payload_folder: Path,
-        checkpoint_folder: Path,
-        keep_rounds: int,
-        reduced: RunSpec | None = None,
-    ) -> None:
-        hosted = (capacities, payload_folder, checkpoint_folder, keep_rounds, reduced)
-        await self._call(lambda current: current.host_stages(*hosted), ErrorCode.HIVEMIND_DIED)
+    async def host_stages(self, hosted: HostedStages) -> None:
+        await self._call(lambda current: current.host_stages(hosted), ErrorCode.HIVEMIND_DIED)
         self._hosted = hosted
 
     async def host_arbiter(self, spec: RunSpec, folder: Path) -> None:
@@ -249,7 +241,7 @@ class LastingTransport(Transport):
             if self._hosted is not None:
                 if self._admitted is not None:  # before the first call of another peer
                     await self._current.admit(*self._admitted)
-                await self._current.host_stages(*self._hosted)
+                await self._current.host_stages(self._hosted)
             if self._arbiter is not None:
                 await self._current.host_arbiter(*self._arbiter)
             if self._admitted is not None:

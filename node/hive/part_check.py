@@ -1,8 +1,8 @@
 """One round in a member that checks the sums of another one, and that sends copies of its parts to checkers.
 
-A reducer could send all members the same false sum, or leave out whom it likes. So every part of a payload
-goes to the reducer and to its checker. Both count only the members of which both have all parts. The checker
-computes each sum again, and signs all of them together if they are right.
+A reducer could send all members the same false sum, or leave out members on purpose. So every part of a
+payload goes to the reducer and to its checker. Both count only the members of which both have all parts. The
+checker computes each sum again, and signs all of them together if they are right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
-from node.hive.part_plan import PartPlan
+from node.hive.part_plan import RETRY_SECONDS, PartPlan
 from node.hive.part_reducer import ReducedPart
 from node.transport.line import Line
 from protocol.errors import HetnodeError
@@ -28,7 +28,6 @@ from protocol.wire.reduction import decode_part
 from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = 0.5  # between two attempts to reach a checker
 
 
 class PartCheck:
@@ -73,12 +72,10 @@ class PartCheck:
         Args:
             sent: the own payload, cut into all parts of the plan in their order.
         """
-        parts = iter(sent)
-        by_reducer = [[next(parts) for _ in of_one] for of_one in self._plan.parts]
         await asyncio.gather(
             *(
                 self._send_copy(checker, copies, stub_of)
-                for checker, copies in zip(self._plan.checkers, by_reducer, strict=True)
+                for checker, copies in zip(self._plan.checkers, self._plan.by_reducer(sent), strict=True)
                 if checker is not None and copies
             )
         )
@@ -114,7 +111,7 @@ class PartCheck:
         self._sending.add(sender)
         copies = []
         try:
-            for part in self._plan.parts[self._checked or 0]:
+            for part in self._parts:
                 data = (await anext(stream)).tensor_part.buffer
                 await self._line.down.take(len(data))
                 await asyncio.to_thread(decode_part, self._plan.layout, part, data)
@@ -146,7 +143,7 @@ class PartCheck:
         except ValueError as error:
             return CountReply(refusal=f"{error}")
         counted = {sender for sender in asked if sender in self._copies}
-        # Else a reducer could leave out whom it likes.
+        # Else a reducer could leave out members on purpose.
         if 2 * math.fsum(weights[sender] for sender in counted) <= math.fsum(weights):
             return CountReply(refusal="too few members have sent all parts to both")
         self._counted = counted

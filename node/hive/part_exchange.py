@@ -28,7 +28,7 @@ from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils.asyncio import attach_event_on_finished
 
 from node import hooks
-from node.hive.part_plan import PartPlan, Reduction
+from node.hive.part_plan import RETRY_SECONDS, PartPlan, Reduction
 from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart
 from node.transport.line import UNLIMITED, Line
 from node.transport.transfer import linger
@@ -41,9 +41,6 @@ from protocol.wire.reduction import decode_part
 from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS = 0.5
-"""Between two attempts to reach a member."""
-
 T = TypeVar("T")
 
 
@@ -82,8 +79,7 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         )
         self._plan, self._line = plan, line
         self._own = plan.members.index(self.peer_id)
-        parts = iter(sent)
-        by_reducer = [[next(parts) for _ in of_one] for of_one in plan.parts]
+        by_reducer = plan.by_reducer(sent)
         # hivemind has made both for no tensors.
         self.tensor_part_container = PartContainer(by_reducer)
         self.tensor_part_reducer = PartReducer(len(plan.parts[self._own]), plan.weights)

@@ -20,6 +20,8 @@ from protocol.wire.reduction import ReductionLayout, join_parts
 
 CHECK_ROUNDS = 32
 """Rounds in which a member checks the same other one. A change costs what both have held back."""
+RETRY_SECONDS = 0.5
+"""Between two attempts to reach a member."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class PartPlan:
     @property
     def all_parts(self) -> list[PartRange]:
         return [part for of_one in self.parts for part in of_one]
+
+    def by_reducer(self, sent: Sequence[bytes]) -> list[list[bytes]]:
+        """A payload that is cut into :attr:`all_parts`: by member, the parts that it reduces."""
+        parts = iter(sent)
+        return [[next(parts) for _ in of_one] for of_one in self.parts]
 
     def traffic(self, position: int) -> tuple[int, int]:
         """Bytes that a member sends and receives in a round: parts, and answers, without libp2p's own.

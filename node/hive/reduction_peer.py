@@ -37,11 +37,11 @@ from protocol.wire.stage_reducers import StageReducers
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 10.0  # longest wait for the first message of a stream
+GROUP_SECONDS = 60.0  # longest wait of a member for this one to join the group
 _LACKS = "as a reducer it has not sent all of its sums, signed by its checker"
 _FALSE = "as a reducer it has false sums"
 _UNSIGNED = "as a checker it has not signed the sums of this member"
 _NO_GROUP = "this peer is in no such group with you"
-GROUP_SECONDS = 60.0  # longest wait of a member for this one to join the group
 
 
 class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type information
@@ -102,10 +102,11 @@ class ReductionPeer(ServicerBase):  # type: ignore[misc]  # hivemind has no type
             return ExchangeResult((own,))
         position = plan.members.index(self._p2p.peer_id)
         sent = await asyncio.to_thread(cut_payload, self._layout, payload, plan.all_parts)
-        network = self._p2p, ReductionPeer, self._prefix, (group_id := group.group_id.encode())
-        exchange = PartExchange(*network, plan, sent, self._own, seconds, self._line)
-        keys = self._checked, self._settling, self._sign
-        check = PartCheck(plan, position, group_id, *keys, seconds, self._line)
+        group_id, line = group.group_id.encode(), self._line
+        exchange = PartExchange(
+            self._p2p, ReductionPeer, self._prefix, group_id, plan, sent, self._own, seconds, line
+        )
+        check = PartCheck(plan, position, group_id, self._checked, self._settling, self._sign, seconds, line)
         self._round = exchange, check
         self._joined.set()
         self._joined = asyncio.Event()

@@ -40,7 +40,7 @@ from node.ipc.channel import Child, start_child
 from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
 from node.transport.line import UNLIMITED, Line
-from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
@@ -163,25 +163,14 @@ class HivemindTransport(Transport):
         """Process id of the host."""
         return self._host.pid
 
-    async def host_stages(
-        self,
-        capacities: Mapping[int, int],
-        payload_folder: Path,
-        checkpoint_folder: Path,
-        keep_rounds: int,
-        reduced: RunSpec | None = None,
-    ) -> None:
-        await self._call(
-            HostStages(
-                capacities,
-                payload_folder.absolute(),  # the host may have another working directory
-                checkpoint_folder.absolute(),
-                keep_rounds,
-                reduced,
-                deadline=_START_SECONDS,
-            )
+    async def host_stages(self, hosted: HostedStages) -> None:
+        absolute = replace(
+            hosted,
+            payload_folder=hosted.payload_folder.absolute(),  # the host may have another working directory
+            checkpoint_folder=hosted.checkpoint_folder.absolute(),
         )
-        self._stages = tuple(capacities)
+        await self._call(HostStages(absolute, deadline=_START_SECONDS))
+        self._stages = tuple(hosted.capacities)
 
     async def host_arbiter(self, spec: RunSpec, folder: Path) -> None:
         """Fetch and serve contested payloads of the run from now on; the allow list may call. Call it once.

@@ -24,6 +24,7 @@ from node.train.recovery import Recovery
 from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import Services
+from node.transport.transport import HostedStages
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.status import Wait
 from protocol.types import PeerId, ReservedAssignment, StageRange
@@ -134,8 +135,10 @@ class NodeLoop:
         stage_info = await services.worker.call(Build(spec, stages, self._local))
         capacities = {stage: stage_info.capacities[stage] for stage in stages}
         reduced = spec if spec.outer.exchange == "reduced" else None
-        folders = self._payloads, self._checkpoints
-        await services.transport.host_stages(capacities, *folders, spec.recovery.keep_rounds, reduced)
+        hosted = HostedStages(
+            capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds, reduced
+        )
+        await services.transport.host_stages(hosted)
         await services.directory.take_stages(stages)
         self._exchange = OuterExchange(services, stages, stage_info, self._checkpoints)
         self._recovery = Recovery(services, self._exchange, self._checkpoints)

@@ -70,6 +70,31 @@ class CheckpointDownload:
     into: Path
 
 
+@dataclass(frozen=True)
+class HostedStages:
+    """The stages whose payloads a node exchanges and serves, and where it keeps them.
+
+    Attributes:
+        capacities: the largest payload or result of each hosted stage, in bytes. Larger ones are refused
+            unread.
+        payload_folder: keeps the payloads of the newest `keep_rounds` rounds, also over a restart. Created if
+            necessary. Two nodes must not share it.
+        checkpoint_folder: this node's checkpoints (node.checkpoint.parts). A request gets the parts that are
+            there at that time. The folder may be created later.
+        reduced: the spec of a run with exchange "reduced"; None where members gather all payloads.
+    """
+
+    capacities: Mapping[int, int]
+    payload_folder: Path
+    checkpoint_folder: Path
+    keep_rounds: int
+    reduced: RunSpec | None = None
+
+    def folder_of(self, stage: int) -> Path:
+        """Where the payloads of one stage are."""
+        return self.payload_folder / f"stage-{stage:02d}"
+
+
 class Transport(Protocol):
     """Peer records, payloads and checkpoints between this node and the other peers of its run.
 
@@ -81,26 +106,10 @@ class Transport(Protocol):
     def addresses(self) -> tuple[str, ...]:
         """Addresses under which other peers reach this one; empty if it only dials."""
 
-    async def host_stages(
-        self,
-        capacities: Mapping[int, int],
-        payload_folder: Path,
-        checkpoint_folder: Path,
-        keep_rounds: int,
-        reduced: RunSpec | None = None,
-    ) -> None:
+    async def host_stages(self, hosted: HostedStages) -> None:
         """Begin to exchange and serve payloads of these stages, and to serve checkpoints. Call it once.
 
         A disk that refuses payloads is no failure: the log warns, and memory holds them for some rounds.
-
-        Args:
-            capacities: the largest payload or result of each hosted stage, in bytes. Larger ones are refused
-                unread.
-            payload_folder: keeps the payloads of the newest `keep_rounds` rounds, also over a restart.
-                Created if necessary. Two nodes must not share it.
-            checkpoint_folder: this node's checkpoints (node.checkpoint.parts). A request gets the parts that
-                are there at that time. The folder may be created later.
-            reduced: of a run with exchange "reduced"; None lets members gather all payloads.
         """
 
     async def admit(

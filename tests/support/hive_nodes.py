@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +14,7 @@ from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
 from node.transport.line import UNLIMITED, Line
+from node.transport.transport import HostedStages
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -151,14 +152,16 @@ async def start_as(
     )
     if stages:
         await hivemind.admit(allow_list)
+        hosted = hosted_in(folder, dict.fromkeys(stages, CAPACITY))
         await hivemind.host_stages(
-            dict.fromkeys(stages, CAPACITY),
-            payloads or folder / "payloads",
-            folder / "checkpoints",
-            KEEP_ROUNDS,
-            reduced,
+            replace(hosted, payload_folder=payloads or hosted.payload_folder, reduced=reduced)
         )
     return Node(identity, hivemind)
+
+
+def hosted_in(folder: Path, capacities: Mapping[int, int]) -> HostedStages:
+    """Stages whose payloads and checkpoints are in `folder`."""
+    return HostedStages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS)
 
 
 def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:

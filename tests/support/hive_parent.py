@@ -12,6 +12,7 @@ from pathlib import Path
 from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
 from tests.support.certificates import enrolled
+from tests.support.hive_nodes import hosted_in
 
 
 async def main() -> None:
@@ -24,7 +25,7 @@ async def main() -> None:
         run="orphans",
     )
     folder = Path(sys.argv[1])
-    await hivemind.host_stages({0: 1000, 1: 1000}, folder / "payloads", folder / "checkpoints", 4)
+    await hivemind.host_stages(hosted_in(folder, {0: 1000, 1: 1000}))
     print("ready", flush=True)
     await hivemind.wait_closed()
 

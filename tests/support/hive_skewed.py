@@ -18,7 +18,7 @@ from node.security.identity import open_identity
 from protocol.errors import HetnodeError
 from protocol.types import ExchangeGroup, PeerId
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
-from tests.support.hive_nodes import CAPACITY, KEEP_ROUNDS, PATIENT, RUN, canonical, describe, record_of
+from tests.support.hive_nodes import CAPACITY, PATIENT, RUN, canonical, describe, hosted_in, record_of
 
 
 async def main(
@@ -35,7 +35,7 @@ async def main(
     )
     try:
         await hivemind.admit([identity.peer, peer])
-        await hivemind.host_stages({0: CAPACITY}, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS)
+        await hivemind.host_stages(hosted_in(folder, {0: CAPACITY}))
         await hivemind.publish(record_of(identity), ttl=60.0)
         print(peer in await hivemind.lookup(), flush=True)
         payload = bytes(100_000)

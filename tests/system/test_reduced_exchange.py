@@ -18,7 +18,7 @@ from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import current_machine
 from tests.virtual.rollback import attested, resume, roll_back
-from tests.virtual.scenario import FULL, MIXED, Play, contributions, return_after, swarm_spec
+from tests.virtual.scenario import FULL, MIXED, Play, contributions, cut_off, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 REDUCED = {"outer.exchange": "reduced"}
@@ -97,13 +97,7 @@ def test_reducers_that_cannot_call_each_other_cost_one_round(play: Play) -> None
 
 def test_a_replica_that_is_cut_off_catches_up_by_results(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(3)
-        swarm.network.isolate("b")
-        await swarm.until_round(6)
-        swarm.network.heal()
-        await swarm.until_over()
-        swarm.assert_all_agree()
+        await cut_off(swarm, "b")
         assert swarm.committed(0)[-3:] == [7, 8, 9]
         assert contributions(swarm, "b")[-1] == 9
 

@@ -16,7 +16,7 @@ from protocol.types import Lifecycle, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
-from tests.virtual.scenario import FULL, MIXED, Play, contributions, return_after, swarm_spec
+from tests.virtual.scenario import FULL, MIXED, Play, contributions, cut_off, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -100,13 +100,7 @@ def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) 
 
 def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(3)
-        swarm.network.isolate("b")
-        await swarm.until_round(6)
-        swarm.network.heal()
-        await swarm.until_over()
-        swarm.assert_all_agree()
+        await cut_off(swarm, "b")
         assert swarm.committed(0) == list(range(1, 10))
         assert not {4, 5} & set(contributions(swarm, "b"))
         assert contributions(swarm, "b")[-1] == 9

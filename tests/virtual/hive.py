@@ -24,7 +24,7 @@ from node.security.identity import Identity
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import Arbiter
 from node.transport.payload_store import PayloadStore
-from node.transport.transport import CheckpointDownload, ExchangeResult, RoundEnd, Transport
+from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import is_authentic, misfit
@@ -165,26 +165,25 @@ class VirtualTransport(Transport):
         self._capacities: Mapping[int, int] = {}
         self._closed = asyncio.Event()
 
-    async def host_stages(
-        self,
-        capacities: Mapping[int, int],
-        payload_folder: Path,
-        checkpoint_folder: Path,
-        keep_rounds: int,
-        reduced: RunSpec | None = None,
-    ) -> None:
-        self._capacities = capacities
+    async def host_stages(self, hosted: HostedStages) -> None:
+        self._capacities = hosted.capacities
         if not self._client_mode:
             await self._p2p.listen()
-        for stage, capacity in capacities.items():
-            store = PayloadStore(payload_folder / f"stage-{stage:02d}", keep_rounds)
-            peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, checkpoint_folder)  # type: ignore[arg-type]
+        for stage, capacity in hosted.capacities.items():
+            store = PayloadStore(hosted.folder_of(stage), hosted.keep_rounds)
+            peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, hosted.checkpoint_folder)  # type: ignore[arg-type]
             if not self._client_mode:
                 await peer.serve(self._allow_list, unguarded)
             self._stages[stage] = peer
-            if reduced is not None:
-                about = self._p2p, self._run, stage, reduced, store, self._sign
-                self._reductions[stage] = ReductionPeer(*about)  # type: ignore[arg-type]
+            if hosted.reduced is not None:
+                self._reductions[stage] = ReductionPeer(
+                    self._p2p,  # type: ignore[arg-type]
+                    self._run,
+                    stage,
+                    hosted.reduced,
+                    store,
+                    self._sign,
+                )
                 await self._reductions[stage].serve(self._allow_list, unguarded)
 
     async def admit(

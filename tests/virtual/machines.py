@@ -11,6 +11,7 @@ from typing import Any
 from node import hooks
 from node.net.coordinator_client import CoordinatorClient
 from node.security.credentials import RunCredentials
+from node.transport.transport import HostedStages
 from protocol.trust.names import peer_uri
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
@@ -76,7 +77,9 @@ class Machines:
     async def transport(self, name: str) -> VirtualTransport:
         """A transport for the peer of the machine `name`. Call it on that machine."""
         transport = VirtualTransport(self.rpc, self.dht, NAMES[name], self.run_id, client_mode=False)  # type: ignore[arg-type]
-        await transport.host_stages({0: 1000}, self.folder / name, self.folder / name / "checkpoint", 30)
+        await transport.host_stages(
+            HostedStages({0: 1000}, self.folder / name, self.folder / name / "checkpoint", 30)
+        )
         await transport.admit([member.peer for member in NAMES.values()])
         return transport
 

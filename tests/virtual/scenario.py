@@ -72,6 +72,17 @@ class Play:
         )
 
 
+async def cut_off(swarm: VirtualSwarm, name: str) -> None:
+    """Start a run, and cut a node off from round 3 to round 6. Returns when the run is over and all agree."""
+    swarm.start()
+    await swarm.until_round(3)
+    swarm.network.isolate(name)
+    await swarm.until_round(6)
+    swarm.network.heal()
+    await swarm.until_over()
+    swarm.assert_all_agree()
+
+
 async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
     """Wait for the planned fault of a node, and start the node again `seconds` later."""
     await swarm.until_fired(name)

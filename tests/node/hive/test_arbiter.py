@@ -19,7 +19,7 @@ from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, Finding, ManifestEntry
 from protocol.wire.payload_codec import PayloadLayout, encode
 from tests.builders import spec_of
-from tests.support.hive_nodes import BRIEF, PATIENT, RUN, Node, certified, gone
+from tests.support.hive_nodes import BRIEF, PATIENT, RUN, Node, certified, gone, hosted_in
 
 SPEC = spec_of()
 LAYOUT = PayloadLayout(parameter_shapes(SPEC, 1), SPEC.outer)
@@ -53,7 +53,7 @@ async def test_a_contested_payload_reaches_a_member_through_the_arbiter(tmp_path
         ]
         for node in (owner, member, stranger):
             folder = tmp_path / node.identity.peer
-            await node.hivemind.host_stages({1: LAYOUT.nbytes}, folder, folder / "checkpoints", 4)
+            await node.hivemind.host_stages(hosted_in(folder, {1: LAYOUT.nbytes}))
             await node.hivemind.admit([arbiter.identity.peer])
         await arbiter.hivemind.admit([owner.identity.peer, member.identity.peer])
         unsigned = replace(owner.descriptor(PAYLOAD, 1, 1), codec=LAYOUT.codec, signature=b"")
@@ -89,6 +89,6 @@ async def lasting_member(
     """Another member, which has nothing yet."""
     node = await lasting(folder, "late", stack, *dht)
     assert isinstance(node.hivemind, LastingTransport)
-    await node.hivemind.host_stages({1: LAYOUT.nbytes}, folder / "late", folder / "late", 4)
+    await node.hivemind.host_stages(hosted_in(folder / "late", {1: LAYOUT.nbytes}))
     await arbiter.hivemind.admit([node.identity.peer])
     return node.hivemind

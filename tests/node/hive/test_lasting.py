@@ -19,12 +19,12 @@ from tests.support import commands
 from tests.support.hive_nodes import (
     BRIEF,
     CAPACITY,
-    KEEP_ROUNDS,
     RUN,
     Node,
     canonical,
     certified,
     gone,
+    hosted_in,
     record_of,
     start_node,
 )
@@ -42,8 +42,7 @@ async def lasting(
     hivemind = await LastingTransport.start(begin, 0)
     try:
         if stages:
-            capacities = dict.fromkeys(stages, CAPACITY)
-            await hivemind.host_stages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS)
+            await hivemind.host_stages(hosted_in(folder, dict.fromkeys(stages, CAPACITY)))
         yield Node(identity, hivemind)
     finally:
         await hivemind.close()

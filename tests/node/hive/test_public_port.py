@@ -18,7 +18,7 @@ from node.security.identity import open_identity
 from node.transport.interfaces import interface_addresses
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support import commands
-from tests.support.hive_nodes import RUN, Node, certified, gone, record_of, start_node
+from tests.support.hive_nodes import RUN, Node, certified, gone, hosted_in, record_of, start_node
 from tests.support.waiting import until
 
 MEMBER, STRANGER = "127.0.0.4", "127.0.0.5"
@@ -160,7 +160,7 @@ async def test_p2pd_itself_listens_on_loopback_and_only_the_dht_process_has_the_
         identity=identity, **certified(identity), run=RUN, listen_host="0.0.0.0"
     )
     try:
-        await hivemind.host_stages({0: 1000}, tmp_path / "payloads", tmp_path / "checkpoints", 4)
+        await hivemind.host_stages(hosted_in(tmp_path, {0: 1000}))
         listening = {
             (process.name(), each.laddr.ip)
             for process in Node(identity, hivemind).processes

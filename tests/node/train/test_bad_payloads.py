@@ -30,6 +30,7 @@ from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
 from node.train.services import Services
+from node.transport.transport import HostedStages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
@@ -179,7 +180,8 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         home = folder / peer.identity.path.stem
         # Where nothing can be written, a payload is in memory, and is sent without a look at its bytes.
         payloads = Path("/dev/null") if peer is peers[2] else home
-        await peer.hivemind.host_stages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
+        hosted = HostedStages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
+        await peer.hivemind.host_stages(hosted)
     plan = await anext(news.plan async for news in peers[0].coordinator.watch() if news.plan)
     honest = []
     for peer, worker, stage_info in zip(peers, workers, built, strict=False):

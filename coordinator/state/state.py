@@ -481,7 +481,9 @@ class State:
     def needs_snapshot(self, round_number: int) -> bool:
         """Whether links use the snapshot of the embedding after `round_number` in the open round or later."""
         every = self.spec.link.embedding_every
-        return every > 0 and round_number in needed_snapshots(self.current_round, every, self.restored)
+        # Stage 0 may be decided, and have its snapshot, before the other stages.
+        coming = max(self.current_round, round_number + 1)
+        return every > 0 and round_number in needed_snapshots(coming, every, self.restored)
 
     def keeps_digests(self, round_number: int) -> bool:
         """Whether digests of the anchors after `round_number` are still kept."""

@@ -89,30 +89,34 @@ def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, f
 
     `done`: by replica, the finished share of the H steps of its members; 1 by default.
     """
-    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
-    members = [
-        (by_peer[peer], assignment.member.stages)
-        for peer, assignment in run.state.assignments[run.state.plan_for(number).epoch].items()
-        if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
-    ]
+    number = run.state.current_round
     for stage in range(run.spec.swarm.stages):
-        hosts = [peer for peer, stages in members if stage in stages]
-        payloads = tuple(
-            peer.payload(
-                run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0)
-            )
-            for peer in hosts
-            for replica in [run.state.assignment(peer.peer, number).replica]
-        )
-        for peer, payload in zip(hosts, payloads, strict=True):
-            offer(run, peer, payload)
-        for peer in hosts:
-            run.accept(Report(peer.peer, stage, number, payloads))
-        for peer in hosts:
-            run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+        play_stage(run, stage, done)
     for peer in followers:
         attest(run, peer, number)
     assert run.state.current_round == number + 1
+
+
+def play_stage(run: Run, stage: int, done: Mapping[int, float] | None = None) -> None:
+    """As :func:`play_round`, of one stage. The round ends with the last of them."""
+    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
+    hosts = [
+        by_peer[peer]
+        for peer, assignment in run.state.assignments[run.state.plan_for(number).epoch].items()
+        if run.state.takes_part(peer, number) and run.state.peers[peer].is_live
+        if stage in assignment.member.stages
+    ]
+    payloads = tuple(
+        peer.payload(run.spec, stage, number, weight=replica.weight * (done or {}).get(replica.index, 1.0))
+        for peer in hosts
+        for replica in [run.state.assignment(peer.peer, number).replica]
+    )
+    for peer, payload in zip(hosts, payloads, strict=True):
+        offer(run, peer, payload)
+    for peer in hosts:
+        run.accept(Report(peer.peer, stage, number, payloads))
+    for peer in hosts:
+        run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 
 
 def members_by_replica(run: Run, number: int | None = None) -> dict[int, list[str]]:

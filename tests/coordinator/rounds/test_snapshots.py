@@ -15,7 +15,7 @@ from protocol.algorithm.embedding_snapshot import active_snapshot
 from protocol.errors import ErrorCode
 from protocol.types import Part, StateRecord
 from tests.builders import Keyed, anchor_of, keyed
-from tests.support.coordinator_run import Run, play_round, play_rounds, started_and_attested
+from tests.support.coordinator_run import Run, play_round, play_rounds, play_stage, started_and_attested
 
 A, B, C, FIRST, LAST = (keyed(i) for i in range(5))
 """Three full replicas, and the members of a pipeline."""
@@ -129,6 +129,14 @@ def test_a_snapshot_is_known_as_long_as_links_use_it_and_no_longer() -> None:
     before = run.state
     snapshot(run, "one", C, round_number=every)
     assert run.state.digests == before.digests
+
+
+def test_a_snapshot_that_is_attested_before_the_other_stages_are_decided_counts() -> None:
+    run = started_and_attested(3, 1, link__embedding_every=1)
+    play_stage(run, 0)
+    snapshot(run, "one", A, B, round_number=1)
+    play_stage(run, 1)
+    assert [each.round_number for each in located(run)] == [1]
 
 
 def test_a_rollback_needs_no_digest_of_the_embedding_and_makes_a_snapshot_round(run: Run) -> None:

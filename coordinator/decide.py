@@ -172,7 +172,10 @@ def _follow_up(transaction: Transaction, command: Command) -> None:
 def _finish(transaction: Transaction) -> None:
     state = transaction.state
     all_decided = state.current_round > state.spec.rounds
+    if not all_decided or state.phase is not RunPhase.TRAINING:
+        return
+    # Nodes serve each other until then: members that are behind get what they lack, in bounded time.
+    is_late = transaction.now - state.began_at > state.spec.timing.decide
     # The last anchor of every stage must have a holder that attested it, or its result could be lost.
-    is_confirmed = all_decided and next(unconfirmed(state), None) is None and not unattested(state)
-    if state.phase is RunPhase.TRAINING and is_confirmed:
+    if (is_late or next(unconfirmed(state), None) is None) and not unattested(state):
         transaction.add(events.RunFinished(transaction.now))

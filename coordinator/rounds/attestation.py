@@ -201,10 +201,11 @@ def record_of(state: State, stage: int, part: Part, round_number: int) -> StateR
 
 
 def unconfirmed(state: State) -> Iterator[PeerId]:
-    """The members of the last round that have not attested their last anchor yet."""
+    """The live members of the last plan that have not attested their last anchor yet."""
+    last = state.spec.rounds
     # Each attestation at the end of a run asks for the first of up to thousands of members.
-    peers = (member.peer for member in _live_members(state, state.spec.rounds))
-    return (peer for peer in peers if not state.has_attested(peer, state.spec.rounds))
+    peers = (member.peer for each in state.plan_for(last).replicas for member in each.members)
+    return (peer for peer in peers if state.peers[peer].is_live and not state.has_attested(peer, last))
 
 
 def unattested(state: State) -> list[int]:

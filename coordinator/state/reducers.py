@@ -7,7 +7,7 @@ payloads and get the results.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from coordinator.state.state import Bench, Round
@@ -25,7 +25,8 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
     left. So a dead reducer is found, which all accuse, and a liar, which accuses all.
 
     A reducer whose checker has not signed accuses that checker, while the others accuse the reducer. Nobody
-    can tell which of the two has failed, so both are found, if two other reducers remain. If there are no
+    can tell which of the two has failed, so both are found, if two other reducers remain. If the checker is
+    found for other reasons, that explains why the others lack the parts of its reducer. If there are no
     accusations, all reducers without a result are found. Members that do not reduce are never found.
     """
     group = round_state.group
@@ -44,17 +45,25 @@ def failed_reducers(round_state: Round) -> frozenset[PeerId]:
         for accuser in accusers
         if accused in reducing
     }
+    accusers_of, accused_by = defaultdict[PeerId, set[PeerId]](set), defaultdict[PeerId, set[PeerId]](set)
+    for accuser, accused in accusations:
+        accusers_of[accused].add(accuser)
+        accused_by[accuser].add(accused)
     found, pairs = set[PeerId](), accusations
     while pairs:
         times = Counter(peer for pair in pairs for peer in pair)
         # Of members that are in as many pairs, first one that does not reduce: it loses nothing.
         worst = min(times, key=lambda peer: (-times[peer], peer in reducing, peer))
         found.add(worst)
-        accusers = {accuser for accuser, accused in accusations if accused == worst}
-        accused_by_it = {accused for accuser, accused in accusations if accuser == worst}
-        if len(accusers) > 1 and len(accused_by_it) == 1 and len(reducing - found - accused_by_it) > 1:
-            found |= accused_by_it  # its checker
-        pairs = {pair for pair in pairs if not found & {*pair}}
+        checker = accused_by[worst]
+        if len(accusers_of[worst]) > 1 and len(checker) == 1 and len(reducing - found - checker) > 1:
+            found |= checker
+        pairs = {
+            (accuser, accused)
+            for accuser, accused in pairs
+            # Its checker is found: so nobody could take its sums.
+            if not found & {accuser, accused} and not (accused_by[accused] and accused_by[accused] <= found)
+        }
     return frozenset(found & reducing)
 
 

@@ -92,7 +92,27 @@ class NodeLoop:
         except LeaveRequested:
             return End.DRAINED
         await self._write_checkpoint(self._spec.rounds)
+        await self._serve_until_finished()
         return End.FINISHED
+
+    async def _serve_until_finished(self) -> None:
+        """Stay for members that still lack payloads of the last rounds, until the coordinator ends the run.
+
+        Not longer than it waits for them, nor while it is away or when this node has to leave.
+        """
+        membership = self._services.membership
+        ends = [
+            asyncio.create_task(membership.until(lambda run_view: run_view.finished or None)),
+            asyncio.create_task(membership.until_away()),
+            asyncio.create_task(self._leaving.wait()),
+        ]
+        try:
+            longest = self._spec.timing.decide
+            await asyncio.wait(ends, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in ends:
+                each.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
     async def _train_all_rounds(self) -> None:
         failure: BaseException | None = None

@@ -29,8 +29,8 @@ def decisions(swarm: VirtualSwarm) -> list[Decision]:
     return [event.decision for event in swarm.events if isinstance(event, RoundCommitted)]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_full_and_pipeline_replicas_commit_results_and_agree(play: Play, overlap: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"outer.overlap": 1}, {"link.embedding_every": 1}])
+def test_full_and_pipeline_replicas_commit_results_and_agree(play: Play, options: dict[str, int]) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
@@ -42,7 +42,7 @@ def test_full_and_pipeline_replicas_commit_results_and_agree(play: Play, overlap
             assert len(decision.entries) == 3
             assert len(decision.result.holders) == 3
 
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=4, **REDUCED, **{"outer.overlap": overlap}))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=4, **REDUCED, **options))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,21 @@ def test_a_replica_that_is_cut_off_catches_up_by_results(play: Play) -> None:
         assert contributions(swarm, "b")[-1] == 9
 
     play(scenario, spec=swarm_spec(FULL, rounds=9, **REDUCED))
+
+
+def test_a_replica_that_is_separated_from_the_others_costs_one_round(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(3)
+        for other in ("a", "c"):
+            swarm.network.separate("b", other)
+        await swarm.until_round(8)
+        swarm.network.heal()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert {4, 5, 6, 7, 8} <= set(swarm.committed(0))
+
+    play(scenario, spec=swarm_spec(FULL, rounds=8, **REDUCED))
 
 
 def test_one_replica_alone_commits_its_own_results(play: Play) -> None:

@@ -108,6 +108,24 @@ def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: P
     play(scenario, spec=swarm_spec(FULL, rounds=9))
 
 
+def test_a_member_that_lacks_the_last_payloads_gets_them_from_those_that_are_done(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(4)
+        for other in ("a", "c"):
+            swarm.network.separate("b", other)
+        await swarm.until(lambda state: state.current_round > 4, "the last decision")
+        await swarm.until(lambda state: state.synced[swarm.peer("a")][0] == 4, "the last digest of a")
+        await asyncio.sleep(10)
+        assert swarm.state.synced[swarm.peer("b")][0] == 3
+        swarm.network.heal()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert swarm.state.synced[swarm.peer("b")][0] == 4
+
+    play(scenario, spec=swarm_spec(FULL, rounds=4))
+
+
 def test_replicas_that_cannot_call_each_other_get_payloads_through_a_third(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.network.block_calls("a", "b")

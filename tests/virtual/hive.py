@@ -71,13 +71,18 @@ class VirtualP2P:
         self.peer_id = PeerID.from_base58(peer)
         self._rpc, self._dht, self._peer = rpc, dht, peer
         self._handlers: dict[str, Any] = {}
+        self._server: VirtualServer | None = None
 
     async def listen(self) -> None:
-        server = VirtualServer(self._rpc, ())
+        self._server = server = VirtualServer(self._rpc, ())
         server.add_generic_rpc_handlers([self])
         port = server.add_secure_port("p2p:0", None)
         await server.start()
         self._dht.addresses[self._peer] = f"{current_machine()}:{port}"
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0.0)
 
     def service(self, details: Any) -> Any:
         return self._handlers.get(details.method)
@@ -258,6 +263,7 @@ class VirtualTransport(Transport):
 
     async def close(self) -> None:
         self._closed.set()
+        await self._p2p.close()
 
     def _any_stage(self) -> PayloadPeer:
         return next(iter(self._stages.values()))

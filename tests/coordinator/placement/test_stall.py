@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.commands import Attest, Await, Leave, Offer, Report, Start
+from coordinator.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
 from coordinator.state.events import PayloadWithheld, PlanAdopted, RoundAborted
 from coordinator.state.text import short
 from coordinator.status.messages import run_message, stall_message
 from protocol.status import RunPhase
 from protocol.types import Role
 from tests.builders import anchor_of, keyed
-from tests.support.coordinator_run import attest, leave, members_by_replica, pass_time, play_round, started
+from tests.support.coordinator_run import (
+    Run,
+    attest,
+    leave,
+    members_by_replica,
+    offer,
+    pass_time,
+    play_round,
+    started,
+)
 
 A, B, C, D, E = (keyed(i) for i in range(5))
 
@@ -110,6 +119,17 @@ class TestStall:
         assert len(run.state.plans) == 2
 
 
+def play_last_round(run: Run) -> None:
+    """A and B contribute; A attests the result, B does not."""
+    for stage in range(run.spec.swarm.stages):
+        payloads = tuple(peer.payload(run.spec, stage, 1) for peer in (A, B))
+        for peer, payload in zip((A, B), payloads, strict=True):
+            offer(run, peer, payload)
+        for peer in (A, B):
+            run.accept(Report(peer.peer, stage, 1, payloads))
+        run.accept(Attest(A.peer, stage, 1, "stage", anchor_of(stage, 1)))
+
+
 class TestEnd:
     def test_a_run_that_lost_all_peers_after_the_last_decision_waits_for_a_holder(self) -> None:
         run = started(1, rounds=1)
@@ -125,6 +145,16 @@ class TestEnd:
         assert run.state.phase is RunPhase.FINISHED
         run.accept(Leave(A.peer, "finished"))
         assert run.state.peers[A.peer].finished
+
+    def test_a_member_that_stays_behind_delays_the_end_for_a_bounded_time(self) -> None:
+        run = started(2, rounds=1)
+        play_last_round(run)
+        run.accept(Retreat(B.peer, run.state.plans[-1].epoch, "it lacks a payload"))
+        assert run.state.phase is RunPhase.TRAINING, "it may still fetch what it lacks"
+        pass_time(run, run.spec.timing.decide, A, B)
+        assert run.state.phase is RunPhase.TRAINING
+        pass_time(run, 5.0, A, B)
+        assert run.state.phase is RunPhase.FINISHED
 
     def test_followers_are_not_waited_for_but_count_as_finished_when_they_are_done(self) -> None:
         run = started(2, rounds=2)

@@ -45,6 +45,8 @@ def failed(lacks: dict[str, str], silent: str = "", dials: str = "") -> str:
         ({"a": "b", "b": "ac", "c": "b"}, "", "", "b"),
         ({"a": "b", "b": "a", "c": "b", "d": "b"}, "", "", "ab"),
         ({"a": "b", "b": "a", "c": "b", "d": "b"}, "", "d", "b"),
+        ({"a": "b", "b": "acd", "c": "ab", "d": "ab"}, "", "", "b"),
+        ({"a": "b", "b": "ac", "c": "ab"}, "", "d", "b"),
     ],
     ids=[
         "dead",
@@ -59,6 +61,8 @@ def failed(lacks: dict[str, str], silent: str = "", dials: str = "") -> str:
         "middle",
         "unsigned",
         "unsigned of three",
+        "cut off",
+        "cut off of three",
     ],
 )
 def test_the_fewest_members_that_explain_it_fail(

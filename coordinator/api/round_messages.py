@@ -11,11 +11,15 @@ from coordinator.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import Decision, ExchangeGroup, PayloadDescriptor
+from protocol.wire.convert.fields import shortened
 from protocol.wire.convert.payloads import decision_to_pb, group_to_pb
 from protocol.wire.groups import at_positions, group_digest, pack, positions_of
 
 _KEPT = 64
-"""Groups, and decisions, whose answers are kept: members ask for those of a few rounds."""
+"""Groups, and decisions, whose answers are kept: members ask for those of a few rounds.
+
+Of most of them that is the packed answer alone: it has a tenth of the size of the message that is packed.
+"""
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -38,7 +42,7 @@ class _GroupAnswers:
 
     @cached_property
     def packed(self) -> pb.MatchReply:
-        return pb.MatchReply(packed=pack(self.whole))
+        return pb.MatchReply(packed=pack(group_to_pb(self._group)))
 
 
 class _DecisionAnswers:
@@ -54,7 +58,7 @@ class _DecisionAnswers:
 
     @cached_property
     def packed(self) -> pb.DecisionReply:
-        return pb.DecisionReply(packed=pack(self.whole))
+        return pb.DecisionReply(packed=pack(decision_to_pb(self._decision)))
 
     def to_member(self, group: Held) -> pb.DecisionReply:
         """For a member of a group that holds a part of it."""
@@ -72,7 +76,7 @@ class _DecisionAnswers:
             round=decision.round_number,
             committed=decision.committed,
             next_epoch=decision.next_epoch,
-            reason=self.whole.reason,
+            reason=shortened(decision.reason),
             counted=counts,
         )
 

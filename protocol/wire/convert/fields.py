@@ -8,6 +8,7 @@ instead: FRAME_CORRUPT for the parts of a frame, BAD_REQUEST for the rest. No si
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -96,9 +97,14 @@ def counted(values: S, limit: int, least: int = 0) -> S:
     return values
 
 
+def _name(value: str) -> str:
+    # Thousands of records in memory have the same names: one string for all of them.
+    return sys.intern(printable(value))
+
+
 def _peer_id(value: str) -> PeerId:
     """A peer id by its length; protocol.trust.envelope.public_key_of tells whether it holds a key."""
-    return PeerId(printable(value, 64))
+    return PeerId(sys.intern(printable(value, 64)))
 
 
 def _sha256_hex(value: str) -> str:
@@ -131,7 +137,7 @@ def _source(value: str) -> str:
 
 AS_SENT: Field[Any] = Field(_unchanged)
 """A value that its protobuf type bounds enough."""
-NAME = Field(printable)
+NAME = Field(_name)
 PEER = Field(_peer_id)
 SHA256 = Field(_sha256_hex)
 ENDPOINT = Field(_host_and_port)

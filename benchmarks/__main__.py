@@ -30,6 +30,7 @@ PARTS = (
     "pipeline",
     "rounds",
     "gathering",
+    "reduction",
     "overlap",
     "history",
     "rules",

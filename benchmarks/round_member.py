@@ -18,9 +18,11 @@ import psutil
 
 from benchmarks.processes import answer_commands, credentials_of
 from node.hive.transport import HivemindTransport
+from node.model.shapes import parameter_shapes
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
-from node.transport.transport import HostedStages
+from node.transport.transport import HostedStages, RoundEnd
+from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     PROTOCOL_VERSION,
@@ -34,6 +36,8 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
+from protocol.wire.reduction import ReductionLayout
+from tests.support.reduction import payload_of
 
 RUN = "rounds"
 _KEEP_ROUNDS = 2
@@ -49,6 +53,8 @@ class RoundMember:
         self._folder = folder
         self._identity = open_identity(folder / "peer.key")
         self._payloads: dict[int, bytes] = {}
+        self._reduced: RunSpec | None = None
+        self._ends: list[RoundEnd] = []
 
     async def introduce(self) -> dict[str, Any]:
         """Answers the id of this peer."""
@@ -75,22 +81,32 @@ class RoundMember:
         p2pd = next(process.pid for process in below if process.name() == "p2pd")
         return {"addresses": self._hivemind.addresses, "p2pd": p2pd}
 
-    async def host(self, peers: Sequence[PeerId], capacity: int, stages: int) -> dict[str, Any]:
+    async def host(
+        self, peers: Sequence[PeerId], capacity: int, stages: int, reduced: str = ""
+    ) -> dict[str, Any]:
+        """`reduced`: the JSON of the specification of a run of one stage whose payloads are reduced."""
         await self._hivemind.admit(peers)
+        self._reduced = RunSpec.model_validate_json(reduced) if reduced else None
         capacities = dict.fromkeys(range(stages), capacity)
         folders = self._folder / "payloads", self._folder / "checkpoints"
-        await self._hivemind.host_stages(HostedStages(capacities, *folders, _KEEP_ROUNDS))
+        await self._hivemind.host_stages(HostedStages(capacities, *folders, _KEEP_ROUNDS, self._reduced))
         return {}
 
     async def propose(self, round_number: int, sizes: Sequence[int]) -> dict[str, Any]:
         """Make one payload for each stage. Answers their signed descriptors."""
-        self._payloads = {stage: os.urandom(nbytes) for stage, nbytes in enumerate(sizes)}
+        if self._reduced is None:
+            self._payloads = {stage: os.urandom(nbytes) for stage, nbytes in enumerate(sizes)}
+        else:
+            layout = ReductionLayout(parameter_shapes(self._reduced, 0), self._reduced.outer)
+            seed = int.from_bytes(hashlib.sha256(self._identity.peer.encode()).digest()[:4])
+            self._payloads = {0: payload_of(layout, seed)}
         return {"descriptors": [self._describe(round_number, stage).hex() for stage in self._payloads]}
 
     async def exchange(
         self, groups: Sequence[Sequence[str]], lines: Sequence[Mapping[str, Any]], seconds: float
     ) -> dict[str, Any]:
-        """One round of all stages at once. Answers when it began and ended, and how many payloads it has.
+        """One round of all stages at once. Answers when it began and ended, and how many payloads it has, or
+        has the sum of.
 
         `groups` have a descriptor of each peer; `lines` are those of the peers, in the same order.
         """
@@ -99,7 +115,11 @@ class RoundMember:
         held = await asyncio.gather(
             *(self._gather(stage, group, told, seconds) for stage, group in enumerate(groups))
         )
-        return {"began": began, "ended": time.monotonic(), "held": sum(held)}
+        ended = time.monotonic()
+        for end in self._ends:
+            await self._hivemind.end_round(end)
+        self._ends.clear()
+        return {"began": began, "ended": ended, "held": sum(held)}
 
     async def publish(self) -> dict[str, Any]:
         """Publish a record in the DHT, as a node does every 5 minutes."""
@@ -129,7 +149,12 @@ class RoundMember:
             expected=len(descriptors),
             deadline=seconds,
         )
-        return len(gathered.held)
+        if self._reduced is None:
+            return len(gathered.held)
+        # As if the coordinator had committed this result: what reducers hold back is kept.
+        sha256 = None if gathered.claim is None else gathered.claim.sha256
+        self._ends.append(RoundEnd(stage, own.round_number, sha256))
+        return 0 if sha256 is None else len(descriptors)
 
     def _describe(self, round_number: int, stage: int) -> bytes:
         payload = self._payloads[stage]

@@ -122,8 +122,8 @@ class Peers:
         """Send `command` to every peer at the same time. Returns their answers."""
         return await asyncio.gather(*(ask(process, command) for process in self._processes))
 
-    async def start(self, capacity: int) -> None:
-        """Connect the peers by a DHT. Each hosts all stages."""
+    async def start(self, capacity: int, reduced: str = "") -> None:
+        """Connect the peers by a DHT. Each hosts all stages. `reduced`: as for RoundMember.host."""
         names = [each["peer"] for each in await self.ask({"do": "introduce"})]
         known: list[str] = []
         for name, address, process in zip(names, self._homes.addresses, self._processes, strict=True):
@@ -131,7 +131,8 @@ class Peers:
             started = await ask(process, {**start, "shown": pems_of(credentials(name))})
             known = known or started["addresses"]
             self._p2pd.append(started["p2pd"])
-        await self.ask({"do": "host", "peers": names, "capacity": capacity, "stages": self._stages})
+        hosted = {"capacity": capacity, "stages": self._stages, "reduced": reduced}
+        await self.ask({"do": "host", "peers": names, **hosted})
 
     async def run_round(self, sizes: Sequence[int], lines: Sequence[MemberLine] = ()) -> tuple[float, float]:
         """One round of payloads of `sizes`: bytes on a replica's sockets, and seconds.
@@ -178,8 +179,10 @@ class Peers:
 
 
 @asynccontextmanager
-async def peers_at(homes: Homes | Loopback, stages: int, capacity: int) -> AsyncIterator[Peers]:
-    """Start one replica in each home, and connect them."""
+async def peers_at(
+    homes: Homes | Loopback, stages: int, capacity: int, reduced: str = ""
+) -> AsyncIterator[Peers]:
+    """Start one replica in each home, and connect them. `reduced`: as for RoundMember.host."""
     folder = Path(tempfile.mkdtemp(prefix="r-"))
     processes = []
     try:
@@ -187,7 +190,7 @@ async def peers_at(homes: Homes | Loopback, stages: int, capacity: int) -> Async
             member = [sys.executable, "-m", "benchmarks.round_member", str(folder / str(home))]
             processes.append(await start_process(homes.command(home, member), TMPDIR=str(folder)))
         peers = Peers(homes, processes, stages)
-        await peers.start(capacity)
+        await peers.start(capacity, reduced)
         yield peers
     finally:
         await end_processes(processes)

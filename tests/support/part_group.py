@@ -7,18 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-import torch
 from hivemind.p2p import P2P, PeerID
 
 from node.hive.part_exchange import PartExchange
 from node.hive.part_plan import PartPlan, Reduction
 from node.transport.line import UNLIMITED, Line
 from protocol.algorithm.partition import PartRange, partition
-from protocol.algorithm.topk import sparsify
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.wire.stage_reducers import StageReducers
+from tests.support import reduction
 
 GROUP = b"run/0/1"
 LAYOUT = ReductionLayout(
@@ -29,14 +27,7 @@ LAYOUT = ReductionLayout(
 
 
 def payload_of(seed: int) -> bytes:
-    generator = torch.Generator().manual_seed(seed)
-    return encode(
-        LAYOUT.payload,
-        {
-            name: sparsify(torch.randn(tensor.shape, generator=generator), tensor)
-            for name, tensor in LAYOUT.payload.tensors.items()
-        },
-    )
+    return reduction.payload_of(LAYOUT, seed)
 
 
 def plan_of(peers: Sequence[P2P], fractions: Sequence[float]) -> PartPlan:

@@ -9,14 +9,14 @@ from protocol.wire.payload_codec import encode
 from protocol.wire.reduction import ReductionLayout
 
 
+def payload_of(layout: ReductionLayout, seed: int) -> bytes:
+    """A payload that is the same each time."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = layout.payload.tensors.items()
+    content = {name: sparsify(torch.randn(each.shape, generator=generator), each) for name, each in tensors}
+    return encode(layout.payload, content)
+
+
 def payloads_of(layout: ReductionLayout, count: int) -> list[bytes]:
-    """So many different payloads, the same ones each time."""
-    found = []
-    for seed in range(count):
-        generator = torch.Generator().manual_seed(seed)
-        tensors = layout.payload.tensors.items()
-        content = {
-            name: sparsify(torch.randn(each.shape, generator=generator), each) for name, each in tensors
-        }
-        found.append(encode(layout.payload, content))
-    return found
+    """So many different payloads."""
+    return [payload_of(layout, seed) for seed in range(count)]

@@ -203,8 +203,8 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
                     yield await self._next_answer(stream, part)
                 return
             # Only all sums together are signed.
-            signature = (await _next(stream)).tensor_part.buffer
             found = [await self._next_answer(stream, part) for part in self._plan.parts[position]]
+            signature = (await _next(stream)).tensor_part.buffer
             if not self._is_signed(position, [part.to_bytes(self.group_size) for part in found], signature):
                 raise AllreduceException("its checker has not signed its sums")
             for each in found:
@@ -267,15 +267,16 @@ class PartExchange(AllReduceRunner):  # type: ignore[misc]  # hivemind has no ty
         # In a task: a part waits for the slowest sender, and the next ones come meanwhile.
         receiving = asyncio.create_task(self._receive(stream, sender_index))
         try:
-            if self._checker is not None:
-                signature = await self._while_receiving(asyncio.shield(self._signature), receiving)
-                yield AveragingData(code=AVERAGED_PART, tensor_part=Tensor(buffer=signature))
             for number in range(len(self._own_parts)):
                 answer = (
                     await self._while_receiving(self.tensor_part_reducer.reduced(number), receiving)
                 ).to_bytes(self.group_size)
                 await self._line.up.take(len(answer))
                 yield AveragingData(code=AVERAGED_PART, tensor_part=Tensor(buffer=answer))
+            if self._checker is not None:
+                # Last: while the checker works, the sums are on their way already.
+                signature = await self._while_receiving(asyncio.shield(self._signature), receiving)
+                yield AveragingData(code=AVERAGED_PART, tensor_part=Tensor(buffer=signature))
             await receiving
         finally:
             receiving.cancel()

@@ -50,10 +50,19 @@ class EmbeddingSnapshots:
         is_due = is_snapshot_round(round_number, self._every, self._rollbacks)
         if self._is_host and is_due and round_number in self._needed(next_round):
             digest = await self._services.worker.call(WriteSnapshot(self._folder, round_number))
-            telling = asyncio.create_task(self._attest(Part.SNAPSHOT, round_number, digest))
-            self._telling.add(telling)
-            telling.add_done_callback(self._note_told)
+            self._tell(Part.SNAPSHOT, round_number, digest)
             await self._prune(next_round)
+
+    async def tell_held(self, position: int) -> None:
+        """Attest again what this node has on its disk and links still need: an earlier call may be lost.
+
+        A host writes the snapshot of `position`, the round of its anchor, if it has died before it could.
+        """
+        held, needed = snapshots.held(self._folder), self._needed(position + 1)
+        for each in (each for each in held if each in needed and each > 0):
+            self._tell(Part.SNAPSHOT if self._is_host else Part.COPY, each, held[each].digest)
+        if position not in held:
+            await self.write(position)
 
     def note_rollback(self, round_number: int) -> None:
         """Anchors were restored in this round, of which the coordinator may tell all nodes later."""
@@ -92,6 +101,11 @@ class EmbeddingSnapshots:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell(self, part: Part, round_number: int, digest: str) -> None:
+        telling = asyncio.create_task(self._attest(part, round_number, digest))
+        self._telling.add(telling)
+        telling.add_done_callback(self._note_told)
 
     def _is_coming(self, round_number: int) -> bool:
         """Whether a snapshot is being fetched, or was fetched and is still on the disk."""

@@ -200,6 +200,9 @@ class OuterExchange:
         """
         for stage, part in list(self._anchors):
             await self._attest(stage, part)
+        if self.snapshots is not None:
+            has_stage_0 = (0, Part.STAGE) in self._anchors
+            await self.snapshots.tell_held(self.round_of(0, Part.STAGE) if has_stage_0 else self.position)
 
     async def decision(self, stage: int, round_number: int, withheld: int = 0) -> Decision:
         """Wait for the decision on (stage, round) without a time limit while the coordinator is there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from protocol.types import Part, PeerId
 from protocol.wire.snapshot_codec import encode, snapshot_digest
 from tests.virtual.rollback import attested as attested_by
 from tests.virtual.rollback import resume, roll_back
-from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
+from tests.virtual.scenario import MIXED, PIPE, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 EVERY = 2
@@ -131,6 +132,30 @@ def test_a_coordinator_that_starts_again_names_the_donors_as_before(play: Play) 
         assert all(contributions(swarm, name)[-1] == swarm.spec.rounds for name in MIXED)
 
     play(scenario, MIXED, swarm_spec(MIXED, **{"link.embedding_every": EVERY}))
+
+
+def test_a_host_that_lost_a_snapshot_makes_it_again_of_its_checkpoint(play: Play) -> None:
+    def files_of(swarm: VirtualSwarm, name: str) -> Path:
+        return swarm.folder / name / "checkpoint"
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(5)
+        while not (files_of(swarm, "p") / "round-000004").exists():  # noqa: ASYNC110  no event tells it
+            await asyncio.sleep(0.05)
+        swarm.kill("p", "q")
+        # As after a crash between the round and the file, before anybody else has fetched it.
+        lost = [path for name in "pq" for path in files_of(swarm, name).glob("snapshots/round-000004-*")]
+        assert lost
+        for path in lost:
+            path.unlink()
+        swarm.start("p", "q")
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert contributions(swarm, "p")[-1] == swarm.spec.rounds
+
+    options = {"link.embedding_every": EVERY, "recovery.checkpoint_every": 1}
+    play(scenario, PIPE, swarm_spec(PIPE, rounds=8, **options))
 
 
 def hosts_with(state: State, round_number: int) -> Collection[PeerId]:

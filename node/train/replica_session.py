@@ -201,7 +201,9 @@ class ReplicaSession:
     async def _train_round(self, pipeline: Pipeline, inner: InnerLoop, round_number: int) -> RoundOutcome:
         """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
         if inner.round_number < round_number:
-            await self._exchange.prepare_links(round_number)
+            # The others do not wait for a snapshot that does not come, and it may never come.
+            preparing = self._exchange.prepare_links(round_number)
+            await self._cancel_when_superseded(preparing, round_number, is_opening=True)
             await inner.begin(self.assignment, round_number)
         else:  # the overlap with the round before has begun it
             await inner.resume(self.assignment)

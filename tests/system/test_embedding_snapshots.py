@@ -134,6 +134,26 @@ def test_a_coordinator_that_starts_again_names_the_donors_as_before(play: Play) 
     play(scenario, MIXED, swarm_spec(MIXED, **{"link.embedding_every": EVERY}))
 
 
+def test_a_pipeline_that_gets_no_snapshot_follows_and_trains_again_with_the_next_one(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(1)
+        await swarm.until(lambda state: state.current_round > 1, "all are built")
+        shape = swarm.spec.model.vocabulary, swarm.spec.model.width
+        for value, name in enumerate("abp"):  # three hosts, three snapshots: no majority
+            different_vd = torch.full(shape, value, dtype=torch.bfloat16)
+            swarm.trainer(name).embedding_snapshot = lambda _, vd=different_vd: vd  # type: ignore[method-assign]
+        await swarm.until(lambda state: len(hosts_with(state, 2)) == 3, "all have attested")
+        for name in "abp":
+            del swarm.trainer(name).embedding_snapshot
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert 4 not in contributions(swarm, "p")
+        assert contributions(swarm, "p")[-1] == swarm.spec.rounds
+
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=10, **{"link.embedding_every": EVERY}))
+
+
 def test_a_host_that_lost_a_snapshot_makes_it_again_of_its_checkpoint(play: Play) -> None:
     def files_of(swarm: VirtualSwarm, name: str) -> Path:
         return swarm.folder / name / "checkpoint"

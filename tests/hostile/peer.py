@@ -46,7 +46,7 @@ class Peer:
     Attributes:
         invite, authority, certificate: known after :meth:`enroll`.
         spec, run, dht_peers: known after :meth:`join`.
-        epoch: of the newest plan that :meth:`updates` has shown.
+        epoch, weight: of the newest plan that :meth:`updates` has shown, and of its payloads there.
     """
 
     def __init__(self, identity: Identity | None = None) -> None:
@@ -58,6 +58,7 @@ class Peer:
         self.coordinator = self.api = self.run = self.spec_json = self.spec_hash = ""
         self.dht_peers: Sequence[str] = ()
         self.epoch = 1
+        self.weight = 1.0
         self._channel: grpc.aio.Channel | None = None
 
     # Enrollment and join
@@ -167,9 +168,15 @@ class Peer:
                     wire.verify(self.coordinator, wire.plan(self.run, update.signed_plan), update.signature)
                     plan = message("Plan").FromString(update.signed_plan)
                     self.epoch = plan.epoch
+                    self.weight = self._weight_in(plan)
                 yield update, plan
         except grpc.aio.AioRpcError as error:
             raise Refused(error) from None
+
+    def _weight_in(self, plan: Any) -> float:
+        """Of this peer's payloads. It is below 1 where the honest peers are faster than this one claims."""
+        own = (each for each in plan.replicas if any(member.peer == self.id for member in each.members))
+        return next((float(replica.weight) for replica in own), 1.0)
 
     async def first_plan(self) -> Any:
         """Wait for the first plan."""
@@ -188,7 +195,7 @@ class Peer:
             "owner": self.id,
             "anchor_digest": digest_of(stage, round_number - 1),
             "codec": "any",
-            "weight": 1.0,
+            "weight": self.weight,
             "nbytes": len(payload) or 100,
             "sha256": hashlib.sha256(payload or f"{self.id} {stage} {round_number}".encode()).hexdigest(),
         }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from node.checkpoint.global_model import Checkpoint, require_complete
 from node.data.stream import SampleStream
 from node.data.tokenizer import Tokenizer, check_tokenizer
-from node.model.stage import Stage, next_token_loss
+from node.model.stage import Stage, WholeModel, next_token_loss
 from protocol.errors import ErrorCode, HetnodeError
 
 
@@ -68,14 +68,14 @@ def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) 
     return total / batches
 
 
-def whole_model(checkpoint: Checkpoint) -> nn.Sequential:
-    """All stages in sequence, with the checkpoint's parameters, on their device: ids [b, L] -> [b, L, V].
+def whole_model(checkpoint: Checkpoint) -> WholeModel:
+    """All stages with the checkpoint's parameters, on their device.
 
     Raises CHECKPOINT_MISSING if stages are missing.
     """
     require_complete(checkpoint)
     numbers = range(checkpoint.spec.swarm.stages)
-    return nn.Sequential(*(Stage(checkpoint.spec, each, checkpoint.stages[each]) for each in numbers))
+    return WholeModel(Stage(checkpoint.spec, each, checkpoint.stages[each]) for each in numbers)
 
 
 def _continue(

@@ -150,10 +150,10 @@ def stage_parameters(spec: RunSpec, stage: int) -> int:
     model = spec.model
     table = model.vocabulary * model.width
     is_last = stage == spec.swarm.stages - 1
-    # The first stage has the embedding; the last one the head and its norm.
+    # The first stage has the embedding, as every stage may by an option; the last one the head and its norm.
     return (
         len(spec.layers_of(stage)) * model.layer_parameters
-        + (stage == 0) * table
+        + (stage == 0 or model.stage_embeddings) * table
         + is_last * (table + model.width)
     )
 

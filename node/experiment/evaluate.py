@@ -180,7 +180,7 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
         raise HetnodeError(
             ErrorCode.BAD_OPTION, "The run has one stage, so no link.", "Use --mode uncompressed."
         )
-    stages = list(whole_model(checkpoint))
+    stages = whole_model(checkpoint).stages
     embedding = checkpoint.stages[0]["emb"]
     basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)
     upper = SendingEnd(spec.link.k, basis_dd)
@@ -192,7 +192,7 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     def forward(ids_bl: Tensor) -> Tensor:
         x = ids_bl
         for index, stage in enumerate(stages):
-            x = stage(x)
+            x = stage(x, ids_bl=ids_bl)
             if index in before_link:
                 sent = upper.compress_forward(x)
                 packed = pack_activation("activation", sent, spec.link.dtype)

@@ -26,7 +26,7 @@ from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import Verified, require_complete
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.architecture import config_of, published_name
+from node.hugging_face.architecture import config_of, published_name, require_published
 from node.hugging_face.card import Facts, Measured, card
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
@@ -65,13 +65,14 @@ def export(
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING (stages), CHECKPOINT_CORRUPT, TOKENIZER_UNREADABLE,
-            TOKENIZER_MISMATCH; BAD_OPTION if `folder` is something else or cannot be written, or if `dtype`
-            cannot represent a weight; DISK_FULL. `folder` is unchanged then.
+            TOKENIZER_MISMATCH; UNSUPPORTED_MODEL; BAD_OPTION if `folder` is something else or cannot be
+            written, or if `dtype` cannot represent a weight; DISK_FULL. `folder` is unchanged then.
     """
     require_complete(stored)
     with disk_errors_reported(folder):
         _require_replaceable(folder)
     spec = stored.spec
+    require_published(spec.model)
     tokenizer = check_tokenizer(spec, tokenizer_path)
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
     end = _end_of_text(tokenizer)

@@ -175,7 +175,8 @@ class HostedStages:
         """Activations [b, L, d] after the stages hosted here, or the loss after the last stage of the run."""
         with self._compute.autocast():
             for module in self.modules.values():
-                x = module(x, tokens_bl[:, 1:]) if module.is_last else module(x)
+                targets_bl = tokens_bl[:, 1:] if module.is_last else None
+                x = module(x, targets_bl, ids_bl=tokens_bl[:, :-1])
             return x
 
     def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
-from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
+from node.model.shapes import EMBEDDING, embedding_name, embedding_shapes, parameter_shapes
 from node.optimizer.inner import InnerOptimizer
 from node.optimizer.outcome import Outcome
 from node.optimizer.outer_state import OuterState
@@ -96,7 +96,8 @@ class Trainer:
         )
         self.modules, self.device = self.hosted.modules, self.hosted.device
         parameters = {stage: self.parameters(stage) for stage in stages}
-        self.inner = InnerOptimizer(spec, parameters, undecayed={EMBEDDING}, adamw=factories.adamw)
+        undecayed = [embedding_name(spec, stage) for stage in stages]
+        self.inner = InnerOptimizer(spec, parameters, undecayed, adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
         if spec.link.embedding_every and embedding is not None:
             self.hosted.use_snapshot(snapshot(embedding))

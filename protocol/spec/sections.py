@@ -52,6 +52,9 @@ class ModelSpec(Section):
     )
     rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
+    stage_embeddings: bool = Field(
+        False, description="each stage after the first adds a token embedding of its own to its input"
+    )
 
     @property
     def query_width(self) -> int:
@@ -115,6 +118,7 @@ class ModelSpec(Section):
 _LATER_FIELDS = (
     *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
     *("rope_low_frequency", "rope_high_frequency", "rope_context"),
+    "stage_embeddings",
 )
 """Fields that the first specifications did not have."""
 

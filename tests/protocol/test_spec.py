@@ -75,6 +75,7 @@ def test_nine_layers_in_four_stages_leave_the_most_to_the_first() -> None:
         {"qkv_bias": True},
         {"qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
         {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_context": 64},
+        {"stage_embeddings": True},
     ],
 )
 def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp_path: Path) -> None:

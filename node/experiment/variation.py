@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor
 
+from node.experiment.bottleneck import project_boundaries
 from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
@@ -67,6 +68,9 @@ class Variation(BaseModel):
         description="rounds between two changes of every link's U to the principal directions of activations "
         "and gradients that full replicas see there",
     )
+    projected_share: float = Field(
+        0.0, ge=0, le=1, description="of the microbatches of full replicas: these are projected as by links"
+    )
     full_weight: float = Field(1.0, gt=0, description="weight of a full replica in a round; a pipeline has 1")
     k_by_round: tuple[tuple[int, int], ...] = Field(
         (), description="(round, k): the links' k from that round on; before the first, that of the spec"
@@ -77,7 +81,6 @@ class Variation(BaseModel):
     replicas_by_round: tuple[tuple[int, int], ...] = Field(
         (), description="(round, n): only the first n replicas train from that round on; from round 1 on"
     )
-
     reducer_leaves_every: int = Field(
         0,
         ge=0,
@@ -129,6 +132,11 @@ class Variation(BaseModel):
                 "weight_projection knows only the basis that links begin with: it does not go together with "
                 "grassmann_every, basis_every or k_by_round"
             )
+        if self.projected_share and any(reasons):
+            raise ValueError(
+                "projected_share knows only the basis that links begin with: it does not go together with "
+                "adaptation = false, grassmann_every, basis_every or k_by_round"
+            )
         if self.uncompressed_pipelines and (self.weight_projection or any(reasons[1:])):
             raise ValueError(
                 "uncompressed_pipelines does not go together with weight_projection, grassmann_every, "
@@ -153,6 +161,8 @@ def check(spec: RunSpec, variation: Variation) -> None:
         )
     if variation.basis_every and not spec.swarm.replicas:
         raise ValueError("basis_every follows what full replicas see, and there are none")
+    if variation.projected_share and not (spec.swarm.replicas and spec.link.k):
+        raise ValueError("projected_share needs full replicas, and links that compress")
     has_links = spec.swarm.pipelines > 0 and spec.swarm.chain_length > 1
     if variation.grassmann_every and not has_links:
         raise ValueError("grassmann_every follows what links lose, and there are none")
@@ -224,9 +234,14 @@ class VariationRunner:
         )
 
     def watch(self, replica: LocalReplica) -> None:
-        """Start to collect the statistics that the variation needs from `replica`, before training."""
+        """Change what is computed in `replica`, and collect the statistics that the variation needs.
+
+        Call it before training.
+        """
         if self._variation.basis_every and len(replica.members) == 1:
             observe_boundaries(replica.members[0], self.seen)
+        if self._variation.projected_share and len(replica.members) == 1:
+            project_boundaries(replica.members[0], self._variation.projected_share)
         if self._variation.grassmann_every:
             for member in replica.members[1:]:
                 observe_gradients(member, self.seen)

@@ -33,6 +33,7 @@ SPEC = spec_of(
     **{
         "link.k": 0,
         "model.layers": 2,
+        "model.stage_embeddings": True,
         "swarm.stages": 2,
         "inner.microbatches": 3,
         "inner.steps": 2,

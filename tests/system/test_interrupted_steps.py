@@ -130,7 +130,9 @@ async def test_a_lost_neighbour_ends_the_step_with_one_error_and_leaves_no_task(
         with pytest.raises(HetnodeError) as caught:
             await step
         assert caught.value.code is ErrorCode.NEIGHBOUR_LOST
-        assert {task for task in asyncio.all_tasks() - tasks_before if not task.done()} == set()
+        left = {task for task in asyncio.all_tasks() - tasks_before if not task.done()}
+        # The event loop itself makes a task where the garbage collector ends an async generator.
+        assert {task for task in left if type(task.get_coro()).__name__ != "async_generator_athrow"} == set()
         before = {name: tensor.clone() for name, tensor in replica.parameters().items()}
         await replica.workers[0].client.call(Abandon())
         assert replica.workers[0].trainer.inner.squared_gradient_norm() == 0.0

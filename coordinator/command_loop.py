@@ -84,6 +84,10 @@ def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
     return lambda: offset + time.monotonic()
 
 
+_Issued = tuple[Command, asyncio.Future[Outcome] | None]
+"""A command, and the future that gets its outcome if its caller waits."""
+
+
 @dataclass(frozen=True)
 class _Decided:
     """The state after a batch of commands, the events that were stored, and the outcome of each command."""
@@ -124,7 +128,7 @@ class CommandLoop:
         self._store = store
         self._on_event = on_event
         self._on_message = on_message
-        self._commands: asyncio.Queue[tuple[Command, asyncio.Future[Outcome]] | None] = asyncio.Queue()
+        self._commands: asyncio.Queue[_Issued | None] = asyncio.Queue()
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
         self._message = ""
@@ -156,13 +160,18 @@ class CommandLoop:
             HetnodeError: the refusal.
             Stopped: the loop has stopped.
         """
-        if self._stopping:
-            raise Stopped
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._commands.put_nowait((command, answer))
+        self._issue(command, answer)
         refusal = (await answer).refusal
         if refusal is not None:
             raise refusal
+
+    def submit(self, command: Command) -> None:
+        """Decide `command` after those before it, for a caller that does not wait: a refusal is lost.
+
+        Raises Stopped: the loop has stopped.
+        """
+        self._issue(command, None)
 
     def note_call(self, peer: PeerId) -> None:
         """Note that a call of `peer` has begun: a sign of life, however long the call waits."""
@@ -242,7 +251,12 @@ class CommandLoop:
             for topic in list(self._waiters):
                 self.wake(topic)
 
-    def _arrived(self) -> list[tuple[Command, asyncio.Future[Outcome]]]:
+    def _issue(self, command: Command, answer: asyncio.Future[Outcome] | None) -> None:
+        if self._stopping:
+            raise Stopped
+        self._commands.put_nowait((command, answer))
+
+    def _arrived(self) -> list[_Issued]:
         """The commands that have arrived. None, which marks the end, stays in the queue."""
         batch = []
         while not self._commands.empty():
@@ -253,7 +267,7 @@ class CommandLoop:
             batch.append(item)
         return batch
 
-    async def _serve(self, batch: list[tuple[Command, asyncio.Future[Outcome]]]) -> None:
+    async def _serve(self, batch: list[_Issued]) -> None:
         issued = [command for command, _ in batch]
         try:
             # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
@@ -311,8 +325,8 @@ class CommandLoop:
             asyncio.get_running_loop().call_soon(self._wake_some, rest)
 
 
-def _answer(answer: asyncio.Future[Outcome], what: Outcome | Stopped) -> None:
-    if answer.done():  # the caller was cancelled
+def _answer(answer: asyncio.Future[Outcome] | None, what: Outcome | Stopped) -> None:
+    if answer is None or answer.done():  # the caller does not wait, or was cancelled
         return
     if isinstance(what, Stopped):
         answer.set_exception(what)

@@ -231,9 +231,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         peer = self._access.peer(context, request.peer)
         estimates = estimates_from_pb(request.estimates) if request.HasField("estimates") else None
         waits, kept = waits_from_pb(request.waits), kept_from_pb(request.kept)
-        await self._command_loop.execute(
-            commands.Heartbeat(peer, request.round, request.inner_step, estimates, waits, kept)
-        )
+        heartbeat = commands.Heartbeat(peer, request.round, request.inner_step, estimates, waits, kept)
+        live_peer(self._command_loop.state, peer)
+        if estimates is None:
+            # It stores nothing, so it need not wait for all commands at the end of a large round.
+            self._command_loop.submit(heartbeat)
+        else:
+            await self._command_loop.execute(heartbeat)
         state = self._command_loop.state
         closes = self._closing_time.of(state)
         return pb.HeartbeatReply(

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import inf
 from statistics import median
@@ -246,9 +246,29 @@ def seconds_per_microbatch(
     spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
 ) -> float:
     """The prediction for an inner step of `members`, within SECONDS_BOUNDS; 0 where nothing is known."""
-    microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
-    seconds = step_seconds(*chain_costs(spec, survey, members, ks), microbatches) / microbatches
-    return bounded_seconds(seconds) if seconds else 0.0
+    return ChainTimer(spec, survey).seconds_per_microbatch(members, ks)
+
+
+class ChainTimer:
+    """Predicts the steps of many chains: what a member or a link costs is calculated once."""
+
+    def __init__(self, spec: RunSpec, survey: Survey) -> None:
+        self._microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
+        self._compute = cache(partial(compute_seconds, spec, survey))
+        self._sizes = cache(partial(message_bytes, spec))
+        self._link = cache(
+            lambda upstream, downstream, k: link_time(survey, upstream, downstream, self._sizes(k))
+        )
+
+    def seconds_per_microbatch(self, members: Sequence[Member], ks: Sequence[int]) -> float:
+        """As the function of this name."""
+        compute = [self._compute(each.peer, each.stages) for each in members]
+        links = [
+            self._link(upstream.peer, downstream.peer, k)
+            for (upstream, downstream), k in zip(pairwise(members), ks, strict=True)
+        ]
+        seconds = step_seconds(compute, links, self._microbatches) / self._microbatches
+        return bounded_seconds(seconds) if seconds else 0.0
 
 
 def bounded_seconds(seconds: float) -> float:

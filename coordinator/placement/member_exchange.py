@@ -10,23 +10,25 @@ Pure: the same peers in another order give the same exchanges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 from coordinator.placement.cost_model import (
     COMPARED_MICROBATCHES,
+    ChainTimer,
     Survey,
     compute_seconds,
     message_bytes,
-    seconds_per_microbatch,
 )
 from coordinator.placement.links import can_be_neighbours, links_between
 from coordinator.placement.local_search import Move, harmonic_mean, improve, slowest
 from coordinator.state.text import listed, short
 from protocol.algorithm.batch import whole_batch
 from protocol.spec.run import RunSpec
-from protocol.types import Member, Replica
+from protocol.types import Member, PeerId, Replica, StageRange
 
 MOST_OPERATIONS = 40_000
 """A search replays at most this many operations of members, about half a second. An impossible exchange
@@ -66,18 +68,18 @@ class MemberExchange:
         most_operations: int = MOST_OPERATIONS,
         may_be_neighbours: Callable[[Member, Member], bool] = can_be_neighbours,
     ) -> None:
-        self._spec, self._survey, self._may_host = spec, survey, may_host
+        self._spec, self._survey, self._may_host = spec, survey, cache(may_host)
         self._may_be_neighbours = may_be_neighbours
         self._replicas = {each.index: each for each in replicas}
         self._ks = {each.index: tuple(link.k for link in each.links) for each in replicas}
-        self._operations_left = most_operations
+        self._operations_left, self._timer = most_operations, ChainTimer(spec, survey)
         self._seconds: dict[tuple[tuple[Member, ...], tuple[int, ...]], float] = {}
         self._chains = {each.index: self._timed(each.index, each.members) for each in replicas}
         self._movable = {index: self._chains[index] for index in movable}
         members = [member for chain in self._movable.values() for member in chain.members]
-        self._candidates = sorted(
-            [*members, *spares], key=lambda each: (self._seconds_alone(each), each.peer)
-        )
+        self._candidates: defaultdict[StageRange, list[Member]] = defaultdict(list)
+        for each in sorted([*members, *spares], key=lambda each: (self._seconds_alone(each), each.peer)):
+            self._candidates[each.stages].append(each)
 
     def run(self) -> tuple[list[Replica], list[str]]:
         """The replicas after the exchanges that help, and a sentence that says what changes and why.
@@ -110,13 +112,13 @@ class MemberExchange:
         return list(replicas.values()), [f"{listed([move.description for move in made])}: {gain}"]
 
     def _moves(self, index: int) -> Iterator[Move[_Chain]]:
-        where = {member: i for i, chain in self._movable.items() for member in chain.members}
+        where = {member.peer: i for i, chain in self._movable.items() for member in chain.members}
         for member in self._movable[index].members:
             for other in self._partners(member, index, where):
                 if self._operations_left <= 0:
                     return
                 self._operations_left -= 1  # also for impossible exchanges, else the search has no bound
-                move = self._exchange(index, member, other, where.get(other))
+                move = self._exchange(index, member, other, where.get(other.peer))
                 if move is not None:
                     yield move
 
@@ -149,10 +151,9 @@ class MemberExchange:
             return None
         return self._timed(index, members)
 
-    def _partners(self, member: Member, index: int, where: dict[Member, int]) -> list[Member]:
+    def _partners(self, member: Member, index: int, where: Mapping[PeerId, int]) -> list[Member]:
         """Peers to try in place of `member`, the fastest first: all of them in a small swarm."""
-        same = [each for each in self._candidates if each.stages == member.stages]
-        found = [each for each in same if where.get(each) != index]
+        found = [each for each in self._candidates[member.stages] if where.get(each.peer) != index]
         if len(found) <= 3 * _SAMPLE:
             return found
         others = found[_SAMPLE:-_SAMPLE]
@@ -169,5 +170,5 @@ class MemberExchange:
         if key not in self._seconds:
             # The budget counts replays only; a chain that was timed before is free.
             self._operations_left -= len(members) * min(self._spec.inner.microbatches, COMPARED_MICROBATCHES)
-            self._seconds[key] = seconds_per_microbatch(self._spec, self._survey, *key)
+            self._seconds[key] = self._timer.seconds_per_microbatch(*key)
         return _Chain(members, self._seconds[key])

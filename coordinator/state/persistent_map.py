@@ -22,7 +22,7 @@ class PersistentMap(Mapping[K, V]):
     Equal to any mapping with equal entries, in whatever order.
     """
 
-    __slots__ = ("_entries", "_next", "_order")
+    __slots__ = ("_distinct", "_entries", "_next", "_order")
 
     def __init__(self, entries: Mapping[K, V] | None = None) -> None:
         given = entries or {}
@@ -32,12 +32,16 @@ class PersistentMap(Mapping[K, V]):
         )
         self._next = len(given)
         self._order: tuple[K, ...] | None = tuple(given)
+        self._distinct: frozenset[V] | None = None
 
     def set(self, key: K, value: V) -> PersistentMap[K, V]:
         """A copy in which `key` has `value`. A new key is the last one; a known key keeps its place."""
         known = self._entries.get(key)
         if known is None:
-            return self._copy(self._entries.set(key, (self._next, value)), self._next + 1, None)
+            copy = self._copy(self._entries.set(key, (self._next, value)), self._next + 1, None)
+            if self._distinct is not None:  # a new key takes no value away
+                copy._distinct = self._distinct if value in self._distinct else self._distinct | {value}
+            return copy
         return self._copy(self._entries.set(key, (known[0], value)), self._next, self._order)
 
     def update(self, changes: Mapping[K, V]) -> PersistentMap[K, V]:
@@ -64,8 +68,10 @@ class PersistentMap(Mapping[K, V]):
         return self._copy(entries.finish(), self._next, None)
 
     def distinct(self) -> frozenset[V]:
-        """The values, each once, faster than through :meth:`values`."""
-        return frozenset(value for _, value in self._entries.values())
+        """The values, each once. Copies with new keys know them without a look at all entries."""
+        if self._distinct is None:
+            self._distinct = frozenset(value for _, value in self._entries.values())
+        return self._distinct
 
     def __getitem__(self, key: K) -> V:
         return self._entries[key][1]
@@ -111,5 +117,5 @@ class PersistentMap(Mapping[K, V]):
         cls, entries: Map[K, tuple[int, V]], following: int, order: tuple[K, ...] | None
     ) -> PersistentMap[K, V]:
         copy: PersistentMap[K, V] = cls.__new__(cls)
-        copy._entries, copy._next, copy._order = entries, following, order
+        copy._entries, copy._next, copy._order, copy._distinct = entries, following, order, None
         return copy

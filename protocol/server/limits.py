@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import unquote
 
@@ -34,6 +35,7 @@ def source_of_host(host: str) -> str:
     return str(found)
 
 
+@lru_cache(maxsize=4096)  # each call of a member asks
 def is_address(source: str) -> bool:
     """Whether a source names an address, and not only a scheme or "unknown"."""
     return source_of_host(source.removesuffix("/64")) == source

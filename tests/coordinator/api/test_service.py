@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -12,6 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
+from coordinator import command_loop
+from coordinator.decide import Outcome
+from coordinator.state.commands import Command, Drain
+from coordinator.state.state import State
 from node.net.group_reports import GroupReports
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -200,6 +205,29 @@ async def test_a_heartbeat_tells_when_the_round_closes(run: Running) -> None:
     reply = await run.match(B, 0, 1)
     assert reply.seconds == run.spec.timing.fetch
     await waiting
+
+
+async def test_a_heartbeat_is_answered_while_commands_are_decided(
+    run: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.join(A)
+    decided, answered = asyncio.Event(), threading.Event()
+    event_loop, original = asyncio.get_running_loop(), command_loop.decide
+
+    def decide_slowly(state: State, command: Command, now: float) -> Outcome:
+        if isinstance(command, Drain):
+            event_loop.call_soon_threadsafe(decided.set)
+            assert answered.wait(timeout=30), "the heartbeat waits for the command before it"
+        return original(state, command, now)
+
+    monkeypatch.setattr(command_loop, "decide", decide_slowly)
+    draining = asyncio.ensure_future(run.stub(A).Drain(pb.DrainRequest(peer=A.peer)))
+    await decided.wait()
+    await run.stub(A).Heartbeat(pb.HeartbeatRequest(peer=A.peer, round=7))
+    answered.set()
+    await draining
+    while (await run.status()).peers[0].round != 7:  # decided after the command
+        assert not run.task.done()
 
 
 async def test_checkpoints_are_located_under_the_signature_of_the_coordinator(tmp_path: Path) -> None:

@@ -34,11 +34,13 @@ def test_each_version_has_the_entries_and_the_order_of_a_copied_dict(changes: li
                 persistent = persistent.keep(lambda k, v, key=key, value=value: k != key or v == value)
                 copied = {k: v for k, v in copied.items() if k != key or v == value}
         versions.append((persistent, copied))
-        if key < "e":  # a map that was read has noted its order
+        if key < "e":  # a map that was read has noted its order and its values
             assert list(persistent) == list(copied)
+            assert persistent.distinct() == set(copied.values())
     # All of them, since a later change must not touch an earlier version.
     for persistent, copied in versions:
         assert list(persistent.items()) == list(copied.items())
+        assert persistent.distinct() == set(copied.values())
         assert len(persistent) == len(copied)
         assert persistent == copied == dict(persistent)
         assert persistent == PersistentMap(dict(reversed(copied.items())))

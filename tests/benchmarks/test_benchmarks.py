@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import accounting, coordinator, rounds
+from benchmarks import accounting, calls, coordinator, rounds
 from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
 from benchmarks.overlap import round_seconds
 from benchmarks.pipeline import MODEL, Chain, arguments_of, compute_seconds, handling_seconds, predict
@@ -274,3 +274,11 @@ def test_latencies_are_those_of_the_first_process_and_waits_end_with_the_last_ca
     assert found == {"Join": Counter({7: 2}), "Match": Counter({250: 1, 500: 1})}
     assert coordinator.percentile(found["Match"], 0.5) == 250
     assert coordinator.percentile(found["Match"], 0.99) == 500
+
+
+@pytest.mark.parametrize("kind", ["unary", "stream"])
+async def test_calls_of_clients_with_certificates_are_answered_and_timed(kind: str) -> None:
+    count, seconds, cpu, half, most = map(float, await calls.measure(clients=3, kind=kind, calls=1))
+    assert count == 3
+    assert min(seconds, cpu) > 0
+    assert half <= most

@@ -1,4 +1,4 @@
-"""The weights of protocol.algorithm.robust_weights: their definition in float64, their bounds, and their bits."""
+"""The weights of protocol.algorithm.robust_weights: their definition in float64, bounds, and bits."""
 
 from __future__ import annotations
 

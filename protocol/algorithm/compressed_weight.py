@@ -10,7 +10,7 @@ which is about 1 without bias, however noisy the payloads are. Payloads of equal
 have the least error in their mean if each weighs as its cosine with what all of them estimate (maximal ratio
 combining: Brennan, "Linear Diversity Combining Techniques", 1959). So that ratio is the weight, in bounds.
 
-A member can lie about one payload of each of its stages. Per owner its median over RECENT rounds counts; of a
+A member can lie about one payload of each of its stages. Per owner the median of RECENT rounds counts; of a
 stage the lower median of the cosines of full payloads and the higher one of the compressed; of the stages the
 higher median. Of an even number the value counts that makes the weights more equal: so one liar of two, or
 half of the stages, cannot lower a weight.
@@ -34,6 +34,8 @@ STEP = 0.125
 RECENT = 5
 """Rounds that are measured for a change, and the least number between two changes."""
 _MOST_CHANGE = 2
+_LEAST_ROUNDS = 3
+"""A payload of a newcomer has a part of a phase behind it."""
 _LEAST_COSINE = 0.01
 """If two full payloads of a stage agree less, nothing can be told there."""
 
@@ -92,8 +94,12 @@ def next_weight(present: float, agreement: float) -> float:
 
 
 def _by_stage(cosines: Iterable[PairCosine]) -> Mapping[int, Sequence[float]]:
-    """Of each stage the medians of its owners."""
+    """Of each stage the medians of its owners, without those that were measured too seldom."""
     found: dict[int, dict[PeerId, list[float]]] = {}
     for each in cosines:
         found.setdefault(each.stage, {}).setdefault(each.owner, []).append(each.cosine)
-    return {stage: [median(each) for each in owners.values()] for stage, owners in sorted(found.items())}
+    medians = {
+        stage: [median(each) for each in owners.values() if len(each) >= _LEAST_ROUNDS]
+        for stage, owners in sorted(found.items())
+    }
+    return {stage: each for stage, each in medians.items() if each}

@@ -80,7 +80,9 @@ def test_measured_weights_are_in_a_later_plan_and_a_late_member_follows_them(pla
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start(*MIXED)
-        await swarm.until(lambda state: "compressed replicas weigh" in state.plans[-1].reason)
+        await swarm.until(
+            lambda state: any("compressed replicas weigh" in each.reason for each in state.plans)
+        )
         swarm.start("late")
         await swarm.until_over()
         swarm.assert_all_agree()
@@ -99,7 +101,6 @@ def test_measured_weights_are_in_a_later_plan_and_a_late_member_follows_them(pla
             if entry.descriptor.owner in pipeline
         }
         assert changes[0].weight in weights
-        assert max(weights) < 1.0
         assert contributions(swarm, "late")[-1] == spec.rounds
         assert_equal_bits(swarm, "b", "late", "p", "q")
 

@@ -89,13 +89,21 @@ def test_an_event_implies_the_command_that_led_to_it() -> None:
 
 def test_a_lower_weight_is_not_a_shorter_phase() -> None:
     run = mixed()
-    play_rounds(run, RECENT)
+    for _ in range(RECENT):
+        run.now += 20
+        play_round(run)
     pipeline = run.state.plans[-1].replicas[2]
     before = expected_seconds(run.state, pipeline)
+    assert before == 20
     run.accept(WeighCompressed(RECENT, 0.5))
-    play_rounds(run, 1)
+    run.now += 20
+    play_round(run)
     lighter = run.state.plans[-1].replicas[2]
     assert lighter.weight == 0.5
+    assert expected_seconds(run.state, lighter) == before
+    for _ in range(3):
+        run.now += 20
+        play_round(run)
     assert expected_seconds(run.state, lighter) == before
     play_round(run, done={2: 0.5})
     payload = next(

@@ -53,6 +53,13 @@ def test_without_two_full_replicas_or_a_compressed_one_it_is_not_told() -> None:
     assert agreement([0.005, 0.005], [0.001, 0.001]) is None, "noise"
 
 
+def test_an_owner_that_was_measured_in_few_rounds_does_not_count() -> None:
+    newcomer = cosines([-0.5], kind="new", rounds=2)
+    honest = cosines([0.1, 0.1], kind="compressed")
+    assert relative_agreement([*cosines([0.2, 0.2]), *newcomer], honest) == pytest.approx(0.5)
+    assert relative_agreement(cosines([0.2, 0.2]), newcomer) is None
+
+
 def test_half_of_the_stages_must_tell_it_and_the_higher_median_of_them_counts() -> None:
     full = [each for stage in range(4) for each in cosines([0.2, 0.2], stage)]
     of_stage = {0: 0.02, 1: 0.04, 2: 0.1, 3: 0.16}

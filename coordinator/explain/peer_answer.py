@@ -22,6 +22,7 @@ from coordinator.state import events
 from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short, stages_of
 from coordinator.status.messages import peer_message, run_message
+from protocol.algorithm.batch import work_of
 from protocol.roles import POLICIES
 from protocol.spec.link import width_text
 from protocol.status import Explanation, RunPhase, Sentence
@@ -286,7 +287,9 @@ def _comparison(facts: Facts, known: Peer) -> Iterator[Sentence]:
     if assignment is None:
         return
     spent = {
-        each.index: middle(seconds * each.weight for seconds in state.phase_seconds.get(each.index, ()))
+        each.index: middle(
+            seconds * work_of(state.spec, each) for seconds in state.phase_seconds.get(each.index, ())
+        )
         for each in state.plan_for(state.current_round).replicas
     }
     mine = spent.get(assignment.replica.index)

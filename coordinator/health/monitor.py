@@ -14,11 +14,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from coordinator.health.compressed import measured_agreement
 from coordinator.health.judge import SIGMAS, WINDOW, judge
 from coordinator.health.records import HealthFinding, Judgement, PayloadFigures, RoundFigures
 from coordinator.health.summary import summary
 from coordinator.state.events import Event, RunRolledBack
 from coordinator.state.state import State
+from protocol.algorithm.compressed_weight import is_compressed
 from protocol.status import Measurement, TrainingHealth
 from protocol.types import PeerId
 
@@ -122,7 +124,9 @@ class HealthMonitor:
         self.latest = summary(figures, judgement)
         news = tuple(each for each in judgement.findings if _subject(each) not in self._told)
         self._told = {_subject(each) for each in judgement.findings}
-        return replace(judgement if is_new else judgement.without_alarm, news=news)
+        agreement = None if self._alarmed_in else measured_agreement(self._rounds)
+        judgement = judgement if is_new else judgement.without_alarm
+        return replace(judgement, news=news, agreement=agreement)
 
     def _is_measured(self, state: State, round_number: int) -> bool:
         """Whether every member that takes part has measured the round."""
@@ -146,8 +150,9 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         for found in each.agreements:
             assignment = state.assignment(found.owner, round_number)
             is_full = None if assignment is None else assignment.replica.is_full
+            compresses = assignment is not None and is_compressed(assignment.replica)
             cosines = found.cosine, found.norm, found.mean_norm, found.alike, found.unlike
-            payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines))
+            payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines, compresses))
     return RoundFigures(
         round_number,
         weights=known,

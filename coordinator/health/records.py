@@ -14,7 +14,7 @@ from protocol.types import PeerId
 class PayloadFigures:
     """One payload of a (stage, round), measured by a peer that does not own it (PayloadAgreement).
 
-    `is_full` tells the kind of its replica; None if it is not known.
+    `is_full` tells the kind of its replica; None if it is not known. `is_compressed`: it has such links.
     """
 
     stage: int
@@ -25,6 +25,7 @@ class PayloadFigures:
     mean_norm: float
     alike: float | None = None
     unlike: float | None = None
+    is_compressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,14 @@ class Judgement:
     Attributes:
         last_healthy: the newest earlier round in which nothing pointed to the alarm yet; 0 without one.
         news: findings that the round before did not have.
+        agreement: of compressed payloads with full ones (coordinator.health.compressed); None if not told.
     """
 
     round_number: int
     findings: tuple[HealthFinding, ...]
     last_healthy: int
     news: tuple[HealthFinding, ...] = ()
+    agreement: float | None = None
 
     @property
     def alarm(self) -> str:

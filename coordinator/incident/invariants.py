@@ -24,6 +24,7 @@ from coordinator.state.events import (
 )
 from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
+from protocol.algorithm.compressed_weight import weighed
 from protocol.algorithm.sampling import sample_range
 from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
@@ -244,8 +245,9 @@ class Invariants:
         narrowest, widest = (width_order(self._spec.link.possible_ks[at]) for at in (0, -1))
         possible = all(narrowest <= k <= widest for k in ks)
         _require(possible, f"{what}: {replica.name} has a link whose k the run does not allow")
-        share = self._spec.microbatches_of(replica) / self._spec.inner.microbatches
-        _require(replica.weight == share, f"{what}: {replica.name} weighs {replica.weight}, not {share}")
+        (right,) = weighed(self._spec, [replica], before.compressed.weight)
+        fits = replica.weight == right.weight
+        _require(fits, f"{what}: {replica.name} weighs {replica.weight}, not {right.weight}")
         gone = [member.peer for member in replica.members if not before.peers[member.peer].is_live]
         _require(not gone, f"{what} assigns {gone}, which are gone")
 

@@ -19,6 +19,7 @@ from coordinator.state.state import State
 from coordinator.status.messages import stall_message
 from coordinator.status.run_status import run_status
 from coordinator.storage.metrics import PEER_CHANGES
+from protocol.algorithm.batch import work_of
 from protocol.errors import ErrorCode
 from protocol.server.metrics import Figure, Metric, disk_free
 from protocol.status import Measurement, RunPhase, RunStatus
@@ -223,7 +224,7 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
     yield COMPLETE.of(len(state.complete_replicas(state.current_round)))
     yield MEMBERS, {(str(index),): len(replica.members) for index, replica in planned.items()}
     phases = {index: state.phase_seconds.get(index, ()) for index in planned}
-    if seconds := [planned[index].weight * known[-1] for index, known in phases.items() if known]:
+    if seconds := [work_of(state.spec, planned[each]) * known[-1] for each, known in phases.items() if known]:
         yield ROUND_SECONDS.of(max(seconds))
     measured = {str(each.index): each for each in status.replicas if each.index in planned}
     yield MEASURED_ROUND, {(index,): each.round_number for index, each in measured.items()}

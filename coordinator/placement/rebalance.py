@@ -17,7 +17,7 @@ from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours
 from coordinator.placement.links import fit_k, member_of
 from coordinator.placement.member_exchange import MemberExchange
 from coordinator.placement.relays import survey_of
-from coordinator.placement.shares import delivered_weights, share_limits, share_out
+from coordinator.placement.shares import delivered_work, share_limits, share_out
 from coordinator.state.state import State, peers_of
 from coordinator.state.text import listed
 from protocol.types import Member, PeerId, Replica
@@ -33,7 +33,7 @@ class Rebalance:
         # time counts only for chains that are in both plans.
         earlier, newest = state.plan_for(max(1, from_round - 2)), state.plans[-1]
         self._lasting = set(map(_chain, earlier.replicas)) & set(map(_chain, newest.replicas))
-        self._delivered = delivered_weights(state)
+        self._delivered = delivered_work(state)
 
     def run(self, replicas: Sequence[Replica], is_settled: bool) -> tuple[list[Replica], list[str]]:
         """`replicas` with faster members, k and shares, and sentences that say what changes and why.

@@ -24,7 +24,8 @@ from coordinator.placement.eligibility import (
 from coordinator.placement.links import can_be_neighbours, links_between, member_of
 from coordinator.placement.rebalance import Rebalance
 from coordinator.state.state import Peer, State
-from coordinator.state.text import Waiting, listed, short, stages_of
+from coordinator.state.text import Waiting, compressed_weight_text, listed, short, stages_of
+from protocol.algorithm.compressed_weight import is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
 from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
@@ -63,11 +64,20 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
     replicas, rebalanced = Rebalance(state, from_round).run(replicas, is_settled=is_same)
+    replicas, reweighed = _weigh(state, replicas)
     if is_same and replicas == list(newest.replicas):
         return None
     first_sample = next_first_sample(newest, state.spec, from_round)
-    reason = "; ".join([*reasons, *rebalanced])
+    reason = "; ".join([*reasons, *rebalanced, *reweighed])
     return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
+
+
+def _weigh(state: State, replicas: Sequence[Replica]) -> tuple[list[Replica], list[str]]:
+    """`replicas` with their weights, and a sentence if the newest plan weighs compressed ones otherwise."""
+    spec, present = state.spec, state.compressed
+    newest, right = state.plans[-1].replicas, weighed(spec, replicas, present.weight)
+    is_news = weighed(spec, newest, present.weight) != list(newest) and any(map(is_compressed, right))
+    return right, [compressed_weight_text(present.weight, present.agreement)] if is_news else []
 
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:

@@ -21,7 +21,15 @@ from math import ceil, floor
 
 from coordinator.state.state import KEPT_ROUNDS, State, peers_of
 from coordinator.state.text import listed
-from protocol.algorithm.batch import batch_of, equal_shares, learning_rate_factor, whole_batch, with_shares
+from protocol.algorithm.batch import (
+    batch_of,
+    equal_shares,
+    learning_rate_factor,
+    whole_batch,
+    with_shares,
+    work_behind,
+    work_of,
+)
 from protocol.spec.run import RunSpec
 from protocol.types import Replica
 
@@ -163,13 +171,13 @@ def share_limits(
 
     - A replica that has delivered nothing yet takes at most what it takes now; of a constant batch, at most
       an equal share.
-    - A replica whose last payload lacked some of its weight takes at most what that payload contained.
+    - A replica whose last payload lacked some of its work takes at most what that payload contained.
     - A replica with the same members as in the newest plan takes at most twice what it takes now.
 
     Where these limits sum up to less than the batch, each replica may at least keep its share.
 
     Args:
-        delivered: :func:`delivered_weights` of `state`.
+        delivered: :func:`delivered_work` of `state`.
     """
     spec, usual = state.spec, state.spec.inner.microbatches
     total = whole_batch(spec, len(replicas))
@@ -178,11 +186,11 @@ def share_limits(
     present = [spec.microbatches_of(replica) for replica in replicas]
     limits = []
     for replica, now in zip(replicas, present, strict=True):
-        weight, assigned = delivered.get(replica.index, (0.0, 0.0))
+        work, assigned = delivered.get(replica.index, (0.0, 0.0))
         if not assigned:
             most = now if spec.grouping.batch == "variable" else equal
-        elif weight < assigned:
-            most = min(now, max(1, ceil(weight * usual)))  # weight = microbatches / usual
+        elif work < assigned:
+            most = min(now, max(1, ceil(work * usual)))  # work = microbatches / usual
         elif peers_of(replica) == newest.get(replica.index):
             most = _MOST_GROWTH * now
         else:
@@ -195,8 +203,8 @@ def share_limits(
     return limits
 
 
-def delivered_weights(state: State) -> dict[int, tuple[float, float]]:
-    """By replica: the weight of its last committed payload of stage 0, and the weight in its plan."""
+def delivered_work(state: State) -> dict[int, tuple[float, float]]:
+    """By replica: the work behind its last committed payload of stage 0, and its work in that plan."""
     found = dict[int, tuple[float, float]]()
     newest = state.current_round
     for round_number in range(newest, max(0, newest - KEPT_ROUNDS), -1):
@@ -204,8 +212,9 @@ def delivered_weights(state: State) -> dict[int, tuple[float, float]]:
         for entry in decision.entries if decision else ():
             assignment = state.assignment(entry.descriptor.owner, round_number)
             if assignment is not None:
-                weights = entry.descriptor.weight, assignment.replica.weight
-                found.setdefault(assignment.replica.index, weights)
+                replica, weight = assignment.replica, entry.descriptor.weight
+                work = work_behind(state.spec, replica, weight), work_of(state.spec, replica)
+                found.setdefault(replica.index, work)
     return found
 
 

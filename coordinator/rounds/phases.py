@@ -1,7 +1,7 @@
 """How long the replicas of a round take for their inner phases, and how much they weigh.
 
 Times are measured from the beginning of a round to the first answer of a replica, an offer or the word that
-it withholds, and are kept per weight: weight is the number of microbatches, so a part of the phase, or
+it withholds, and are kept per unit of work (protocol.algorithm.batch.work_of): a part of the phase, or
 another share of the microbatches, takes that part of the time. All of it follows from stored events.
 """
 
@@ -12,6 +12,7 @@ from math import inf
 from statistics import median_low
 
 from coordinator.state.state import State
+from protocol.algorithm.batch import work_behind, work_of
 from protocol.algorithm.flops import microbatch_flops
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PayloadDescriptor, Replica
@@ -29,8 +30,8 @@ _LEAST_PHASES = 2
 def expected_seconds(state: State, replica: Replica) -> float:
     """From the beginning of a round to the offer of `replica`; infinite where nothing is known."""
     phases = state.phase_seconds.get(replica.index)
-    per_weight = median_low(phases) if phases else _predicted(state, replica)
-    return inf if per_weight is None else per_weight * replica.weight
+    per_work = median_low(phases) if phases else _predicted(state, replica)
+    return inf if per_work is None else per_work * work_of(state.spec, replica)
 
 
 def earliest(state: State, descriptor: PayloadDescriptor) -> float:
@@ -73,10 +74,10 @@ def _least_seconds(state: State, replica: Replica, weight: float) -> float:
     """The shortest time from the beginning of the round in which `replica` trains so much; 0 if unknown."""
     phases = state.phase_seconds.get(replica.index, ())
     is_measured = len(phases) >= _LEAST_PHASES
-    per_weight = min(phases) if is_measured else _predicted(state, replica) or 0.0
+    per_work = min(phases) if is_measured else _predicted(state, replica) or 0.0
     steps = state.spec.inner.steps * weight / replica.weight
     in_round = max(0.0, 1 - state.spec.outer.overlap / steps)  # D steps may be older than the round
-    seconds = per_weight * weight * in_round / FASTER
+    seconds = per_work * work_behind(state.spec, replica, weight) * in_round / FASTER
     # A speed measured on a busy machine is wrong by any factor.
     return seconds if is_measured else min(seconds, state.spec.timing.match_window)
 
@@ -92,7 +93,7 @@ def half_time(times: Iterable[tuple[float, float]], weight: float) -> float:
 
 
 def _predicted(state: State, replica: Replica) -> float | None:
-    """Seconds per weight of computing alone, by the slowest member whose speed is known; None without one.
+    """Seconds of computing alone per unit of work, by the slowest member with a known speed; None without.
 
     No chain is faster than its slowest member. Waits for links come on top: those are known less well.
     """

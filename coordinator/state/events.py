@@ -1,6 +1,8 @@
 """Events: what has happened to a run, as it is stored and replayed.
 
 `at` is the time in seconds on the clock of the command loop. Field names and their order are the stored form.
+
+One file because each kind is a few fields, and all together are one union.
 """
 
 from __future__ import annotations
@@ -342,6 +344,18 @@ class AlarmRaised(_Event):
 
 
 @dataclass(frozen=True)
+class CompressedWeighed(_Event):
+    """Compressed replicas weigh `weight` beside full ones in later plans.
+
+    `agreement` is what was measured up to that round (protocol.algorithm.compressed_weight).
+    """
+
+    round_number: int
+    weight: float
+    agreement: float
+
+
+@dataclass(frozen=True)
 class RunPaused(_Event):
     """No inner phase of `from_round` or a later one begins before RunResumed. `reason`: a sentence, or ""."""
 
@@ -383,7 +397,8 @@ class RunFinished(_Event):
 
 
 _EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
-RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | _EndEvent
+_JudgedEvent: TypeAlias = AlarmRaised | CompressedWeighed
+RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | _JudgedEvent | _EndEvent
 PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )

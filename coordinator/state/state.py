@@ -187,6 +187,18 @@ class Alarm:
 
 
 @dataclass(frozen=True)
+class CompressedWeight:
+    """What compressed replicas weigh beside full ones with the same share, in plans from now on.
+
+    `agreement` is what was measured for it up to round `round_number` (protocol.algorithm.compressed_weight).
+    """
+
+    round_number: int = 0
+    weight: float = 1.0
+    agreement: float = 1.0
+
+
+@dataclass(frozen=True)
 class Silence:
     """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
 
@@ -270,8 +282,8 @@ class State:
         round_durations: seconds of the last rounds from begin to end, the oldest first.
         opened_at: when the first payload of the current round was offered or its first stage decided.
         answered: by replica, when its first payload of the current round was offered or withheld.
-        phase_seconds: by replica, the seconds per weight of its last inner phases, the oldest first: from the
-            beginning of the round to its first answer.
+        phase_seconds: by replica, the seconds per unit of work of its last inner phases, the oldest first:
+            from the beginning of the round to its first answer.
         silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
         rounds, decisions: by (stage, round), those of the last rounds.
         decided: decisions so far.
@@ -290,6 +302,7 @@ class State:
         unfound: by owner, the last round in which the arbiter could not fetch its payload.
         pause: None while the run is not paused.
         alarm: the newest that was raised; None before any.
+        compressed: what compressed replicas weigh in the next plans.
         restored: by round whose decisions are a rollback, the round whose anchors it restores.
         restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
     """
@@ -346,6 +359,7 @@ class State:
     unfound: Mapping[PeerId, int] = field(default_factory=dict)
     pause: Pause | None = None
     alarm: Alarm | None = None
+    compressed: CompressedWeight = CompressedWeight()
     restored: Mapping[int, int] = field(default_factory=dict)
     restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
 

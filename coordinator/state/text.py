@@ -37,6 +37,14 @@ def short(peer: PeerId) -> str:
     return f"..{peer[-8:]}"
 
 
+def compressed_weight_text(weight: float, agreement: float) -> str:
+    """Such as "compressed replicas weigh 0.5 beside full ones: ..."."""
+    return (
+        f"compressed replicas weigh {weight:g} beside full ones: their payloads agree with full ones "
+        f"{agreement:.2f} times as much as these with each other"
+    )
+
+
 def stages_of(holder: _HasStages) -> str:
     """Such as "stage 1" or "stages 0-3"."""
     return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"

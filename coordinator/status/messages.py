@@ -15,7 +15,7 @@ from coordinator.rounds.rounds import is_stalled
 from coordinator.state import events
 from coordinator.state.events import Event
 from coordinator.state.state import Alarm, State
-from coordinator.state.text import Waiting, counted, listed, short, stages_of
+from coordinator.state.text import Waiting, compressed_weight_text, counted, listed, short, stages_of
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
 from protocol.trust.public_name import name_as_text
@@ -188,6 +188,9 @@ def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
         case events.AlarmRaised():
             alarm = Alarm(event.round_number, event.last_healthy, event.reason)
             return f"ALARM: {alarm_message(alarm)}"
+        case events.CompressedWeighed():
+            why = compressed_weight_text(event.weight, event.agreement)
+            return f"after round {event.round_number} {why}"
         case events.CoordinatorStarted():
             return "the coordinator listens"
         case events.OwnRelayTold():

@@ -156,9 +156,7 @@ def check(spec: RunSpec, variation: Variation) -> None:
             "an experiment starts from the seed, and this specification from parameters that were imported"
         )
     if spec.link.embedding_every:
-        raise ValueError(
-            "an experiment takes embedding_every from its variation, and link.embedding_every is not 0"
-        )
+        raise ValueError("a variation sets embedding_every, and link.embedding_every is not 0")
     if variation.basis_every and not spec.swarm.replicas:
         raise ValueError("basis_every follows what full replicas see, and there are none")
     if variation.projected_share and not (spec.swarm.replicas and spec.link.k):
@@ -172,6 +170,8 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError(
             f"{variation.uncompressed_pipelines} uncompressed_pipelines of {spec.swarm.pipelines} pipelines"
         )
+    if variation.average_gradients and spec.grouping.weights == "measured":
+        raise ValueError("grouping.weights 'measured' has no effect where replicas average their gradients")
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     if any(count > replicas for _, count in variation.replicas_by_round):
         raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")
@@ -179,9 +179,9 @@ def check(spec: RunSpec, variation: Variation) -> None:
         raise ValueError("replicas_by_round needs rounds without overlap")
     if variation.reducer_leaves_every and spec.outer.exchange != "reduced":
         raise ValueError("reducer_leaves_every needs reducers, and outer.exchange is 'gathered'")
-    for _, k in variation.k_by_round:
-        if k > spec.model.width:
-            raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")
+    widest = max((k for _, k in variation.k_by_round), default=0)
+    if widest > spec.model.width:
+        raise ValueError(f"k_by_round has k {widest}, which exceeds model.width {spec.model.width}")
 
 
 def varied(plan: Plan, variation: Variation) -> Plan:

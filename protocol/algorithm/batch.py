@@ -30,6 +30,20 @@ def whole_batch(spec: RunSpec, replicas: int) -> int:
     return max(replicas, spec.global_batch // spec.inner.microbatch_size)
 
 
+def work_of(spec: RunSpec, replica: Replica) -> float:
+    """Microbatches of `replica` in a step, as a multiple of `inner.microbatches`.
+
+    This is its weight, unless `grouping.weights` is "measured" (protocol.algorithm.compressed_weight).
+    """
+    return spec.microbatches_of(replica) / spec.inner.microbatches
+
+
+def work_behind(spec: RunSpec, replica: Replica, weight: float) -> float:
+    """The work behind a payload of this weight, of a member of `replica`: in the unit of :func:`work_of`."""
+    # The quotient is exactly 1 where weight is work.
+    return weight * (work_of(spec, replica) / replica.weight)
+
+
 def batch_of(spec: RunSpec, replicas: Iterable[Replica]) -> int:
     """Samples of one inner step of all `replicas` together, under their present shares."""
     return spec.inner.microbatch_size * sum(map(spec.microbatches_of, replicas))

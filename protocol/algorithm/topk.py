@@ -101,6 +101,19 @@ class SparseTensor:
             part = slice(start, start + BLOCK)
             yield part if self.indices_s is None else self.indices_s[part], self._values(part)
 
+    def product(self, flat: Tensor) -> float:
+        """<sent, flat>, with the same bits on every machine; not a number if `flat` is not finite there.
+
+        `flat` is a flattened float32 tensor, so that each product is exact in float64.
+        """
+        sums = []
+        for at, values in self.blocks():
+            others = flat[at]
+            if not others.isfinite().all():
+                return math.nan
+            sums.append(_sum((values.double() * others.double()).numpy()))
+        return math.fsum(sums)
+
     @cached_property
     def squares(self) -> float:
         """The sum of the values' squares, with the same bits on every machine.

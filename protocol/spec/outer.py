@@ -43,6 +43,10 @@ class OuterSpec(Section):
     codebook: Literal["tensor", "chunk"] = Field(
         "tensor", description="magnitudes per tensor, or scaled to every chunk for one byte per chunk"
     )
+    weighting: Literal["assigned", "robust"] = Field(
+        "assigned",
+        description="a payload has its weight of the plan; or less, the further it is from the others",
+    )
     overlap: int = Field(
         0,
         ge=0,
@@ -82,7 +86,7 @@ class OuterSpec(Section):
         return tree
 
     @model_serializer(mode="wrap")
-    def _omit_default_optimizer(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Specifications from before these fields existed keep their JSON and their hash."""
         tree: dict[str, Any] = handler(self)
         if self.optimizer == "sgd":
@@ -92,6 +96,8 @@ class OuterSpec(Section):
             tree.pop("exchange", None)
         if self.reduced_top_k is None:
             tree.pop("reduced_top_k", None)
+        if self.weighting == "assigned":
+            tree.pop("weighting", None)
         return tree
 
     @model_validator(mode="after")
@@ -102,6 +108,11 @@ class OuterSpec(Section):
             return self
         if self.layout == "tiles":
             raise ValueError("exchange 'reduced' needs layout 'flat': reducers take runs of elements")
+        if self.weighting == "robust":
+            raise ValueError(
+                "weighting 'robust' needs exchange 'gathered': the distance of a payload is over its whole "
+                "stage, and a reducer sees one part"
+            )
         # The limits of top_k hold for results, too. model_copy has not checked them.
         OuterSpec.model_validate(dict(self.of_result))
         return self

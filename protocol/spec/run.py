@@ -78,6 +78,15 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_can_be_measured(self) -> RunSpec:
+        if self.grouping.weights == "measured" and self.outer.exchange == "reduced":
+            raise ValueError(
+                "grouping.weights 'measured' needs outer.exchange 'gathered': members of a reduction have no "
+                "whole payload of another to measure"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _batch_can_be_divided(self) -> RunSpec:
         size, replicas = self.inner.microbatch_size, self._first_replicas
         least, most = replicas * size, MOST_MICROBATCHES * size

@@ -235,6 +235,11 @@ class GroupingSpec(Section):
         ge=0,
         description="seconds that an inner phase may take before a constant batch shrinks; 0: any time",
     )
+    weights: Literal["equal", "measured"] = Field(
+        "equal",
+        description="a compressed replica weighs as a full one with the same share; or less, by what members "
+        "measure of the agreement of their payloads",
+    )
 
     @model_validator(mode="after")
     def _batch_is_constant(self) -> GroupingSpec:
@@ -243,12 +248,14 @@ class GroupingSpec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _omit_variable_batch(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Specifications from before these fields existed keep their JSON and their hash."""
         tree: dict[str, Any] = handler(self)
         if self.batch == "variable":
             for name in ("batch", "global_batch", "longest_phase"):
                 tree.pop(name, None)
+        if self.weights == "equal":
+            tree.pop("weights", None)
         return tree
 
 

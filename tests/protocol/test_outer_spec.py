@@ -31,6 +31,15 @@ def test_a_spec_without_it_does_not_mention_it() -> None:
     assert "optimizer" not in spec.canonical_json + spec.toml
 
 
+def test_robust_weighting_is_another_run_and_the_assigned_one_is_not_mentioned() -> None:
+    usual, robust = (
+        resolve("nano", overrides={"outer.weighting": weighting}) for weighting in ("assigned", "robust")
+    )
+    assert usual.hash == resolve("nano").hash != robust.hash
+    assert "weighting" not in usual.canonical_json
+    assert RunSpec.from_json(robust.canonical_json) == robust
+
+
 @pytest.mark.parametrize("stages", [StageRange(0, 1), StageRange(1, 2)])
 def test_momentum_takes_the_memory_of_one_copy_of_what_is_committed(stages: StageRange) -> None:
     usual = resolve("nano", overrides={"swarm.stages": 2})
@@ -54,6 +63,7 @@ def test_given_values_win_over_the_defaults_of_nesterov() -> None:
         ({"outer.momentum": 0.9}, "optimizer 'sgd' has none"),
         ({"outer.optimizer": "nesterov", "outer.momentum": 1.0}, "outer.momentum"),
         ({"outer.optimizer": "adam"}, "outer.optimizer"),
+        ({"outer.weighting": "robust", "outer.exchange": "reduced"}, "weighting 'robust' needs exchange"),
     ],
 )
 def test_what_cannot_be_is_refused(overrides: dict[str, object], message: str) -> None:

@@ -242,3 +242,14 @@ def test_heartbeats_become_rarer_in_a_large_swarm_but_three_fit_into_the_silence
     timing = spec_of(timing__heartbeat=2.0, timing__lost_after=30.0).timing
     assert [timing.heartbeat_of(peers) for peers in (0, 200, 300, 1000, 5000)] == [2.0, 2.0, 3.0, 10.0, 10.0]
     assert spec_of(timing__heartbeat=5.0, timing__lost_after=15.0).timing.heartbeat_of(5000) == 5.0
+
+
+def test_measured_weights_are_another_run_and_need_whole_payloads() -> None:
+    measured = resolve("nano", overrides={"grouping.weights": "measured"})
+    assert (
+        measured.hash != resolve("nano").hash == resolve("nano", overrides={"grouping.weights": "equal"}).hash
+    )
+    assert RunSpec.from_json(measured.canonical_json) == measured
+    with pytest.raises(HetnodeError, match=r"'measured' needs outer.exchange 'gathered'") as caught:
+        resolve("nano", overrides={"grouping.weights": "measured", "outer.exchange": "reduced"})
+    assert caught.value.code is ErrorCode.BAD_SPEC

@@ -26,6 +26,7 @@ from node.ipc.worker_calls import (
 )
 from node.ipc.worker_client import WorkerClient
 from node.train.pipeline import Pipeline
+from protocol.spec.run import RunSpec
 from protocol.types import Part, Plan, StageRange
 from tests.support.running_replica import replica_of, spec_of
 
@@ -53,16 +54,16 @@ class Trained:
 
 
 class FullReplica:
-    """A full replica of SPEC behind `worker`."""
+    """A full replica of `spec` behind `worker`."""
 
-    def __init__(self, worker: WorkerClient) -> None:
-        self.worker = worker
-        replica = replica_of(SPEC, 1)
-        self._pipeline = Pipeline(SPEC, Plan(1, 1, 0, (replica,), "test"), replica, 0, worker, None, None)
-        self.stages = StageRange(0, SPEC.swarm.stages)
+    def __init__(self, worker: WorkerClient, spec: RunSpec = SPEC) -> None:
+        self.worker, self._spec = worker, spec
+        replica = replica_of(spec, 1)
+        self._pipeline = Pipeline(spec, Plan(1, 1, 0, (replica,), "test"), replica, 0, worker, None, None)
+        self.stages = StageRange(0, spec.swarm.stages)
 
     async def build(self, sharded: bool | None = None) -> None:
-        await self.worker.call(Build(SPEC, self.stages, LocalData(ComputeOptions(sharded=sharded))))
+        await self.worker.call(Build(self._spec, self.stages, LocalData(ComputeOptions(sharded=sharded))))
         await self.worker.call(Connect(None, None))
 
     async def train(self, round_number: int) -> Trained:
@@ -74,14 +75,14 @@ class FullReplica:
 
     async def take_steps(self, round_number: int) -> None:
         """The inner steps of a round."""
-        first = (round_number - 1) * SPEC.samples_per_round()
-        await self.worker.call(BeginRound(round_number, range(first, first + SPEC.samples_per_round())))
-        for step in range(SPEC.inner.steps):
+        first = (round_number - 1) * self._spec.samples_per_round()
+        await self.worker.call(BeginRound(round_number, range(first, first + self._spec.samples_per_round())))
+        for step in range(self._spec.inner.steps):
             await self._pipeline.inner_step(round_number, step)
 
     async def cancel_a_step(self) -> None:
         """Begin a round, cancel it in its first step, and drop that."""
-        await self.worker.call(BeginRound(1, range(SPEC.samples_per_round())))
+        await self.worker.call(BeginRound(1, range(self._spec.samples_per_round())))
         step = asyncio.create_task(self._pipeline.inner_step(1, 0))
         await asyncio.sleep(0)  # its first operations are queued
         step.cancel()

@@ -24,6 +24,7 @@ from coordinator.health.monitor import HealthMonitor
 from coordinator.history.ledger import Ledger
 from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
+from coordinator.monitoring.health import judge_health
 from coordinator.state.apply import apply
 from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
@@ -34,6 +35,7 @@ from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.restore import restore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
+from protocol.status import AlarmMode
 from protocol.trust.names import peer_uri
 from tests.builders import Keyed, keyed
 from tests.support.certificates import authority
@@ -162,6 +164,7 @@ class VirtualCoordinator:
             serving.set_result(None)
             while True:
                 await command_loop.tick()
+                await judge_health(command_loop, health, AlarmMode.OFF)
                 await asyncio.sleep(TICK_SECONDS)
 
     async def _start_arbiter(

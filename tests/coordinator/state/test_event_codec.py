@@ -34,6 +34,7 @@ LATER_KINDS = {
     "RunResumed",
     "PeerNamed",
     "AlarmRaised",
+    "CompressedWeighed",
     "RunRolledBack",
     "ResultReported",
 }

@@ -1,0 +1,167 @@
+"""What members measure changes the weights of the next plan, which says why; deadlines do not follow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator.health.compressed import measured_agreement
+from coordinator.health.monitor import HealthMonitor
+from coordinator.incident.implied_commands import implied_commands
+from coordinator.rounds.phases import expected_seconds
+from coordinator.state.commands import WeighCompressed
+from coordinator.state.events import CompressedWeighed
+from coordinator.state.state import CompressedWeight
+from coordinator.status.messages import event_message
+from protocol.algorithm.comparison import measured_position
+from protocol.algorithm.compressed_weight import RECENT
+from protocol.status import Measurement, PayloadAgreement
+from tests.coordinator.health.rounds import healthy
+from tests.support.coordinator_run import (
+    ALL,
+    Run,
+    latest_reason,
+    measure,
+    play_round,
+    play_rounds,
+    started_and_attested,
+)
+
+
+def mixed(weights: str = "measured", **more: Any) -> Run:
+    """Two full replicas and two pipelines, which all have a share of two microbatches."""
+    return started_and_attested(2, 2, grouping__weights=weights, **more)
+
+
+def weights(run: Run) -> list[float]:
+    return [replica.weight for replica in run.state.plans[-1].replicas]
+
+
+def weighings(run: Run) -> list[CompressedWeighed]:
+    return [event for event in run.events if isinstance(event, CompressedWeighed)]
+
+
+def test_the_next_plan_weighs_compressed_replicas_and_says_why() -> None:
+    run = mixed()
+    play_rounds(run, RECENT)
+    assert len(run.state.plans) == 1
+    run.accept(WeighCompressed(RECENT, 0.6))
+    assert weights(run) == [1.0] * 4
+    play_rounds(run)
+    assert weights(run) == [1.0, 1.0, 0.625, 0.625]
+    assert latest_reason(run) == (
+        "compressed replicas weigh 0.625 beside full ones: their payloads agree with full ones 0.60 times as "
+        "much as these with each other"
+    )
+    play_rounds(run, 2)
+    assert len(run.state.plans) == 2, "a plan for each change only"
+
+
+def test_a_weight_changes_in_steps_and_not_before_all_rounds_are_new() -> None:
+    run = mixed()
+    play_rounds(run, 3 * RECENT)
+    run.accept(WeighCompressed(RECENT - 1, 0.1))
+    run.accept(WeighCompressed(RECENT, 0.95))
+    assert not weighings(run)
+    run.accept(WeighCompressed(RECENT, 0.1))
+    run.accept(WeighCompressed(2 * RECENT - 1, 0.1))
+    run.accept(WeighCompressed(2 * RECENT, 0.1))
+    assert [(each.round_number, each.weight) for each in weighings(run)] == [
+        (RECENT, 0.5),
+        (2 * RECENT, 0.25),
+    ]
+    assert run.state.compressed == CompressedWeight(2 * RECENT, 0.25, 0.1)
+    assert "after round 5 compressed replicas weigh 0.5" in event_message(weighings(run)[0])
+
+
+def test_a_run_with_equal_weights_takes_no_measurement() -> None:
+    run = mixed("equal")
+    play_rounds(run, RECENT)
+    assert not run.accept(WeighCompressed(RECENT, 0.1))
+
+
+def test_an_event_implies_the_command_that_led_to_it() -> None:
+    run = mixed()
+    play_rounds(run, RECENT)
+    before, command = run.state, WeighCompressed(RECENT, 0.3)
+    events = run.accept(command)
+    assert next(implied_commands(before, events, {})) == command
+
+
+def test_a_lower_weight_is_not_a_shorter_phase() -> None:
+    run = mixed()
+    for _ in range(RECENT):
+        run.now += 20
+        play_round(run)
+    pipeline = run.state.plans[-1].replicas[2]
+    before = expected_seconds(run.state, pipeline)
+    assert before == 20
+    run.accept(WeighCompressed(RECENT, 0.5))
+    run.now += 20
+    play_round(run)
+    lighter = run.state.plans[-1].replicas[2]
+    assert lighter.weight == 0.5
+    assert expected_seconds(run.state, lighter) == before
+    for _ in range(3):
+        run.now += 20
+        play_round(run)
+    assert expected_seconds(run.state, lighter) == before
+    play_round(run, done={2: 0.5})
+    payload = next(
+        entry.descriptor
+        for entry in run.state.decisions[0, run.state.current_round - 1].entries
+        if entry.descriptor.owner == lighter.members[0].peer
+    )
+    assert payload.weight == 0.25
+
+
+def test_shares_of_the_work_and_weights_change_independently() -> None:
+    run = mixed(grouping__balance=True, grouping__settle_rounds=1, inner__microbatches=4)
+    play_rounds(run, RECENT)
+    run.accept(WeighCompressed(RECENT, 0.5))
+    for replica in run.state.plans[-1].replicas:
+        for member in replica.members:
+            peer = next(each for each in ALL if each.peer == member.peer)
+            measure(run, peer, 4e9 if replica.index == 0 else 1e9)
+    play_rounds(run, 3)
+    plan = run.state.plans[-1]
+    work = [run.spec.microbatches_of(each) / 4 for each in plan.replicas]
+    assert work[0] > 1.0
+    assert [each.weight for each in plan.replicas] == [work[0], work[1], work[2] / 2, work[3] / 2]
+
+
+def test_the_monitor_tells_the_agreement_of_compressed_payloads_with_full_ones() -> None:
+    run = mixed()
+    monitor = HealthMonitor(run.state)
+    told = []
+    for round_number in range(1, RECENT + 2):
+        play_round(run)
+        for measurement in measurements(run, round_number):
+            monitor.record(measurement)
+        told += [judgement.agreement for judgement in monitor.judge(run.state)]
+    assert told == [None] * (RECENT - 1) + [0.25, 0.25]
+
+
+def measurements(run: Run, round_number: int) -> list[Measurement]:
+    """Full payloads have a cosine of 0.2 with each other, and of 0.05 with others."""
+    found = []
+    for replica in run.state.plan_for(round_number).replicas:
+        for position, member in enumerate(replica.members):
+            agreements = []
+            for stage in member.stages:
+                owners = [
+                    entry.descriptor.owner for entry in run.state.decisions[stage, round_number].entries
+                ]
+                owner = owners[measured_position(owners, member.peer) or 0]
+                agreements.append(PayloadAgreement(stage, owner, 0.1, 1.0, 0.5, alike=0.2, unlike=0.05))
+            found.append(
+                Measurement(
+                    *(member.peer, round_number, replica.index, position), agreements=tuple(agreements)
+                )
+            )
+    return found
+
+
+def test_only_recent_rounds_of_full_and_compressed_payloads_count() -> None:
+    rounds = healthy(RECENT)
+    assert measured_agreement(rounds[1:]) is None
+    assert measured_agreement(rounds) is None, "no payload is of a compressed replica"

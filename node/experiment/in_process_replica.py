@@ -7,7 +7,7 @@ the replica computes the same bits as one whose members are on different machine
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -109,9 +109,9 @@ class LocalReplica:
         for member in self.members:
             member.outer.keep_training()
 
-    def propose(self) -> dict[int, bytes]:
+    def propose(self, stages: Iterable[int]) -> dict[int, bytes]:
         """The payloads by stage, without stages whose values are not finite."""
-        offered = {stage: member.outer.propose(stage) for member in self.members for stage in member.stages}
+        offered = {stage: self.host_of(stage).outer.propose(stage) for stage in stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
     def settle(self, round_number: int, outcomes: Sequence[tuple[Outcome, bool]]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,7 @@ from node.experiment.measured_weights import MeasuredWeights
 from node.experiment.offload import ReplicaOffload
 from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
+from node.experiment.turns import due_stages
 from node.experiment.variation import UNVARIED, Variation, VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outcome import Outcome, WeightedPayload
@@ -42,8 +43,8 @@ class RoundReport:
 
     Attributes:
         inner: result of the inner phase of each replica that trains, in the order of the plan.
-        contributions: payloads that count, by stage; 0 if no replica had finite values, so that the
-            stage was left as it was.
+        contributions: payloads that count, by stage; 0 if no replica had finite values, or the stage was
+            not due, so that it was left as it was.
         payload_bytes: total size of all proposed payloads.
         link_bytes: payload bytes of all frames between members since the last report.
     """
@@ -336,7 +337,10 @@ class LocalSwarm:
         """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
         counts = self._share(result) >= self.spec.recovery.least_share
-        return _Phase(result, replica.propose() if counts else {})
+        stages: Collection[int] = range(self.spec.swarm.stages)
+        if self._variation.stages_in_turn:
+            stages = due_stages(self.spec, self.position + 1)
+        return _Phase(result, replica.propose(stages if counts else ()))
 
     def _share(self, result: InnerResult) -> float:
         """Share of the spec's steps that were taken, at most 1."""

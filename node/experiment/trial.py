@@ -134,7 +134,7 @@ def trial_in_mode(
     if mode is Mode.DATA_PARALLEL:
         tree["rounds"] = spec.total_steps
         tree["inner"]["steps"] = 1
-        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0}
+        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "eager": False}
         changes = {"average_gradients": True, **changes}
     trial = Trial(RunSpec.from_json(json.dumps(tree)), Variation.model_validate(changes))
     check(trial.spec, trial.variation)

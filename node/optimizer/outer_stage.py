@@ -8,6 +8,10 @@ a round is committed, so an aborted round loses nothing: the next proposal conta
 The same rules hold with momentum (protocol.algorithm.outer_optimizer). The optimizer takes one step per
 committed round and none for an aborted round, so replaying the committed rounds gives the same bits. Error
 feedback counts what was sent in the pseudo-gradient, not what the optimizer makes of it.
+
+With `outer.eager`, training that continues beyond a proposal starts from an estimate of the next anchor: what
+a round of this replica's payload alone would commit (eager updates, arXiv 2502.12996). A commit takes the
+anchor in place of the estimate, an abort the parameters of the proposal, so both keep only the training.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.algorithm.agreement import AgreementMeter
 from protocol.algorithm.clipping import SentTensor, outliers, payload_norm
 from protocol.algorithm.comparison import Agreement, Comparison
-from protocol.algorithm.outer_optimizer import committed_shapes, initial_state, outer_optimizer
+from protocol.algorithm.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
 from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import sparsify_blocks
 from protocol.errors import HetnodeError
@@ -39,7 +43,7 @@ class Proposal(TypedDict):
     """A payload, and the error feedback that remains if all of it is applied.
 
     `covered` holds the local parameters at the time of the proposal, if training continues before the round
-    is decided; otherwise None.
+    is decided; otherwise None. With `outer.eager` that training starts from an estimate, not from `covered`.
     """
 
     payload: bytes
@@ -156,7 +160,7 @@ class OuterStage:
         `local` are the parameters after the inner phase, on any device. If they change before the round is
         decided, call :meth:`remember` first; otherwise a commit loses the changes.
         """
-        self.abort()
+        self.abort(local)
         self._squares = [0.0, 0.0]
         parts, error = {}, {}
         try:
@@ -211,14 +215,30 @@ class OuterStage:
                 kept[run] = learned
             yield learned
 
+    @torch.no_grad()
     def remember(self, local: Mapping[str, Tensor]) -> None:
         """Save a copy of `local`, so that a later commit keeps the training that follows this call.
 
-        Call it once per proposal, before `local` changes. Does nothing if no proposal is pending.
+        With `outer.eager` it also sets `local` to the estimate of the next anchor. Call it before `local`
+        changes. Does nothing if no proposal is pending, or if it was called for this proposal.
         """
         if self.pending is not None and self.pending["covered"] is None:
             covered = _copied({name: local[name] for name in self.anchor})
             self.pending = {**self.pending, "covered": covered}
+            for name, start in self._starts(self.pending["payload"], covered):
+                copy_into(local[name], start)
+
+    def _starts(self, payload: bytes, covered: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of the parameters from which training continues beyond a proposal."""
+        if not self._outer.eager:
+            yield from covered.items()
+            return
+        sent = decode(self.layout, payload)
+        for name, anchor in self.anchor.items():
+            gradient = torch.zeros_like(anchor)
+            sent[name].add_to(gradient.view(-1), 1.0)
+            state = {slot: self.optimizer_state[state_name(name, slot)] for slot in self._optimizer.slots}
+            yield name, self._optimizer.step(anchor, gradient, state)[0]
 
     def screen(self, payloads: Sequence[bytes]) -> list[str]:
         """For each gathered payload of one round: the reason to reject it, or "" to accept. Never raises.
@@ -244,9 +264,9 @@ class OuterStage:
             outcome: the payloads of the manifest in its order, or the result of the reducers.
             mine_included: whether the pending proposal is part of it. If true, error feedback becomes that
                 of the proposal plus the part that clipping removed or reducers missed, and local becomes the
-                new anchor plus the training since :meth:`remember`. If false, a pending proposal is dropped,
-                error feedback stays, and local moves by the same amount as the anchor, so that the next
-                proposal still contains this replica's progress.
+                new anchor plus the training since :meth:`remember`. If false, a pending proposal is dropped
+                as in :meth:`abort`, error feedback stays, and local moves by the same amount as the anchor,
+                so that the next proposal still contains this replica's progress.
             local: the parameters as they were at the proposal; after :meth:`remember` they may have changed.
 
         Raises:
@@ -263,15 +283,18 @@ class OuterStage:
             )
         committed = self._updated(contents, weights, meter)
         self.agreement = meter.result() if meter else None
-        for name, anchor in self.anchor.items():
-            if pending is None:
+        if pending is None:
+            self.abort(local)
+            for name, anchor in self.anchor.items():
                 # anchor - local stays the same, so the next proposal still contains this progress.
                 local[name].add_((committed[name] - anchor).to(local[name].device))
-            elif pending["covered"] is None:
+        elif pending["covered"] is None:
+            for name in self.anchor:
                 copy_into(local[name], committed[name])
-            else:
-                # The new anchor plus the training since the proposal, which no payload contains yet.
-                local[name].copy_(committed[name] + (_float32(local[name]) - pending["covered"][name]))
+        else:
+            # The new anchor plus the training since the proposal, which no payload contains yet.
+            for name, start in self._starts(pending["payload"], pending["covered"]):
+                local[name].copy_(committed[name] + (_float32(local[name]) - start))
         self._take(committed)
         if pending is not None:
             self.error = pending["error"]
@@ -300,9 +323,18 @@ class OuterStage:
             meter.sums = group.totals(meter.sums)
         return committed
 
-    def abort(self) -> None:
-        """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged."""
-        self.pending = None
+    @torch.no_grad()
+    def abort(self, local: Mapping[str, Tensor]) -> None:
+        """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged.
+
+        With `outer.eager`, `local` becomes what it was at the proposal plus the training since
+        :meth:`remember`. Otherwise it stays unchanged.
+        """
+        pending, self.pending = self.pending, None
+        if self._outer.eager and pending is not None and pending["covered"] is not None:
+            covered = pending["covered"]
+            for name, start in self._starts(pending["payload"], covered):
+                local[name].copy_(covered[name] + (_float32(local[name]) - start))
 
     @torch.no_grad()
     def reset(self, local: Mapping[str, Tensor]) -> None:
@@ -311,7 +343,7 @@ class OuterStage:
         Use it if the parameters are not finite, or if the error feedback is older than a committed payload
         of this replica: the next proposal would add the content of that payload a second time.
         """
-        self.abort()
+        self.pending = None
         for name, anchor in self.anchor.items():
             copy_into(local[name], anchor)
             self.error[name].zero_()

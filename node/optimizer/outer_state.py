@@ -81,6 +81,7 @@ class OuterState(Mapping[int, OuterStage]):
         self.follower = None if embedding is None else EmbeddingFollower(spec, embedding)
         self._followed_round = 0
         self._training_continues = False
+        self._eager = spec.outer.eager
 
     def __getitem__(self, stage: int) -> OuterStage:
         return self._stages[stage]
@@ -131,23 +132,32 @@ class OuterState(Mapping[int, OuterStage]):
         contributes nothing to this round.
         """
         outer, local = self._stages[stage], self._local[stage].read()
+        drops_older = outer.pending is not None
         payload = outer.propose(local)
         if payload is None:
             outer.reset(local)
+        if payload is None or drops_older:
             self._local[stage].write(local)
-        elif self._training_continues:
+        if payload is not None and self._training_continues:
             # Inner steps of the next round already run, so local changes before this round is decided.
-            outer.remember(local)
+            self._remember(stage)
         return payload
 
     def keep_training(self) -> None:
         """Announce inner steps before the proposals of this round are decided: commits keep their progress.
 
-        This holds for proposals that are pending now and for proposals made later in this round.
+        This holds for proposals that are pending now and for proposals made later in this round. With
+        `outer.eager` the parameters become the estimate from which these steps start.
         """
         self._training_continues = True
-        for stage, outer in self._stages.items():
-            outer.remember(self._local[stage].read())
+        for stage in self._stages:
+            self._remember(stage)
+
+    def _remember(self, stage: int) -> None:
+        local = self._local[stage].read()
+        self._stages[stage].remember(local)
+        if self._eager:
+            self._local[stage].write(local)
 
     def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
@@ -175,9 +185,11 @@ class OuterState(Mapping[int, OuterStage]):
         return self.embedding_digest()
 
     def abort(self, stage: int, round_number: int) -> None:
-        """The round is aborted. Anchor, error feedback and local parameters stay unchanged."""
+        """The round is aborted. Anchor, error feedback and the progress since the anchor stay unchanged."""
         self._require_next(stage, round_number)
-        self._stages[stage].abort()
+        local = self._local[stage].read()
+        self._stages[stage].abort(local)
+        self._local[stage].write(local)
         self.rounds[stage] = round_number
 
     def forget_error(self, stage: int) -> None:

@@ -53,6 +53,11 @@ class OuterSpec(Section):
         description="inner steps of the next round that are trained while a round is exchanged; its update "
         "is applied after exactly this many",
     )
+    eager: bool = Field(
+        False,
+        description="steps that overlap start from an estimate of the update, that of the replica's own "
+        "payload, which the update replaces",
+    )
     exchange: Literal["gathered", "reduced"] = Field(
         "gathered",
         description="replicas gather all payloads of a stage; or each reduces a part of the stage for all",
@@ -92,6 +97,8 @@ class OuterSpec(Section):
         if self.optimizer == "sgd":
             tree.pop("optimizer", None)
             tree.pop("momentum", None)
+        if not self.eager:
+            tree.pop("eager", None)
         if self.exchange == "gathered":
             tree.pop("exchange", None)
         if self.reduced_top_k is None:
@@ -121,6 +128,8 @@ class OuterSpec(Section):
     def _fields_agree(self) -> OuterSpec:
         if self.optimizer == "sgd" and self.momentum is not None:
             raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
+        if self.eager and not self.overlap:
+            raise ValueError("eager is for steps that overlap, and overlap is 0")
         if self.top_k > self.chunk:
             raise ValueError(f"top_k {self.top_k} exceeds the chunk of {self.chunk}")
         if self.layout == "tiles" and int(self.chunk**0.5) ** 2 != self.chunk:

@@ -141,6 +141,20 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
     assert "embedding_every" not in usual.canonical_json
 
 
+def test_whether_overlapping_steps_are_eager_is_part_of_the_specification(tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={"outer.overlap": 1, "outer.eager": True})
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    file = tmp_path / "run.toml"
+    file.write_text(spec.toml)
+    assert resolve(file=file) == spec
+    usual = resolve("nano", overrides={"outer.overlap": 1, "outer.eager": False})
+    assert usual.hash == resolve("nano", overrides={"outer.overlap": 1}).hash != spec.hash
+    assert "eager" not in usual.canonical_json
+    with pytest.raises(HetnodeError, match="eager is for steps that overlap") as caught:
+        resolve("nano", overrides={"outer.eager": True})
+    assert caught.value.code is ErrorCode.BAD_SPEC
+
+
 def test_the_hash_of_a_run_whose_k_adapts_is_this() -> None:
     ladder = {"link.least_k": 4, "link.most_k": 24}
     assert resolve("nano", overrides=ladder).hash.startswith("9cf4e6be")

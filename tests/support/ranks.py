@@ -39,9 +39,14 @@ SPEC = spec_of(
         "inner.microbatches": 3,
         "inner.steps": 2,
         "outer.optimizer": "nesterov",
+        "outer.overlap": 1,
+        "outer.eager": True,
     }
 )
-"""Of three microbatches two ranks get two and one. Momentum is committed with the parameters."""
+"""Of three microbatches two ranks get two and one. Momentum is committed with the parameters.
+
+Where training continues beyond a proposal, all ranks start from the estimates of the owners.
+"""
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,14 @@ from tests.virtual.swarm import VirtualSwarm
     rounds=st.lists(
         st.tuples(st.integers(0, 2), st.sampled_from(["counts", "left out", "aborted", "cut off"])),
         max_size=8,
-    )
+    ),
+    eager=st.booleans(),
 )
 def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
-    rounds: list[tuple[int, str]],
+    rounds: list[tuple[int, str]], eager: bool
 ) -> None:
     """A round: the steps before its decision, and its end; "cut off" means that no decision arrives."""
-    spec = spec_of(TWO, **LOSSLESS)
+    spec = spec_of(TWO, **LOSSLESS, **{"outer.eager": eager})
     local = {name: p.detach().clone() for name, p in Stage(spec, 1).canonical_parameters().items()}
     outer, chance = OuterStage(spec, 1, local), torch.Generator().manual_seed(1)
     initial = {name: value.double() for name, value in local.items()}
@@ -69,7 +70,7 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
             outer.remember(local)
             train(ahead)
         if end == "aborted":
-            outer.abort()
+            outer.abort(local)
         elif end != "cut off":
             anchor = {name: value.double() for name, value in outer.anchor.items()}
             outer.commit([(payload, 1.0)], end == "counts", local)
@@ -80,6 +81,7 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
                     sent[name] += values.double()
                 else:  # counts as the payload of another peer with the same bytes
                     brought[name] += anchor[name] - outer.anchor[name].double()
+    outer.abort(local)
     for name, value in local.items():
         kept = outer.error[name].double() + outer.anchor[name].double() - value.double()
         torch.testing.assert_close(sent[name] + kept, learned[name], rtol=0, atol=1e-5)
@@ -87,11 +89,15 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
         torch.testing.assert_close(moved, sent[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["early decisions", "late decisions"])
+@pytest.mark.parametrize(
+    ("late", "eager"),
+    [(False, False), (True, False), (True, True)],
+    ids=["early decisions", "late decisions", "eager"],
+)
 def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas(
-    play: Play, plan: FaultPlan, records: Records, late: bool
+    play: Play, plan: FaultPlan, records: Records, late: bool, eager: bool
 ) -> None:
-    spec = spec_of(MIXED, **LOSSLESS)
+    spec = spec_of(MIXED, **LOSSLESS, **{"outer.eager": eager})
     if late:
         for round_number in range(1, spec.rounds + 1):
             plan.fail_at("a", 0, round_number, Moment.GATHERED, Action.DELAY, seconds=7)
@@ -173,7 +179,13 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
                 step(replica, round_number, number)
         sent = [{key: anchor[key] - value.detach() for key, value in named.items()} for named in locals_]
         done = ahead if round_number < spec.rounds else 0
-        covered = [{key: value.detach().clone() for key, value in named.items()} for named in locals_]
+        starts = [{key: value.detach().clone() for key, value in named.items()} for named in locals_]
+        for named, start, mine in (
+            zip(locals_, starts, sent, strict=True) if done and spec.outer.eager else ()
+        ):
+            for key, value in named.items():
+                start[key] = anchor[key] - spec.outer.learning_rate * mine[key]
+                value.data = start[key].clone()
         for replica in range(replicas):
             for number in range(done):
                 step(replica, round_number + 1, number)
@@ -181,14 +193,16 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
             value.sub_(spec.outer.learning_rate * sum(each[key] for each in sent) / replicas)
             for replica in range(replicas):
                 local = locals_[replica][key]
-                local.data = value + (local.data - covered[replica][key])
+                local.data = value + (local.data - starts[replica][key])
     return {stage: {n: value for (s, n), value in anchor.items() if s == stage} for stage in stages}
 
 
-@pytest.mark.parametrize("ahead", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "eager"), [(0, False), (3, False), (3, True), pytest.param(1, False, marks=pytest.mark.slow)]
+)
+def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int, eager: bool) -> None:
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "outer.overlap": ahead, "outer.learning_rate": 0.7}
-    spec = spec_of(TWO, rounds=4, **dense)
+    spec = spec_of(TWO, rounds=4, **dense, **{"outer.eager": eager})
 
     async def scenario(swarm: VirtualSwarm) -> dict[int, dict[str, Tensor]]:
         swarm.start()
@@ -197,7 +211,10 @@ def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
         return {stage: outer.anchor for stage, outer in swarm.trainer("a").outer.items()}
 
     found, expected = play(scenario, TWO, spec), reference(spec, 2, ahead)
-    other = reference(spec, 2, ahead + 1 if ahead < 3 else 2)
+    if eager:
+        other = reference(spec_of(TWO, rounds=4, **dense), 2, ahead)
+    else:
+        other = reference(spec, 2, ahead + 1 if ahead < 3 else 2)
     for stage, named in expected.items():
         for name, value in named.items():
             torch.testing.assert_close(found[stage][name], value, rtol=1e-3, atol=1e-5, msg=name)

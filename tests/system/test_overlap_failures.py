@@ -54,12 +54,17 @@ async def not_found(*_: object) -> Verdict:
     return Verdict(Finding.NOT_FOUND, "no peer sends it")
 
 
+EAGER = {"outer.eager": True}
+with_and_without_estimates = pytest.mark.parametrize("start", [{}, EAGER], ids=["", "eager"])
+
+
+@with_and_without_estimates
 def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
-    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch
+    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(VirtualTransport, "exchange", holding_only_its_own({2, 3}, stage=1))
     monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
-    spec = spec_of(MIXED, rounds=5, **LOSSLESS)
+    spec = spec_of(MIXED, rounds=5, **LOSSLESS, **start)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -73,8 +78,9 @@ def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
     play(scenario, MIXED, spec)
 
 
+@with_and_without_estimates
 def test_a_replica_whose_payload_is_left_out_loses_nothing(
-    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch
+    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any]
 ) -> None:
     exchange = VirtualTransport.exchange
 
@@ -101,24 +107,25 @@ def test_a_replica_whose_payload_is_left_out_loses_nothing(
         assert [swarm.peer("c") in each for each in owners] == [True, True, False, True, True]
         assert_balanced(swarm, records, *FULL)
 
-    play(scenario, FULL, spec_of(FULL, **LOSSLESS))
+    play(scenario, FULL, spec_of(FULL, **LOSSLESS, **start))
 
 
 @pytest.mark.parametrize(
-    ("name", "moment"),
+    ("name", "moment", "start"),
     [
-        ("b", Moment.PHASE),
-        ("p", Moment.NORM),
-        pytest.param("q", Moment.COOL_DOWN, marks=pytest.mark.slow),
-        pytest.param("q", Moment.APPLY, marks=pytest.mark.slow),
+        ("b", Moment.PHASE, {}),
+        ("p", Moment.NORM, EAGER),
+        pytest.param("p", Moment.NORM, {}, marks=pytest.mark.slow),
+        pytest.param("q", Moment.COOL_DOWN, {}, marks=pytest.mark.slow),
+        pytest.param("q", Moment.APPLY, {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_node_that_is_killed_in_overlapping_steps_comes_back_and_all_peers_agree(
-    play: Play, plan: FaultPlan, records: Records, name: str, moment: Moment
+    play: Play, plan: FaultPlan, records: Records, name: str, moment: Moment, start: dict[str, Any]
 ) -> None:
     # The second step of round 4 overlaps with the exchange of round 3.
     plan.fail_at(name, None, 4, moment, Action.KILL, step=1)
-    spec = spec_of(MIXED, rounds=7, **{"inner.microbatches": 3, **LOSSLESS})
+    spec = spec_of(MIXED, rounds=7, **{"inner.microbatches": 3, **LOSSLESS, **start})
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -136,12 +143,14 @@ def test_a_node_that_is_killed_in_overlapping_steps_comes_back_and_all_peers_agr
     play(scenario, MIXED, spec)
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seconds", "start"), [(10, {}), (10, EAGER), pytest.param(600, {}, marks=pytest.mark.slow)]
+)
 def test_without_a_coordinator_replicas_train_the_overlap_and_then_a_bounded_number_of_steps(
-    play: Play, plan: FaultPlan, records: Records, seconds: int
+    play: Play, plan: FaultPlan, records: Records, seconds: int, start: dict[str, Any]
 ) -> None:
     plan.fail_at("a", 0, 3, Moment.GATHERED, Action.DELAY, seconds=0.0)
-    spec = spec_of(MIXED, **{"recovery.extra_steps": 6, **LOSSLESS})
+    spec = spec_of(MIXED, **{"recovery.extra_steps": 6, **LOSSLESS, **start})
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -260,11 +269,12 @@ def test_a_node_that_drains_finishes_its_round_and_keeps_what_it_has_not_sent(
     play(scenario, MIXED, spec)
 
 
+@with_and_without_estimates
 def test_a_late_member_has_no_overlap_in_its_first_round_and_the_same_as_others_later(
-    play: Play, records: Records
+    play: Play, records: Records, start: dict[str, Any]
 ) -> None:
     members = {**TWO, "late": Role.REPLICA}
-    spec = spec_of(TWO, rounds=8, **LOSSLESS)
+    spec = spec_of(TWO, rounds=8, **LOSSLESS, **start)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start(*TWO)

@@ -65,10 +65,17 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
     assert [link.k for link in plan.replicas[2].links] == [spec.link.k] * 2
 
 
-@pytest.mark.parametrize("overlap", [0, 2])
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
-def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, overlap: int) -> None:
-    swarm = LocalSwarm(mixed(**{"link.dtype": dtype, "outer.overlap": overlap}))
+@pytest.mark.parametrize(
+    ("dtype", "overlap", "eager"),
+    [
+        *((dtype, overlap, False) for dtype in ("bf16", "int8", "int4") for overlap in (0, 2)),
+        ("bf16", 2, True),
+    ],
+)
+def test_anchors_are_bit_equal_over_all_replicas_after_every_round(
+    dtype: str, overlap: int, eager: bool
+) -> None:
+    swarm = LocalSwarm(mixed(**{"link.dtype": dtype, "outer.overlap": overlap, "outer.eager": eager}))
     seen = set()
     for round_number in range(1, 4):
         report = swarm.train_round()
@@ -123,19 +130,21 @@ def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
 def test_overlap_delays_the_update_by_its_steps_and_the_last_round_ends_on_the_anchor() -> None:
     """One replica that sends everything loses nothing by waiting: its own update is what it has already."""
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "swarm.replicas": 1, "swarm.pipelines": 0}
-    usual, overlapped = (
-        LocalSwarm(spec_of(**dense, rounds=3, **{"outer.overlap": overlap, "inner.steps": 4}))
-        for overlap in (0, 3)
+    usual, overlapped, eager = (
+        LocalSwarm(spec_of(**dense, rounds=3, **{**overlap, "inner.steps": 4}))
+        for overlap in ({}, {"outer.overlap": 3}, {"outer.overlap": 3, "outer.eager": True})
     )
     for round_number in range(1, 4):
         usual.train_round()
         overlapped.train_round()
+        eager.train_round()
         # What was learned in the overlapping steps is not in the anchor yet.
         assert _is_at_anchor(usual)
-        assert _is_at_anchor(overlapped) == (round_number == 3)
+        assert _is_at_anchor(overlapped) == _is_at_anchor(eager) == (round_number == 3)
     expected = parameters(usual)
-    for name, value in parameters(overlapped).items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
+    for swarm in (overlapped, eager):  # the estimate of a single replica is right
+        for name, value in parameters(swarm).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
 def _is_at_anchor(swarm: LocalSwarm) -> bool:

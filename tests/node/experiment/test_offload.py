@@ -26,6 +26,7 @@ from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of
 
 ROUNDS = 3
+EAGER = {"outer.overlap": 1, "outer.eager": True}
 VARIATIONS = [
     Variation(adaptation=False),
     Variation(embedding_every=1),
@@ -92,12 +93,12 @@ def train(swarm: LocalSwarm, rounds: int) -> list[tuple[RoundReport, list[float]
 # Saved and restored
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["", "overlap"])
+@pytest.fixture(scope="module", params=[{}, {"outer.overlap": 1}, EAGER], ids=["", "overlap", "eager"])
 def uninterrupted(
     request: pytest.FixtureRequest, stream: SampleStream
 ) -> tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]]:
     """A swarm with all in memory that has come to its end, and what it said meanwhile."""
-    swarm = LocalSwarm(mixed(**{"outer.overlap": request.param}), stream=stream)
+    swarm = LocalSwarm(mixed(**request.param), stream=stream)
     return swarm, train(swarm, ROUNDS)
 
 

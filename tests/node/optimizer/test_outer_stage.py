@@ -230,7 +230,7 @@ def test_an_aborted_round_leaves_no_trace() -> None:
     replica.train()
     before = replica.snapshot()
     first = replica.propose()
-    replica.outer.abort()
+    replica.outer.abort(replica.local)
     assert_unchanged(replica, before)
     assert replica.propose() == first, "the same contribution is made again"
 
@@ -283,6 +283,70 @@ def test_training_that_went_on_after_the_proposal_is_all_that_local_is_ahead_of_
     replica.outer.commit([(payload, 1.0)], True, replica.local)
     for name, anchor in replica.outer.anchor.items():
         assert torch.equal(replica.local[name], anchor + later[name])
+
+
+EAGER = {"overlap": 1, "eager": True, "learning_rate": 0.7}
+
+
+def started(outer: dict[str, Any]) -> tuple[Replica, bytes, dict[str, Tensor]]:
+    """A replica in its second round, at the start of the overlapping steps, with what it proposed."""
+    replica = Replica(small_spec(outer=EAGER | outer), 0)
+    replica.train()
+    replica.outer.commit([(replica.propose(), 1.0)], True, replica.local)
+    replica.train()
+    proposed = {name: value.clone() for name, value in replica.local.items()}
+    payload = replica.propose()
+    replica.outer.remember(replica.local)
+    return replica, payload, proposed
+
+
+@pytest.mark.parametrize("outer", [{}, {"optimizer": "nesterov"}, {"top_k": 0}], ids=str)
+def test_eager_steps_start_from_what_a_round_of_the_own_payload_alone_would_commit(
+    outer: dict[str, Any],
+) -> None:
+    replica, payload, _ = started(outer)
+    alone = Replica(small_spec(outer=EAGER | outer), 1)
+    alone.outer.load(replica.outer.committed, alone.local)
+    alone.outer.commit([(payload, 1.0)], False, alone.local)
+    assert anchor_digest(replica.local) == anchor_digest(alone.outer.anchor)
+    start = {name: value.clone() for name, value in replica.local.items()}
+    replica.outer.remember(replica.local)
+    assert all(torch.equal(replica.local[name], value) for name, value in start.items()), "it starts once"
+
+
+@pytest.mark.parametrize("end", ["aborted", "left out", "proposed again", "counts"])
+def test_after_an_eager_round_local_has_the_progress_and_not_the_estimate(end: str) -> None:
+    replica, payload, proposed = started({})
+    other = Replica(small_spec(outer=EAGER), 1)
+    other.outer.load(replica.outer.committed, other.local)
+    other.train()
+    theirs = other.propose()
+    anchor = dict(replica.outer.anchor)
+    later = replica.train()
+    if end == "aborted":
+        replica.outer.abort(replica.local)
+    elif end == "proposed again":
+        replica.propose()
+    else:
+        mine = end == "counts"
+        replica.outer.commit([(payload, 1.0)] * mine + [(theirs, 1.0)], mine, replica.local)
+    for name, value in replica.local.items():
+        ahead = 0.0 if end == "counts" else proposed[name] - anchor[name]
+        expected = replica.outer.anchor[name] + ahead + later[name]
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
+def test_an_eager_stage_that_is_loaded_in_mid_overlap_continues_with_the_same_bits() -> None:
+    replica, payload, _ = started({"optimizer": "nesterov"})
+    again = Replica(small_spec(outer=EAGER | {"optimizer": "nesterov"}), 0)
+    again.outer.load_state_dict(replica.outer.state_dict())
+    replica.train()
+    for name, value in replica.local.items():
+        again.local[name].copy_(value)
+    for each in (replica, again):
+        each.outer.commit([(payload, 1.0), (payload, 0.5)], True, each.local)
+    assert_unchanged(again, replica.snapshot())
+    assert again.outer.digest() == replica.outer.digest()
 
 
 def test_a_replica_that_only_follows_keeps_what_it_has_learned_ahead_of_the_anchor() -> None:
@@ -341,7 +405,7 @@ def test_a_proposal_that_was_never_offered_gives_way_to_the_next_one() -> None:
 def test_misuse_of_the_transaction_is_caught() -> None:
     replica = Replica(SPEC, 0)
     payload = replica.propose()
-    replica.outer.abort()
+    replica.outer.abort(replica.local)
     with pytest.raises(AssertionError, match="not proposed"):
         replica.outer.commit([(payload, 1.0)], True, replica.local)
     for weights in ([], [0.0], [-1.0], [float("inf")], [float("nan")]):
@@ -371,9 +435,10 @@ class NothingIsLost(RuleBasedStateMachine):
     With beta = 1, that is without the decay of the error feedback that the algorithm wants.
     """
 
-    @initialize(codec=st.sampled_from(CODECS), seed=st.integers(0, 2**32))
-    def start(self, codec: dict[str, Any], seed: int) -> None:
-        spec = small_spec(outer=codec | {"error_decay": 1.0, "learning_rate": 0.5})
+    @initialize(codec=st.sampled_from(CODECS), seed=st.integers(0, 2**32), eager=st.booleans())
+    def start(self, codec: dict[str, Any], seed: int, eager: bool) -> None:
+        self.eager, overlap = eager, {"overlap": 1, "eager": eager}
+        spec = small_spec(outer=codec | overlap | {"error_decay": 1.0, "learning_rate": 0.5})
         # The last stage has no embedding, the fewest parameters, and a tensor shorter than a chunk.
         self.mine, self.other = Replica(spec, seed, stage=3), Replica(spec, seed + 1, stage=3)
         self.learned = {name: torch.zeros_like(value) for name, value in self.mine.local.items()}
@@ -401,7 +466,7 @@ class NothingIsLost(RuleBasedStateMachine):
 
     @rule()
     def abort(self) -> None:
-        self.mine.outer.abort()
+        self.mine.outer.abort(self.mine.local)
         self.pending, self.remembered = None, False
 
     @precondition(lambda self: self.pending is not None)
@@ -424,10 +489,12 @@ class NothingIsLost(RuleBasedStateMachine):
         if with_other:
             self.other.outer.commit(payloads, True, self.other.local)
         else:
-            self.other.outer.abort()
+            self.other.outer.abort(self.other.local)
             self.other.outer.commit(payloads, False, self.other.local)
         self.pending, self.remembered = None, False
 
+    # While an estimate stands in for the anchor, local also contains the difference to the proposal.
+    @precondition(lambda self: not (self.eager and self.remembered))
     @invariant()
     def everything_learned_is_accounted_for(self) -> None:
         outer = self.mine.outer

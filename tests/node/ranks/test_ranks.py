@@ -15,7 +15,7 @@ import torch
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import DeviceList, start_ranks
-from node.ipc.worker_calls import Abandon, KeepTraining, LoadInitial, LoadPart
+from node.ipc.worker_calls import Abandon, EndInnerPhase, KeepTraining, LoadInitial, LoadPart
 from node.ipc.worker_client import WorkerClient
 from node.model.init import initial_parameters
 from node.optimizer.outcome import contents_of
@@ -91,15 +91,18 @@ async def test_two_ranks_overlap_rounds_and_take_failures_and_parts_like_one_pro
             await each.train(1)
         first = [await each.propose() for each in (one, two)]
         both = {stage: (first[0][stage], first[1][stage]) for stage in one.stages}
+        losses = []
         for each in (one, two):  # steps of round 2 before the decision on round 1
             await each.worker.call(KeepTraining())
             await each.take_steps(2)
+            losses.append((await each.worker.call(EndInnerPhase())).result.loss)
             await each.commit(1, both)
             with pytest.raises(HetnodeError) as caught:
                 await each.commit(2, {0: (b"no payload",)}, mine_included=False)
             assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
             await each.propose()
             await each.abort(2)
+        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
         last = [await each.propose() for each in (one, two)]
         both = {stage: (last[0][stage], last[1][stage]) for stage in one.stages}
         digests = [[each.digest for each in await replica.commit(3, both)] for replica in (one, two)]

@@ -33,6 +33,8 @@ VARIATIONS = [
     Variation(grassmann_every=1),
     Variation(weight_projection=True),
     Variation(k_by_round=((1, 4), (2, 12)), full_weight=2.0),
+    Variation(private_tables="private", embedding_every=1),
+    Variation(private_tables="shared", table_rank=2, table_buckets=9, basis_every=1),
 ]
 
 
@@ -63,10 +65,10 @@ def anchors(swarm: LocalSwarm) -> list[list[str]]:
 
 
 def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
-    """All that the replicas have for themselves: parameters, error feedback, moments."""
+    """All that the replicas have for themselves: parameters, error feedback, moments, also of links."""
     found = []
     for replica in swarm.replicas:
-        tensors = []
+        tensors = [value for each in replica.link_parameters for value in each.state_dict().values()]
         for member in replica.members:
             for state in private_states(member.state_dict()).values():
                 tensors += [*state.error.values(), *state.local.values()]

@@ -66,7 +66,7 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
-@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "int4", "int3"])
 def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, overlap: int) -> None:
     swarm = LocalSwarm(mixed(**{"link.dtype": dtype, "outer.overlap": overlap}))
     seen = set()

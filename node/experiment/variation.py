@@ -54,6 +54,22 @@ class Variation(BaseModel):
     )
     table_rank: int = Field(0, ge=0, description="rank of these tables; 0: full")
     table_buckets: int = Field(0, ge=0, description="rows of these tables, which tokens share; 0: one each")
+    rotation: bool = Field(
+        False,
+        description="links rotate their k numbers before rounding, and back after, as some need that follow "
+        "basis_every; the run's own basis is random",
+    )
+    stochastic_rounding: bool = Field(
+        False, description="links round activations and gradients up or down at random, without bias"
+    )
+    link_feedback: bool = Field(
+        False,
+        description="what rounding loses of an activation is added to the next microbatch of the inner step",
+    )
+    trained_ends: bool = Field(
+        False, description="each pipeline trains its own encoder and decoder of every link, from U and U^T"
+    )
+    end_rate: float = Field(0.1, gt=0, le=1, description="their learning rate, relative to that of the model")
     full_weight: float = Field(1.0, gt=0, description="weight of a full replica in a round; a pipeline has 1")
     k_by_round: tuple[tuple[int, int], ...] = Field(
         (), description="(round, k): the links' k from that round on; before the first, that of the spec"
@@ -128,13 +144,26 @@ class Variation(BaseModel):
                 "projected_share knows only the basis that links begin with: it does not go together with "
                 "adaptation = false, grassmann_every, basis_every or k_by_round"
             )
-        if self.uncompressed_pipelines and (
-            self.weight_projection or self.private_tables or any(reasons[1:])
-        ):
+        treats_all = self.weight_projection or self.private_tables or self.trained_ends
+        if self.uncompressed_pipelines and (treats_all or any(reasons[1:])):
             raise ValueError(
                 "uncompressed_pipelines does not go together with weight_projection, private_tables, "
-                "grassmann_every, basis_every or k_by_round, which treat all links alike"
+                "trained_ends, grassmann_every, basis_every or k_by_round, which treat all links alike"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ends_are_trained_from_a_fixed_basis(self) -> Variation:
+        if "end_rate" in self.changes and not self.trained_ends:
+            raise ValueError("end_rate is for trained_ends, and they are not trained")
+        others = self.grassmann_every, self.basis_every, self.k_by_round, self.replicas_by_round
+        if self.trained_ends and (any(others) or self.weight_projection or self.projected_share):
+            raise ValueError(
+                "trained_ends does not go together with grassmann_every, basis_every, k_by_round, "
+                "replicas_by_round, weight_projection or projected_share"
+            )
+        if self.rotation and self.k_by_round:
+            raise ValueError("rotation is one of a fixed k: it does not go together with k_by_round")
         return self
 
 

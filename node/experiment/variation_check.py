@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from node.experiment.frame_rounding import STEPS_OF_RMS
 from node.experiment.variation import Variation
+from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 
 
@@ -17,6 +19,7 @@ def check(spec: RunSpec, variation: Variation) -> None:
     _check_replicas(spec, variation)
     _check_links(spec, variation)
     _check_tables(spec, variation)
+    _check_rounding(spec, variation)
 
 
 def _check_replicas(spec: RunSpec, variation: Variation) -> None:
@@ -60,6 +63,17 @@ def _check_tables(spec: RunSpec, variation: Variation) -> None:
         raise ValueError(
             f"table_buckets {variation.table_buckets} exceeds model.vocabulary {spec.model.vocabulary}"
         )
+
+
+def _check_rounding(spec: RunSpec, variation: Variation) -> None:
+    for name, dtypes in (("stochastic_rounding", STEPS_OF_RMS), ("link_feedback", LINK_QUANTIZERS)):
+        if getattr(variation, name) and not (_has_links(spec) and spec.link.dtype in dtypes):
+            raise ValueError(f"{name} needs links with a link.dtype of {', '.join(dtypes)}")
+    if variation.link_feedback and spec.inner.microbatches < 2:
+        raise ValueError("link_feedback goes from one microbatch to the next, and inner.microbatches is 1")
+    for name in ("rotation", "trained_ends"):
+        if getattr(variation, name) and not (_has_links(spec) and spec.link.k):
+            raise ValueError(f"{name} needs links that compress")
 
 
 def _has_links(spec: RunSpec) -> bool:

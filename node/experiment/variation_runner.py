@@ -14,7 +14,7 @@ from torch import Tensor
 from node.experiment.bottleneck import project_boundaries
 from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
-from node.experiment.link_bases import grassmann_step, principal
+from node.experiment.link_bases import grassmann_step, principal, rotated
 from node.experiment.link_parameters import LinkParameters, average
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
@@ -51,7 +51,7 @@ class VariationRunner:
         usual = TrainerFactories()
         self.factories = TrainerFactories(
             receiving_end=_receiving_end(variation),
-            basis=lambda _, boundary: self._basis(boundary),
+            basis=lambda _, boundary: self._rotated(self._basis(boundary)),
             adamw=_row_wise if variation.row_wise_moments else usual.adamw,
         )
 
@@ -61,8 +61,7 @@ class VariationRunner:
         Call it before training. `position`: of the replica in the plan.
         """
         if len(replica.members) > 1:
-            self._links[position] = VariedLinks(self._spec, self._variation, replica)
-            self._links[position].attach()
+            self._links[position] = VariedLinks(self._spec, self._variation, position, replica)
             if self._variation.embedding_every:
                 _give_snapshot(replica, snapshot(replica.members[0].outer.embedding))
         if self._variation.basis_every and len(replica.members) == 1:
@@ -159,6 +158,10 @@ class VariationRunner:
         """The basis [d, d] of links into stage `boundary`."""
         found = self._bases.get(boundary)
         return run_basis(self._spec, boundary) if found is None else found
+
+    def _rotated(self, basis_dd: Tensor) -> Tensor:
+        link = self._spec.link
+        return rotated(basis_dd, link.k, self._spec.seed) if self._variation.rotation else basis_dd
 
     def _k_after(self, round_number: int) -> int:
         reached = [k for first, k in self._variation.k_by_round if first <= round_number + 1]

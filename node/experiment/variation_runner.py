@@ -80,7 +80,7 @@ class VariationRunner:
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
         if self._variation.private_tables == "shared":
-            average([links.parameters for links in self._links.values()])
+            average([links.tables for links in self._links.values()])
         self._take_snapshot(round_number, replicas)
         every = self._variation.grassmann_every or self._variation.basis_every
         if every and round_number % every == 0:

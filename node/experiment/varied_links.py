@@ -17,6 +17,8 @@ from node.worker.trainer import Trainer
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 
+_ENDS, _TABLE = "ends/", "table/"
+
 
 class VariedLinks:
     """The ends of all links of `replica`, which trains their parameters. Wraps the ends that it has.
@@ -25,6 +27,7 @@ class VariedLinks:
 
     Attributes:
         parameters: by name, equal for all replicas with as many members.
+        tables: those that are token tables.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation, position: int, replica: LocalReplica) -> None:
@@ -33,6 +36,7 @@ class VariedLinks:
             for sender, receiver in pairwise(replica.members)
         ]
         self.parameters = {name: each for link in self._links for name, each in link.parameters.items()}
+        self.tables = {name: self.parameters[name] for name in self.parameters if name.startswith(_TABLE)}
         replica.link_parameters = list(self.parameters.values())
         self.attach()
 
@@ -69,14 +73,14 @@ class _Link:
         table = TokenTable(
             model.vocabulary, model.width, seed, variation.table_rank, variation.table_buckets
         ).to(self._receiver.device)
-        self.parameters[f"table/{self._boundary}"] = LinkParameters(self._spec, table)
+        self.parameters[f"{_TABLE}{self._boundary}"] = LinkParameters(self._spec, table)
         return table
 
     def _make_ends(self) -> TrainedEnds:
         end = self._sender.hosted.downstream
         assert end is not None
         ends, rate = TrainedEnds(end.basis_dk), self._variation.end_rate
-        self.parameters[f"ends/{self._boundary}"] = LinkParameters(self._spec, ends, rate)
+        self.parameters[f"{_ENDS}{self._boundary}"] = LinkParameters(self._spec, ends, rate)
         self._sender.modules[self._boundary - 1].register_forward_pre_hook(self._see_ids, with_kwargs=True)
         return ends
 

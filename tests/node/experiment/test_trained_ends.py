@@ -84,6 +84,18 @@ def test_they_learn_at_their_rate_and_replicas_do_not_share_them() -> None:
     assert moved[1] == pytest.approx(3 * moved[0], rel=0.01)
 
 
+def test_they_stay_private_where_tables_are_shared() -> None:
+    variation = Variation(trained_ends=True, private_tables="shared")
+    swarm = LocalSwarm(couple(**{"swarm.pipelines": 2}), variation=variation)
+    swarm.train_round()
+    one, other = (
+        {name: value for link in ends(replica) for name, value in link.items()}
+        for replica in swarm.replicas[1:]
+    )
+    equal = {name: torch.equal(value, other[name]) for name, value in one.items()}
+    assert equal == {"left": True, "encoder": False, "decoder": False}
+
+
 def test_they_go_together_with_tables_and_coarse_rounding() -> None:
     variation = Variation(
         trained_ends=True, private_tables="private", stochastic_rounding=True, link_feedback=True

@@ -332,6 +332,7 @@ def test_the_links_of_a_variation_are_parked_as_usual_ones(stream: SampleStream)
     variation = Variation(private_tables="private", trained_ends=True, stochastic_rounding=True)
     usual, varied = (LocalSwarm(coarse(), stream=stream, variation=each) for each in (Variation(), variation))
     expected = {key for key, _ in large_tensors(usual.replicas[1])}
+    assert sum(key.endswith("upstream/perpendicular_vd") for key in expected) == 3
     assert {key.replace("/usual", "") for key, _ in large_tensors(varied.replicas[1])} == expected
 
 

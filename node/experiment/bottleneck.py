@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from node.experiment.microbatch_counter import MicrobatchCounter
 from node.worker.factories import run_basis
 from node.worker.trainer import Trainer
 from protocol.algorithm.subspace import perpendicular_table
@@ -31,7 +32,7 @@ def project_boundaries(trainer: Trainer, share: float) -> None:
     This concerns a `share` of the training microbatches, and no validation. X becomes X U U^T + T_perp[ids]
     with T_perp of the last committed round, as links have it (paper eqs 3 and 4), but without their rounding.
     """
-    chosen = _Chosen(trainer, share)
+    chosen = _Chosen(trainer, share, MicrobatchCounter(trainer))
     for stage in range(len(trainer.modules) - 1):
         _project_after(trainer, stage, chosen)
 
@@ -61,16 +62,14 @@ class _Chosen:
 
     trainer: Trainer
     share: float
-    step: tuple[int, int] = (0, 0)
-    microbatch: int = 0
+    counter: MicrobatchCounter
     is_projected: bool = False
     ids_bl: Tensor | None = None
 
     def begin_microbatch(self, ids_bl: Tensor) -> None:
-        phase, self.ids_bl = self.trainer.phase, ids_bl
-        step = phase.round_number, phase.steps + phase.skipped_steps
-        self.microbatch = self.microbatch + 1 if step == self.step else 0
-        self.step = step
-        steps = (step[0] - 1) * self.trainer.spec.inner.steps + step[1]
-        number = steps * self.trainer.samples.microbatches + self.microbatch
+        self.ids_bl, counter = ids_bl, self.counter
+        counter.advance()
+        round_number, step = counter.step
+        steps = (round_number - 1) * self.trainer.spec.inner.steps + step
+        number = steps * self.trainer.samples.microbatches + counter.microbatch
         self.is_projected = passes(number, self.share)

@@ -16,6 +16,7 @@ from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
+from node.experiment.link_parameters import LinkParameters
 from node.ipc.worker_calls import InnerResult, Message
 from node.optimizer.outcome import Outcome
 from node.optimizer.outer_stage import CommittedState
@@ -51,6 +52,7 @@ class LocalReplica:
         members: the trainers. Callers may use them between two steps.
         bytes_sent: payload bytes of all frames over all links in training so far, in both directions, without
             headers (less than 1 % of a frame of 64 KiB).
+        link_parameters: of an experiment, trained beside the parameters of the members.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class LocalReplica:
         factories: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
     ) -> None:
         self.bytes_sent = 0
+        self.link_parameters: Sequence[LinkParameters] = ()
         self._spec, self._replica = spec, replica
         self.members = tuple(
             Trainer(spec, member.stages, compute, stream if 0 in member.stages else None, factories)
@@ -81,6 +84,8 @@ class LocalReplica:
     def begin_round(self, round_number: int, samples: range) -> None:
         for member in self.members:
             member.begin_round(round_number, samples)
+        for parameters in self.link_parameters:
+            parameters.begin_round(round_number)
 
     def train(self, steps: range) -> None:
         """Take these inner steps (0-based in their round), each with all its microbatches."""
@@ -97,6 +102,8 @@ class LocalReplica:
     def apply(self, step: int) -> None:
         """End the accumulated inner step: one AdamW step on every member."""
         norm = self._gradient_norm()
+        for parameters in self.link_parameters:
+            parameters.apply(self.members[0].phase.round_number, step, norm)
         for member in self.members:
             member.apply(step, norm)
 
@@ -199,6 +206,8 @@ class LocalReplica:
         squares = 0.0
         for member in reversed(self.members):
             squares += member.inner.squared_gradient_norm()
+        for parameters in self.link_parameters:
+            squares += parameters.squared_gradient_norm()
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _sent(self, message: Message | None) -> Message | None:

@@ -26,7 +26,9 @@ from node.experiment.offload import ReplicaOffload
 from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.turns import due_stages
-from node.experiment.variation import UNVARIED, Variation, VariationRunner, plans_of, varied
+from node.experiment.variation import UNVARIED, Variation
+from node.experiment.variation_plans import plans_of, varied
+from node.experiment.variation_runner import VariationRunner
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outcome import Outcome, WeightedPayload
 from node.optimizer.outer_stage import CommittedState
@@ -131,7 +133,7 @@ class LocalSwarm:
         def build(index: int) -> LocalReplica:
             replica = LocalReplica(spec, planned[index], compute, stream, steering.factories)
             replica.share_committed(initial)
-            steering.watch(replica)
+            steering.watch(index, replica)
             return replica
 
         ready = min(resident or len(planned), len(planned))

@@ -11,7 +11,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import overload
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from node.experiment.in_process_replica import LocalReplica
 from node.optimizer.outer_stage import CommittedState
+from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.errors import ErrorCode, HetnodeError
 
 Action = Callable[[int, LocalReplica], None]
@@ -114,11 +114,10 @@ def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
     for position, member in enumerate(replica.members):
         member.abandon()
         for end in ("upstream", "downstream"):
-            yield from _tensors_in(f"{position}/{end}", vars(getattr(member.hosted, end) or _NO_LINK))
+            yield from _tensors_in(f"{position}/{end}", getattr(member.hosted, end))
     yield from _tensors_in("", [member.state_dict() for member in replica.members])
 
 
-_NO_LINK = SimpleNamespace()
 _SHARED = CommittedState.__annotations__.keys()
 
 
@@ -129,6 +128,8 @@ def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
         for name, each in value.items():
             if name not in _SHARED:
                 yield from _tensors_in(f"{key}/{name}", each)
+    elif isinstance(value, SendingEnd | ReceivingEnd):
+        yield from _tensors_in(key, vars(value))
     elif isinstance(value, list):
         for position, each in enumerate(value):
             yield from _tensors_in(f"{key}/{position}", each)

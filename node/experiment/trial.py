@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.experiment.variation import UNVARIED, Variation, check
+from node.experiment.variation import UNVARIED, Variation
+from node.experiment.variation_check import check
 from protocol.spec.run import RunSpec
 
 
@@ -125,7 +126,7 @@ def trial_in_mode(
 
     Raises:
         ValueError: the fraction does not fit the mode or gives no whole number of replicas; `changes` are
-            not valid; or as :func:`node.experiment.variation.check`.
+            not valid; or as :func:`node.experiment.variation_check.check`.
         HetnodeError: BAD_SPEC.
     """
     full = _full_replicas(mode, replicas, fraction)

@@ -13,7 +13,8 @@ from torch import Tensor
 from node.experiment.bottleneck import passes
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
-from node.experiment.variation import Variation, check
+from node.experiment.variation import Variation
+from node.experiment.variation_check import check
 from tests.support.running_replica import spec_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

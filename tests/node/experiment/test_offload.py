@@ -34,6 +34,10 @@ VARIATIONS = [
     Variation(grassmann_every=1),
     Variation(weight_projection=True),
     Variation(k_by_round=((1, 4), (2, 12)), full_weight=2.0),
+    Variation(private_tables="private", embedding_every=1),
+    Variation(private_tables="shared", table_rank=2, table_buckets=9, basis_every=1),
+    Variation(trained_ends=True, end_rate=1.0, rotation=True),
+    Variation(stochastic_rounding=True, link_feedback=True),
 ]
 
 
@@ -51,6 +55,11 @@ def couple(**overrides: Any) -> RunSpec:
     return mixed(**{"swarm.replicas": 1, "inner.steps": 1, "outer.top_k": 0, **overrides})
 
 
+def coarse() -> RunSpec:
+    """A couple as every variation allows it: links with few bits, and steps of two microbatches."""
+    return couple(**{"link.dtype": "int4", "inner.microbatches": 2})
+
+
 @pytest.fixture(scope="module")
 def stream() -> SampleStream:
     return open_stream(mixed())
@@ -64,10 +73,10 @@ def anchors(swarm: LocalSwarm) -> list[list[str]]:
 
 
 def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
-    """All that the replicas have for themselves: parameters, error feedback, moments."""
+    """All that the replicas have for themselves: parameters, error feedback, moments, also of links."""
     found = []
     for replica in swarm.replicas:
-        tensors = []
+        tensors = [value for each in replica.link_parameters for value in each.state_dict().values()]
         for member in replica.members:
             for state in private_states(member.state_dict()).values():
                 tensors += [*state.error.values(), *state.local.values()]
@@ -138,7 +147,7 @@ def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
 def test_what_a_variation_has_learned_is_kept(
     tmp_path: Path, stream: SampleStream, variation: Variation
 ) -> None:
-    usual, resumed = (LocalSwarm(couple(), stream=stream, variation=variation) for _ in range(2))
+    usual, resumed = (LocalSwarm(coarse(), stream=stream, variation=variation) for _ in range(2))
     train(usual, 1)
     usual.save(tmp_path)
     assert resumed.restore(tmp_path)
@@ -241,8 +250,8 @@ def test_bits_do_not_depend_on_how_many_replicas_are_in_memory(
 def test_variations_steer_replicas_that_are_parked(
     tmp_path: Path, stream: SampleStream, variation: Variation
 ) -> None:
-    usual = LocalSwarm(couple(), stream=stream, variation=variation)
-    bounded = LocalSwarm(couple(), stream=stream, variation=variation, resident=1, parked=tmp_path)
+    usual = LocalSwarm(coarse(), stream=stream, variation=variation)
+    bounded = LocalSwarm(coarse(), stream=stream, variation=variation, resident=1, parked=tmp_path)
     assert train(bounded, 2) == train(usual, 2)
     assert same_bits(bounded, usual)
 
@@ -318,6 +327,14 @@ def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleSt
     places = {replica.host_of(0).outer[0].anchor["emb"].data_ptr() for replica in replicas.values()}
     places |= {replicas[1].members[position].outer.embedding.data_ptr() for position in range(4)}
     assert len(places) == 1
+
+
+def test_the_links_of_a_variation_are_parked_as_usual_ones(stream: SampleStream) -> None:
+    variation = Variation(private_tables="private", trained_ends=True, stochastic_rounding=True)
+    usual, varied = (LocalSwarm(coarse(), stream=stream, variation=each) for each in (Variation(), variation))
+    expected = {key for key, _ in large_tensors(usual.replicas[1])}
+    assert sum(key.endswith("upstream/perpendicular_vd") for key in expected) == 3
+    assert {key.replace("/usual", "") for key, _ in large_tensors(varied.replicas[1])} == expected
 
 
 @settings(max_examples=25, deadline=None)

@@ -16,8 +16,10 @@ from node.data.stream import open_stream
 from node.experiment.boundary_statistics import Covariances
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
+from node.experiment.link_bases import grassmann_step, principal
 from node.experiment.row_wise import RowWiseAdamW
-from node.experiment.variation import UNVARIED, Variation, check, grassmann_step, principal
+from node.experiment.variation import UNVARIED, Variation
+from node.experiment.variation_check import check
 from node.model.shapes import EMBEDDING
 from node.optimizer.adamw import AdamW
 from protocol.algorithm.embedding_snapshot import active_snapshot

@@ -1,0 +1,80 @@
+"""Whether a variation can be applied to the replicas of a specification."""
+
+from __future__ import annotations
+
+from node.experiment.frame_rounding import STEPS_OF_RMS
+from node.experiment.variation import Variation
+from protocol.spec.quantizers import LINK_QUANTIZERS
+from protocol.spec.run import RunSpec
+
+
+def check(spec: RunSpec, variation: Variation) -> None:
+    """Raise ValueError with the reason if `variation` cannot be applied to replicas of `spec`."""
+    if spec.initial is not None:
+        raise ValueError(
+            "an experiment starts from the seed, and this specification from parameters that were imported"
+        )
+    if variation.reducer_leaves_every and spec.outer.exchange != "reduced":
+        raise ValueError("reducer_leaves_every needs reducers, and outer.exchange is 'gathered'")
+    _check_replicas(spec, variation)
+    _check_links(spec, variation)
+    _check_tables(spec, variation)
+    _check_rounding(spec, variation)
+
+
+def _check_replicas(spec: RunSpec, variation: Variation) -> None:
+    if variation.average_gradients and spec.grouping.weights == "measured":
+        raise ValueError("grouping.weights 'measured' has no effect where replicas average their gradients")
+    if variation.basis_every and not spec.swarm.replicas:
+        raise ValueError("basis_every follows what full replicas see, and there are none")
+    if variation.projected_share and not (spec.swarm.replicas and spec.link.k):
+        raise ValueError("projected_share needs full replicas, and links that compress")
+    replicas = spec.swarm.replicas + spec.swarm.pipelines
+    if any(count > replicas for _, count in variation.replicas_by_round):
+        raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")
+    if variation.replicas_by_round and spec.outer.overlap:
+        raise ValueError("replicas_by_round needs rounds without overlap")
+
+
+def _check_links(spec: RunSpec, variation: Variation) -> None:
+    if spec.link.embedding_every:
+        raise ValueError("a variation sets embedding_every, and link.embedding_every is not 0")
+    if variation.grassmann_every and not _has_links(spec):
+        raise ValueError("grassmann_every follows what links lose, and there are none")
+    if not spec.link.k and (variation.grassmann_every or variation.weight_projection):
+        raise ValueError("grassmann_every and weight_projection need links that compress, and link.k is 0")
+    if variation.uncompressed_pipelines > (spec.swarm.pipelines if _has_links(spec) else 0):
+        raise ValueError(
+            f"{variation.uncompressed_pipelines} uncompressed_pipelines of {spec.swarm.pipelines} pipelines"
+        )
+    for _, k in variation.k_by_round:
+        if k > spec.model.width:
+            raise ValueError(f"k_by_round has k {k}, which exceeds model.width {spec.model.width}")
+
+
+def _check_tables(spec: RunSpec, variation: Variation) -> None:
+    if variation.private_tables and not _has_links(spec):
+        raise ValueError("private_tables belong to links, and there are none")
+    if variation.private_tables == "shared" and spec.outer.overlap:
+        raise ValueError("private_tables 'shared' needs rounds without overlap")
+    if variation.table_rank > spec.model.width:
+        raise ValueError(f"table_rank {variation.table_rank} exceeds model.width {spec.model.width}")
+    if variation.table_buckets > spec.model.vocabulary:
+        raise ValueError(
+            f"table_buckets {variation.table_buckets} exceeds model.vocabulary {spec.model.vocabulary}"
+        )
+
+
+def _check_rounding(spec: RunSpec, variation: Variation) -> None:
+    for name, dtypes in (("stochastic_rounding", STEPS_OF_RMS), ("link_feedback", LINK_QUANTIZERS)):
+        if getattr(variation, name) and not (_has_links(spec) and spec.link.dtype in dtypes):
+            raise ValueError(f"{name} needs links with a link.dtype of {', '.join(dtypes)}")
+    if variation.link_feedback and spec.inner.microbatches < 2:
+        raise ValueError("link_feedback goes from one microbatch to the next, and inner.microbatches is 1")
+    for name in ("rotation", "trained_ends"):
+        if getattr(variation, name) and not (_has_links(spec) and spec.link.k):
+            raise ValueError(f"{name} needs links that compress")
+
+
+def _has_links(spec: RunSpec) -> bool:
+    return spec.swarm.pipelines > 0 and spec.swarm.chain_length > 1

@@ -1,8 +1,8 @@
 """The values of a tensor that a replica sends: the largest of every chunk, in few bits each.
 
 SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks (:class:`TensorLayout`), from each the k values of
-largest magnitude are kept (protocol.algorithm.largest) and quantized (protocol.algorithm.quantizers). With a mask
-(protocol.algorithm.random_mask) these are the values at the positions of the mask instead.
+largest magnitude are kept (protocol.algorithm.largest) and quantized (protocol.algorithm.quantizers). With a
+mask (protocol.algorithm.random_mask) these are the values at the positions of the mask instead.
 
 The work proceeds in blocks of a few chunks, which stay in the processor's caches and need little memory.
 

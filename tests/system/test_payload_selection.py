@@ -1,4 +1,4 @@
-"""Swarms with dense rounds, and with values at random positions: all anchors agree, nothing learned is lost."""
+"""Swarms with dense rounds and with random positions: all anchors agree, nothing learned is lost."""
 
 from __future__ import annotations
 

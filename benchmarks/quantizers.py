@@ -119,7 +119,7 @@ def table(quick: bool, top_k: int = 32, dense: bool = False) -> Table:
             f"{bytes_per_chunk(replica, shorter):.1f}",
         )
 
-    values = spec.outer.chunk if dense else top_k
+    sent = spec.outer.chunk if dense else top_k
     kept = ", ".join(f"{100 * each.kept / each.whole:.0f} %" for each in squares[0])
     return Table(
         "Squared error of the quantizers on real pseudo-gradients",
@@ -133,7 +133,7 @@ def table(quick: bool, top_k: int = 32, dense: bool = False) -> Table:
         ),
         tuple(row(codec, of_rounds) for codec, of_rounds in zip(codecs, squares, strict=True)),
         (
-            f"Of the squares of the values that are kept, {values} of {spec.outer.chunk}; these are {kept} of "
+            f"Of the squares of the values that are kept, {sent} of {spec.outer.chunk}; these are {kept} of "
             "the squares of e' in these rounds. Before error feedback, which takes up the rest.",
             "Bytes of whole payloads of this small model, headers and codebooks of its many small tensors "
             "included.",

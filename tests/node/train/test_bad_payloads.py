@@ -174,7 +174,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         stack.push_async_callback(hivemind.close)
         peers.append(Peer(identity, client, hivemind))
     built = [await build for build in builds]
-    capacity = built[0].payload_bytes[0]
+    capacity = built[0].capacities[0]
     for peer in peers:
         await peer.hivemind.admit([identity.peer for identity in identities])
         home = folder / peer.identity.path.stem

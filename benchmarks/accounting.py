@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.tables import Table
-from node.model.shapes import parameter_shapes
+from node.model.payloads import payload_layout
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
@@ -117,9 +117,7 @@ def rows_of(layouts: Mapping[int, PayloadLayout], steps: int) -> Iterator[tuple[
 
 def layouts_of(spec: RunSpec) -> dict[int, PayloadLayout]:
     """Payload layouts by stage."""
-    return {
-        stage: PayloadLayout(parameter_shapes(spec, stage), spec.outer) for stage in range(spec.swarm.stages)
-    }
+    return {stage: payload_layout(spec, stage, 1) for stage in range(spec.swarm.stages)}
 
 
 def table(quick: bool = False) -> Table:

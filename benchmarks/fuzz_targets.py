@@ -95,6 +95,8 @@ _CODECS = {
     "scaled": OuterSpec(chunk=64, top_k=4, codebook="chunk"),
     "tiles": OuterSpec(chunk=64, top_k=4, layout="tiles", short_chunk="clip"),
     "dense": OuterSpec(chunk=64, top_k=0),
+    "dense round": OuterSpec(chunk=64, top_k=4, dense_every=1, codebook="chunk"),
+    "random": OuterSpec(chunk=64, top_k=4, selection="random"),
 }
 
 
@@ -112,7 +114,7 @@ def _decode_payload(layout: payload_codec.PayloadLayout, data: bytes) -> None:
 
 
 def _payload(name: str) -> Target:
-    layout = payload_codec.PayloadLayout(_SHAPES, _CODECS[name])
+    layout = payload_codec.PayloadLayout.of_round(_SHAPES, _CODECS[name], 0, 1)
     return Target(f"payload, {name}", partial(_decode_payload, layout), (layout.header, b"\1" * 90))
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.quantizers                  # 32 of 4096, as the codec's default: 5 minutes
     python -m benchmarks.quantizers --top-k 128      # as in the small experiment
+    python -m benchmarks.quantizers --dense          # all values, as in dense rounds of such a run
     python -m benchmarks.quantizers --quick          # the first rounds only, a minute
 
 The small experiment of benchmarks.losses is trained. In some of its rounds the pseudo-gradient of the first
@@ -68,7 +69,8 @@ def everything_to_send(replica: LocalReplica, outer: OuterSpec) -> Iterator[Tens
 def squares_of(tensor: Tensor, outer: OuterSpec) -> Squares:
     """The squares for the codec `outer` on `tensor`."""
     sparse = sparsify(tensor, TensorLayout(tuple(tensor.shape), outer))
-    chosen_s = tensor.reshape(-1)[sparse.indices_s].double()
+    every_s = tensor.reshape(-1)
+    chosen_s = (every_s if sparse.indices_s is None else every_s[sparse.indices_s]).double()
     lost_s = chosen_s - sparse.values_s.double()
     return Squares(*(float(each.double().square().sum()) for each in (tensor, chosen_s, lost_s)))
 
@@ -98,11 +100,12 @@ def bytes_per_chunk(replica: LocalReplica, outer: OuterSpec) -> float:
     return sum(layout.nbytes for layout in layouts) * outer.chunk / numel
 
 
-def table(quick: bool, top_k: int = 32) -> Table:
+def table(quick: bool, top_k: int = 32, dense: bool = False) -> Table:
     """One row per quantizer and codebook: the share of the kept values' squares that is lost, by round."""
     spec = resolve("tiny", overrides={**SETTINGS, "outer.top_k": top_k})
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
-    codecs = [spec.outer.model_copy(update=variant) for variant in _VARIANTS]
+    every = {"dense_every": int(dense)}
+    codecs = [spec.outer.model_copy(update={**variant, **every}).of_round(1) for variant in _VARIANTS]
     swarm = LocalSwarm(spec)
     replica, squares = swarm.replicas[0], measure(swarm, spec.outer, codecs, rounds)
 
@@ -116,10 +119,11 @@ def table(quick: bool, top_k: int = 32) -> Table:
             f"{bytes_per_chunk(replica, shorter):.1f}",
         )
 
+    sent = spec.outer.chunk if dense else top_k
     kept = ", ".join(f"{100 * each.kept / each.whole:.0f} %" for each in squares[0])
     return Table(
         "Squared error of the quantizers on real pseudo-gradients",
-        f"python -m benchmarks.quantizers --top-k {top_k}" + " --quick" * quick,
+        f"python -m benchmarks.quantizers --top-k {top_k}" + " --dense" * dense + " --quick" * quick,
         (
             "quantizer",
             "codebook",
@@ -129,7 +133,7 @@ def table(quick: bool, top_k: int = 32) -> Table:
         ),
         tuple(row(codec, of_rounds) for codec, of_rounds in zip(codecs, squares, strict=True)),
         (
-            f"Of the squares of the values that are kept, {top_k} of {spec.outer.chunk}; these are {kept} of "
+            f"Of the squares of the values that are kept, {sent} of {spec.outer.chunk}; these are {kept} of "
             "the squares of e' in these rounds. Before error feedback, which takes up the rest.",
             "Bytes of whole payloads of this small model, headers and codebooks of its many small tensors "
             "included.",
@@ -144,10 +148,11 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--top-k", type=int, default=32)
+    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(table(arguments.quick, arguments.top_k).markdown)
+    print(table(arguments.quick, arguments.top_k, arguments.dense).markdown)
 
 
 if __name__ == "__main__":

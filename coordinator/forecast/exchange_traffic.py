@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
 
 from coordinator.placement.cost_model import Survey
 from coordinator.state.lines import rounded_rate, with_most_uplink
@@ -98,16 +97,7 @@ def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[Traffic]:
 
 def result_ratio(outer: OuterSpec) -> float:
     """About the bytes of a result of the reducers for each byte of a payload."""
-    return _bits_per_value(outer.of_result) / _bits_per_value(outer)
-
-
-def _bits_per_value(outer: OuterSpec) -> float:
-    """About the bits of a payload for each parameter (protocol.wire.payload_codec)."""
-    bits = {"2bit": 2, "1bit": 1}.get(outer.quantizer, 32)
-    if outer.dense:
-        return bits
-    share = outer.top_k / outer.chunk
-    return share * (bits + 2 - log2(share))
+    return outer.of_result.bits_per_parameter / outer.bits_per_parameter
 
 
 def _line(survey: Survey, host: Member) -> MemberLine:

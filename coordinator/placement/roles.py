@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log2
 from statistics import median_low
 
 from coordinator.placement.cost_model import (
@@ -65,14 +64,20 @@ def obstacle(spec: RunSpec, able: Capacity, round_seconds: float = 0.0) -> str:
         return "its memory is not known"
     if needed > budget:
         return f"the whole model takes {_size(needed)} of memory, and this peer can give {_size(budget)}"
-    upload = payload_bytes(spec) / able.uplink if able.uplink else 0.0
-    longest = spec.timing.fetch
+    usual = spec.timing.fetch
     if round_seconds:
-        longest = min(longest, max(round_seconds, _LEAST_UPLOAD_SECONDS))
-    if upload > longest:
-        return (
-            f"its line sends a payload of the whole model in {upload:.3g} s, and {longest:.3g} s are allowed"
-        )
+        usual = min(usual, max(round_seconds, _LEAST_UPLOAD_SECONDS))
+    # A dense round may take longer than others, but not longer than all payloads may.
+    for nbytes, longest in (
+        (payload_bytes(spec), usual),
+        (_longest_payload_bytes(spec), spec.timing.fetch),
+    ):
+        upload = nbytes / able.uplink if able.uplink else 0.0
+        if upload > longest:
+            return (
+                f"its line sends a payload of the whole model in {upload:.3g} s, "
+                f"and {longest:.3g} s are allowed"
+            )
     seconds = _phase_seconds(spec, able)
     slower = _SLOWER_WITH_SHARES if spec.grouping.balance else _SLOWER
     if round_seconds and seconds > slower * round_seconds:
@@ -164,13 +169,17 @@ def whole_model_obstacle(state: State, peer: Peer) -> str:
 
 
 def payload_bytes(spec: RunSpec) -> float:
-    """About the bytes of one replica's payloads of all stages (protocol.wire.payload_codec)."""
-    values = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
-    bits = {"2bit": 2, "1bit": 1}.get(spec.outer.quantizer, 32)
-    if spec.outer.dense:
-        return 4.0 * values
-    share = spec.outer.top_k / spec.outer.chunk
-    return values * share * (bits + 2 - log2(share)) / 8
+    """About the bytes of one replica's payloads of all stages, mean over the rounds."""
+    return _values(spec) * spec.outer.bits_per_parameter / 8
+
+
+def _longest_payload_bytes(spec: RunSpec) -> float:
+    """As :func:`payload_bytes`, in a dense round if the run has any."""
+    return _values(spec) * spec.outer.most_bits_per_parameter / 8
+
+
+def _values(spec: RunSpec) -> int:
+    return sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
 
 
 def _present(peer: Peer, estimates: Estimates | None) -> Capacity:

@@ -136,6 +136,8 @@ def trial_in_mode(
         tree["rounds"] = spec.total_steps
         tree["inner"]["steps"] = 1
         tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "eager": False}
+        # What says which values are sent in few bits has no meaning here.
+        tree["outer"] |= {"selection": "largest", "dense_every": 0, "dense_quantizer": None}
         changes = {"average_gradients": True, **changes}
     trial = Trial(RunSpec.from_json(json.dumps(tree)), Variation.model_validate(changes))
     check(trial.spec, trial.variation)

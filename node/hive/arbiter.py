@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,13 +14,12 @@ from hivemind.p2p import P2P
 
 from node.hive.payload_peer import PayloadPeer
 from node.hive.stream_calls import Guard, GuardedStreams
-from node.model.shapes import parameter_shapes
+from node.model.payloads import longest_nbytes, payload_layout
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import KEEP_ROUNDS, Arbiter, StagePayloads
 from node.transport.payload_store import PayloadStore
 from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, PeerId, Verdict
-from protocol.wire.payload_codec import PayloadLayout
 
 T = TypeVar("T")
 
@@ -35,12 +35,12 @@ async def serve_arbiter(
     """
     stages = {}
     for stage in range(spec.swarm.stages):
-        layout = PayloadLayout(parameter_shapes(spec, stage), spec.outer)
         store = PayloadStore(folder / f"stage-{stage:02d}", KEEP_ROUNDS)
         # It has no checkpoints: the folder stays empty.
-        peer = PayloadPeer(p2p, run, stage, layout.nbytes, store, folder / "checkpoints")
+        longest = longest_nbytes(spec, stage)
+        peer = PayloadPeer(p2p, run, stage, longest, store, folder / "checkpoints")
         await peer.serve(allow_list, guard)
-        stages[stage] = StagePayloads(layout, store, peer)
+        stages[stage] = StagePayloads(partial(payload_layout, spec, stage), store, peer)
     return Arbiter(stages)
 
 

@@ -87,11 +87,19 @@ class PartInfo:
 
 
 @dataclass(frozen=True)
+class PayloadInfo:
+    """Codec and length of the payloads of one stage, in all rounds of one kind."""
+
+    codec: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class StageInfo:
     """What the worker has built, by hosted stage."""
 
-    codecs: Mapping[int, str]
-    payload_bytes: Mapping[int, int]  # length of a payload; also of stage 0, which every member applies
+    # By stage, also of stage 0, which every member applies, and by whether a round is a dense one.
+    payloads: Mapping[tuple[int, bool], PayloadInfo]
     capacities: Mapping[int, int]  # of the same stages, the most bytes of what their members serve by hash
     parameters: Mapping[int, int]  # their number
     parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, if it is kept without stage 0

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from node.model.shapes import EMBEDDING, parameter_shapes
+from node.model.payloads import payload_layout
+from node.model.shapes import EMBEDDING
 from node.optimizer.outcome import Outcome, contents_of
 from node.optimizer.outer_stage import with_state
 from protocol.algorithm.outer_optimizer import outer_optimizer
 from protocol.algorithm.outer_step import apply_update
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout
 
 
 class EmbeddingFollower:
@@ -30,7 +30,7 @@ class EmbeddingFollower:
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
-        self._layout = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
+        self._spec, self._round = spec, 1
         self._optimizer = outer_optimizer(spec.outer)
         self.committed: dict[str, Tensor] = {}
         self.load({EMBEDDING: table_vd})
@@ -44,7 +44,11 @@ class EmbeddingFollower:
         """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
         self.committed = with_state(committed, [EMBEDDING], self._optimizer.slots)
 
+    def open_round(self, round_number: int) -> None:
+        """The next outcome is that of `round_number`; at first it is that of round 1."""
+        self._round = round_number
+
     def commit(self, outcome: Outcome) -> None:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""
-        decoded, weights = contents_of(self._layout, outcome)
+        decoded, weights = contents_of(payload_layout(self._spec, 0, self._round), outcome)
         self.committed = apply_update(self.committed, decoded, weights, self._optimizer)

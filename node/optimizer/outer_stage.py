@@ -23,7 +23,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from node.model.shapes import parameter_shapes
+from node.model.payloads import payload_layout
 from node.model.transfer import copy_into, to_device
 from node.optimizer.outcome import Outcome, ReducedResult, contents_of, left_out
 from node.ranks.ownership import Ownership
@@ -36,7 +36,7 @@ from protocol.algorithm.outer_step import anchor_digest, apply_update
 from protocol.algorithm.topk import sparsify_blocks
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout, decode, encode_tensor, join
+from protocol.wire.payload_codec import decode, encode_tensor, join
 
 
 class Proposal(TypedDict):
@@ -74,6 +74,7 @@ class OuterStage:
     their state. All ranks call `digest`, `propose` and `commit` together, in the same order.
 
     Attributes:
+        layout: the form of the payloads of the open round, which is round 1 at first.
         ownership: which rank owns which parameter.
         anchor: float32 CPU tensors by canonical name. A commit replaces the tensors and never changes one in
             place, so replicas in one process may share them.
@@ -94,7 +95,8 @@ class OuterStage:
         parameters: Mapping[str, Tensor],
         ownership: Ownership = Ownership(),  # noqa: B008  frozen
     ) -> None:
-        self.layout, self.ownership = PayloadLayout(parameter_shapes(spec, stage), spec.outer), ownership
+        self._spec, self._stage = spec, stage
+        self.layout, self.ownership = payload_layout(spec, stage, 1), ownership
         self._outer, self._optimizer = spec.outer, outer_optimizer(spec.outer)
         self._names = [name for name in self.layout.shapes if ownership.is_mine(name)]
         self.anchor = {name: _float32(parameters[name]).clone() for name in self._names}
@@ -145,6 +147,13 @@ class OuterStage:
             covered = None if pending["covered"] is None else _copied(pending["covered"])
             error = _copied(pending["error"])
             self.pending = {"payload": pending["payload"], "error": error, "covered": covered}
+
+    def open_round(self, round_number: int) -> None:
+        """The next payloads, made here or by others, are those of `round_number`.
+
+        The owner of the round numbers calls it whenever a round is decided, or an anchor is loaded.
+        """
+        self.layout = payload_layout(self._spec, self._stage, round_number)
 
     @torch.no_grad()
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:

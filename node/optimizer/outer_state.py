@@ -168,7 +168,7 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].commit(outcome, mine_included, local)
         self._local[stage].write(local)
-        self.rounds[stage] = round_number
+        self._end_round(stage, round_number)
         return self._stages[stage].digest()
 
     def commit_embedding(self, round_number: int, outcome: Outcome) -> str:
@@ -181,7 +181,7 @@ class OuterState(Mapping[int, OuterStage]):
         assert round_number == followed + 1, f"the embedding is after round {followed}"
         if outcome:
             self.follower.commit(outcome)
-        self._followed_round = round_number
+        self._end_followed_round(round_number)
         return self.embedding_digest()
 
     def abort(self, stage: int, round_number: int) -> None:
@@ -190,7 +190,7 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].abort(local)
         self._local[stage].write(local)
-        self.rounds[stage] = round_number
+        self._end_round(stage, round_number)
 
     def forget_error(self, stage: int) -> None:
         """Error feedback := 0 and local := anchor. See OuterStage.reset."""
@@ -210,7 +210,7 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].load(committed, local)
         self._local[stage].write(local)
-        self.rounds[stage] = round_number
+        self._end_round(stage, round_number)
 
     def load_local(self, stage: int, values: Mapping[str, Tensor]) -> None:
         """Copy values of live parameters. Those that are not in it, or that others own, keep theirs."""
@@ -234,7 +234,7 @@ class OuterState(Mapping[int, OuterStage]):
         """Copy the embedding after `round_number`, with its optimizer state."""
         assert self.follower is not None, "the host of stage 0 must load the whole stage"
         self.follower.load(committed)
-        self._followed_round = round_number
+        self._end_followed_round(round_number)
 
     def state_dict(self) -> OuterStateDict:
         """The live tensors, not copied."""
@@ -254,10 +254,19 @@ class OuterState(Mapping[int, OuterStage]):
         """Copy `state`. Stages that are not in it, and local parameters, stay unchanged."""
         for stage, held in state["stages"].items():
             self._stages[stage].load_state_dict(held)
-            self.rounds[stage] = state["rounds"][stage]
+            self._end_round(stage, state["rounds"][stage])
         embedding, round_number = state["embedding"], state["embedding_round"]
         if self.follower is not None and embedding is not None and round_number is not None:
             self.load_embedding(round_number, embedding["anchor"] | embedding["optimizer"])
+
+    def _end_round(self, stage: int, round_number: int) -> None:
+        self.rounds[stage] = round_number
+        self._stages[stage].open_round(round_number + 1)
+
+    def _end_followed_round(self, round_number: int) -> None:
+        assert self.follower is not None, "only a follower follows rounds"
+        self._followed_round = round_number
+        self.follower.open_round(round_number + 1)
 
     def _require_next(self, stage: int, round_number: int) -> None:
         # A skipped or repeated round would make this anchor differ from that of all other replicas.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.transport.payload_exchange import PayloadCalls
@@ -24,9 +24,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all
 
 @dataclass(frozen=True)
 class StagePayloads:
-    """The payloads of one stage: their form, where they are kept, and how they are fetched."""
+    """The payloads of one stage: their form in a round, where they are kept, and how they are fetched."""
 
-    layout: PayloadLayout
+    layout_of: Callable[[int], PayloadLayout]
     store: PayloadStore
     calls: PayloadCalls
 
@@ -46,7 +46,8 @@ class Arbiter:
         cannot be decoded is the fault of its owner.
         """
         stage = self._stages[descriptor.stage]
-        if reason := _problem_of(descriptor, stage.layout):
+        layout = stage.layout_of(descriptor.round_number)
+        if reason := _problem_of(descriptor, layout):
             return Verdict(Finding.INVALID, reason)
         refuted: dict[PeerId, str] = {}
         payload = await asyncio.to_thread(stage.store.get, descriptor.round_number, descriptor.sha256)
@@ -59,7 +60,7 @@ class Arbiter:
         if payload is None:
             return Verdict(Finding.NOT_FOUND, f"none of {len(donors)} peers sent it", tuple(refuted))
         try:
-            await asyncio.to_thread(decode, stage.layout, payload)
+            await asyncio.to_thread(decode, layout, payload)
         except HetnodeError as error:
             return Verdict(Finding.INVALID, error.cause, tuple(refuted))
         await asyncio.to_thread(stage.store.put, descriptor.round_number, descriptor.sha256, payload)
@@ -74,7 +75,7 @@ class Arbiter:
 def _problem_of(descriptor: PayloadDescriptor, layout: PayloadLayout) -> str:
     """Why no payload with this descriptor can be valid; "" if one can."""
     if descriptor.nbytes != layout.nbytes:
-        return f"it has {descriptor.nbytes} bytes, every payload of this stage has {layout.nbytes}"
+        return f"it has {descriptor.nbytes} bytes, every payload of this stage and round has {layout.nbytes}"
     if descriptor.codec != layout.codec:
         return f"its codec is {descriptor.codec} instead of {layout.codec}"
     return ""

@@ -18,22 +18,25 @@ from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from coordinator.placement.shares import batch_notes
 from node.extras import pyplot
-from node.model.shapes import parameter_shapes
+from node.model.payloads import longest_nbytes, mean_nbytes
 from node.views import run_history
 from protocol.algorithm.batch import batch_of, learning_rate_factor
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
-from protocol.wire.payload_codec import PayloadLayout
 
 _MOST_ROWS = 24
 
 
 def payload_bytes(spec: RunSpec) -> list[int]:
-    """Bytes of one payload, by stage."""
-    return [
-        PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(spec.swarm.stages)
-    ]
+    """Bytes of one payload, by stage; mean over the rounds."""
+    return [round(mean_nbytes(spec, stage)) for stage in range(spec.swarm.stages)]
+
+
+def _longest_gather_seconds(spec: RunSpec, found: Forecast) -> float:
+    """Seconds to gather the payloads of a dense round, if the run has any: about as their size."""
+    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages))
+    return found.gather_seconds * longest / sum(payload_bytes(spec))
 
 
 _GATHER_MARGIN = 1.5
@@ -130,12 +133,13 @@ def _advised(each: Advice) -> str:
 
 def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
     """What would keep such a run from committing rounds, and what to do; empty where nothing would."""
-    allowed = spec.timing.fetch
-    if found.gather_seconds <= allowed:
+    allowed, longest = spec.timing.fetch, _longest_gather_seconds(spec, found)
+    if longest <= allowed:
         return []
-    least = math.ceil(_GATHER_MARGIN * found.gather_seconds)
+    least = math.ceil(_GATHER_MARGIN * longest)
+    where = " of a dense round" if spec.outer.dense_every else ""
     return [
-        f"gathering payloads takes {found.gather_seconds:,.1f} s and timing.fetch allows {allowed:g} s: "
+        f"gathering payloads{where} takes {longest:,.1f} s and timing.fetch allows {allowed:g} s: "
         "rounds would lack payloads or be aborted. "
         f"Set timing.fetch to {least} or more, and timing.decide above it"
     ]

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
+from node.model.payloads import longest_nbytes, mean_nbytes, payload_kinds
 from node.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
 from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
@@ -37,6 +38,15 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         nbytes = BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
         size = run_history.size(nbytes)
         yield "embedding", f"every {every} rounds members without stage 0 fetch a snapshot of {size}"
+    if every := spec.outer.dense_every:
+        stages = range(spec.swarm.stages)
+        size = run_history.size(sum(longest_nbytes(spec, stage) for stage in stages))
+        yield (
+            "dense rounds",
+            f"every {every} rounds, of {size} per replica; the table has means of all rounds",
+        )
+    if spec.outer.is_masked:
+        yield "positions", "random, of the seed and the round: payloads have values only"
     if spec.outer.exchange == "reduced":
         shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
         own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
@@ -52,7 +62,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     total = 0
     for stage in range(spec.swarm.stages):
         parameters = parameter_count(spec, stage)
-        payload = PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes
+        payload = round(mean_nbytes(spec, stage))
         layers = spec.layers_of(stage)
         total += parameters
         stages.add_row(
@@ -90,7 +100,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
     facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
-    facts.add_row("codec", PayloadLayout({}, spec.outer).codec)
+    facts.add_row("codec", ", ".join(each.codec for each in payload_kinds(spec, 0).values()))
     for name, text in _exchange_rows(spec):
         facts.add_row(name, text)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.ipc.typed_calls import handlers
+from node.model.payloads import longest_nbytes, payload_kinds
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.optimizer.outcome import Outcome, ReducedResult
 from node.ranks.group import RankGroup, form_group
@@ -41,7 +42,6 @@ from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire import snapshot_codec
 from protocol.wire.counted_result import CountedResult, most_nbytes
-from protocol.wire.payload_codec import PayloadLayout
 from protocol.wire.reduction import ReductionLayout
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
@@ -122,17 +122,14 @@ class Worker:
             stream = open_stream(spec, local.source, tokenizer)
         factories = TrainerFactories(initial=initial_from(local.initial))
         self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
-        layouts = {stage: self.trainer.outer[stage].layout for stage in stages}
-        parts = {(stage, Part.STAGE): _part(spec, layout.shapes) for stage, layout in layouts.items()}
+        parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}
         if self.trainer.outer.follower is not None:
             parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
         # Every member applies the payloads of stage 0, because they change the embedding.
-        embedding = PayloadLayout(parameter_shapes(spec, 0), spec.outer)
-        payload_bytes = {0: embedding.nbytes, **{stage: each.nbytes for stage, each in layouts.items()}}
+        applied = sorted({0, *stages})
         return calls.StageInfo(
-            codecs={stage: layout.codec for stage, layout in layouts.items()},
-            payload_bytes=payload_bytes,
-            capacities=_capacities(spec, payload_bytes),
+            payloads=_payloads(spec, applied),
+            capacities=_capacities(spec, applied),
             parameters={stage: parameter_count(spec, stage) for stage in stages},
             parts=parts,
             snapshot=_snapshot(spec),
@@ -357,10 +354,18 @@ def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.Par
     return calls.PartInfo(size_of(shapes), header_of(shapes))
 
 
-def _capacities(spec: RunSpec, payload_bytes: Mapping[int, int]) -> dict[int, int]:
+def _payloads(spec: RunSpec, stages: Iterable[int]) -> dict[tuple[int, bool], calls.PayloadInfo]:
+    return {
+        (stage, is_dense): calls.PayloadInfo(layout.codec, layout.nbytes)
+        for stage in stages
+        for is_dense, layout in payload_kinds(spec, stage).items()
+    }
+
+
+def _capacities(spec: RunSpec, stages: Iterable[int]) -> dict[int, int]:
     if spec.outer.exchange == "gathered":
-        return dict(payload_bytes)
-    return {stage: most_nbytes(parameter_count(spec, stage)) for stage in payload_bytes}
+        return {stage: longest_nbytes(spec, stage) for stage in stages}
+    return {stage: most_nbytes(parameter_count(spec, stage)) for stage in stages}
 
 
 def _snapshot(spec: RunSpec) -> calls.PartInfo:

@@ -1,7 +1,8 @@
 """The values of a tensor that a replica sends: the largest of every chunk, in few bits each.
 
 SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks (:class:`TensorLayout`), from each the k values of
-largest magnitude are kept (:func:`top_k`) and quantized (protocol.algorithm.quantizers).
+largest magnitude are kept (protocol.algorithm.largest) and quantized (protocol.algorithm.quantizers). With a
+mask (protocol.algorithm.random_mask) these are the values at the positions of the mask instead.
 
 The work proceeds in blocks of a few chunks, which stay in the processor's caches and need little memory.
 
@@ -20,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.algorithm.largest import top_k
 from protocol.algorithm.quantizers.loading import payload_quantizer
 from protocol.algorithm.quantizers.magnitudes import value_table
 from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues
+from protocol.algorithm.random_mask import TensorMask
 from protocol.spec.outer import OuterSpec
 
 BLOCK = 1 << 19
@@ -56,7 +59,8 @@ class SparseTensor:
 
     Attributes:
         indices_s: int64, row-major element numbers; chunk after chunk, ascending within each. None if the
-            exchange is dense: all elements in order.
+            exchange is dense: all elements in order. With a mask all payloads of a round share one tensor,
+            which nobody changes.
         codes_s, magnitudes, scales_s: the values, as in QuantizedValues (protocol.algorithm.quantizers).
     """
 
@@ -153,10 +157,13 @@ class TensorLayout:
     "flat": consecutive runs of ``outer.chunk`` in row-major order, the last one possibly shorter.
     "tiles": tiles of h x w, where h (w) is the largest divisor of the dimension up to sqrt(chunk), tiles
     and their elements in row-major order; a 1-D tensor counts as one row.
+
+    `outer` is the codec of one round. `mask` tells the positions where it is masked, and is None elsewhere.
     """
 
     shape: tuple[int, ...]
     outer: OuterSpec
+    mask: TensorMask | None = None
 
     @property
     def numel(self) -> int:
@@ -176,6 +183,28 @@ class TensorLayout:
     def sent(self) -> int:
         """s, the values sent of one tensor."""
         return sum(group.count * group.k for group in self.groups)
+
+    @property
+    def has_indices(self) -> bool:
+        """Whether a payload tells the positions of its values."""
+        return not self.outer.dense and self.mask is None
+
+    @cached_property
+    def masked_positions(self) -> NDArray[np.int64]:
+        """[s]: the positions of the mask, counted chunk after chunk, ascending; no caller changes them."""
+        assert self.mask is not None
+        positions_s, rotations_c = np.empty(self.sent, np.int64), self.mask.rotations(len(self.lengths_c))
+        first = 0
+        for group, values, starts_c1 in self.sections():
+            found_ck = self.mask.positions(group.size, group.k, rotations_c[first : first + group.count])
+            positions_s[values] = (found_ck + starts_c1).ravel()
+            first += group.count
+        return positions_s
+
+    @cached_property
+    def masked_indices(self) -> Tensor:
+        """The same positions as row-major element numbers."""
+        return self.row_major(torch.from_numpy(self.masked_positions))
 
     def sections(self) -> Iterator[tuple[ChunkGroup, slice, NDArray[np.int64]]]:
         """Each group, the slice of its values, and the first elements [c, 1] of its chunks."""
@@ -284,7 +313,17 @@ def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseT
     The blocks are searched on their device; only the values sent, and few others, are copied to the host.
     """
     if layout.outer.dense:
-        return SparseTensor(None, torch.cat([run.to("cpu", copy=True) for run in elements]))
+        indices_s, values_s = None, torch.cat([run.to("cpu", copy=True) for run in elements]).numpy()
+    elif layout.mask is not None:
+        indices_s, values_s = layout.masked_indices, _masked(elements, layout)
+    else:
+        positions_s, values_s = _largest(elements, layout)
+        indices_s = layout.row_major(torch.from_numpy(positions_s))
+    return SparseTensor.of(indices_s, payload_quantizer(layout.outer).quantize(values_s, layout.lengths_c))
+
+
+def _largest(elements: Iterable[Tensor], layout: TensorLayout) -> tuple[NDArray[np.int64], Floats]:
+    """The largest values [s] of every chunk, and their positions [s], counted chunk after chunk."""
     values: list[Floats] = []
     positions_s, sent = np.empty(layout.sent, np.int64), 0
     for block, run in zip(layout.blocks(), elements, strict=True):
@@ -294,80 +333,17 @@ def sparsify_blocks(elements: Iterable[Tensor], layout: TensorLayout) -> SparseT
         positions_s[sent : sent + indices_ck.size] = (indices_ck + starts_c1).ravel()
         values.append(values_ck.ravel())
         sent += indices_ck.size
-    indices_s, values_s = layout.row_major(torch.from_numpy(positions_s)), np.concatenate(values)
-    return SparseTensor.of(indices_s, payload_quantizer(layout.outer).quantize(values_s, layout.lengths_c))
+    return positions_s, np.concatenate(values)
 
 
-def top_k(chunks_cn: Tensor, k: int) -> tuple[NDArray[np.int64], Floats]:
-    """The k values [c, k] of largest magnitude of every row, of equal ones the first, and their indices.
-
-    Each row is cut into groups. No element below the k-th largest of the groups' maxima can be among the k
-    largest. The others, the candidates, are few; the host decides between them. Rows with many candidates,
-    such as rows of zeros, are decided on the device first.
-
-    Args:
-        chunks_cn: finite, float32 or float64, any device.
-
-    Returns:
-        Ascending indices [c, k], and values.
-    """
-    count, size = chunks_cn.shape
-    magnitude_cn = chunks_cn.abs()
-    # More groups leave fewer candidates, and cost more in the search for the bound.
-    groups = min(4 * k, size)
-    # The elements that fill no group only fail to raise the bound.
-    maxima_cg = magnitude_cn[:, : size // groups * groups].view(count, -1, groups).amax(dim=1)
-    bound_c1 = maxima_cg.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    is_candidate_cn = _at_least(magnitude_cn, bound_c1)
-    candidates = _flatnonzero(is_candidate_cn)
-    lengths_c = np.bincount(candidates // size)
-    if lengths_c.max() > 2 * groups:  # too many to copy
-        crowded = torch.from_numpy(np.flatnonzero(lengths_c > 2 * groups)).to(chunks_cn.device)
-        is_candidate_cn[crowded] = _is_chosen(magnitude_cn[crowded], k)
-        candidates = _flatnonzero(is_candidate_cn)
-    values = chunks_cn.reshape(-1)[torch.from_numpy(candidates).to(chunks_cn.device)].numpy(force=True)
-    row = candidates // size
-    is_chosen = _is_chosen_of(row, np.abs(values), k)
-    indices = candidates[is_chosen] - row[is_chosen] * size
-    return indices.reshape(count, k), values[is_chosen].reshape(count, k)
-
-
-def _is_chosen(magnitude_cn: Tensor, k: int) -> Tensor:
-    """Which elements [c, n] are the k largest of their row, of equal ones the first."""
-    cut_c1 = magnitude_cn.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    above_cn, at_cut_cn = magnitude_cn > cut_c1, magnitude_cn == cut_c1
-    room_c1 = k - above_cn.sum(dim=1, keepdim=True)
-    return above_cn | (at_cut_cn & (at_cut_cn.cumsum(dim=1, dtype=torch.int32) <= room_c1))
-
-
-def _is_chosen_of(row: NDArray[np.int64], magnitude: Floats, k: int) -> NDArray[np.bool_]:
-    """As :func:`_is_chosen`, for a list of elements: their rows, ascending, and their magnitudes."""
-    lengths_c = np.bincount(row)
-    count, width = len(lengths_c), int(lengths_c.max())
-    # Rows become as wide as the longest; -1 is below every magnitude.
-    padded = np.full(count * width, -1.0, magnitude.dtype)
-    gaps_c = np.arange(count) * width - (lengths_c.cumsum() - lengths_c)
-    padded[np.arange(len(row)) + gaps_c[row]] = magnitude
-    cut = np.partition(padded.reshape(count, width), width - k, axis=1)[:, width - k][row]
-    is_chosen: NDArray[np.bool_] = magnitude >= cut
-    # Only ties at the cut can give more than k of a row: of these the first are taken.
-    if np.count_nonzero(is_chosen) > count * k:
-        tied = np.flatnonzero(magnitude == cut)
-        room = k - np.bincount(row[magnitude > cut], minlength=count)[row[tied]]
-        place = np.arange(len(tied)) - np.searchsorted(row[tied], row[tied])
-        is_chosen[tied] = place < room
-    return is_chosen
-
-
-def _at_least(magnitude_cn: Tensor, bound_c1: Tensor) -> Tensor:
-    """Where the magnitude reaches the bound. On the CPU numpy compares three times as fast as torch."""
-    if magnitude_cn.device.type == "cpu":
-        return torch.from_numpy(np.greater_equal(magnitude_cn.numpy(), bound_c1.numpy()))
-    return magnitude_cn >= bound_c1
-
-
-def _flatnonzero(mask: Tensor) -> NDArray[np.int64]:
-    """Flat positions of what is set, on the host. On the CPU numpy needs a tenth of torch's time."""
-    if mask.device.type == "cpu":
-        return np.flatnonzero(mask.numpy())
-    return mask.flatten().nonzero().squeeze(1).numpy(force=True)
+def _masked(elements: Iterable[Tensor], layout: TensorLayout) -> Floats:
+    """The values [s] at the positions of the mask."""
+    values: list[Floats] = []
+    sent = 0
+    for block, run in zip(layout.blocks(), elements, strict=True):
+        stop = sent + block.chunks.count * block.chunks.k
+        inside = torch.from_numpy(layout.masked_positions[sent:stop] - block.start)
+        chunks_cn = layout.chunks_of(block, run)
+        values.append(chunks_cn.reshape(-1)[inside.to(run.device)].numpy(force=True))
+        sent = stop
+    return np.concatenate(values)

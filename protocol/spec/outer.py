@@ -17,6 +17,10 @@ _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, in the memory of every member."""
 
 
+_BITS = {"2bit": 2, "1bit": 1, "none": 32}
+"""Of a value, by quantizer."""
+
+
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 """DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
 
@@ -32,6 +36,18 @@ class OuterSpec(Section):
     error_decay: float = Field(0.95, ge=0, le=1, description="beta of the error feedback")
     chunk: int = Field(4096, ge=1, le=65536)
     top_k: int = Field(32, ge=0, description="values sent per full chunk; 0 sends all of them (dense)")
+    selection: Literal["largest", "random"] = Field(
+        "largest",
+        description="which values of a chunk are sent: the largest, with their positions; or those at random "
+        "positions that all replicas derive from the seed of the run, the same for all in a round",
+    )
+    dense_every: int = Field(
+        0, ge=0, description="in every so-many-th round replicas send all values of each chunk; 0: never"
+    )
+    dense_quantizer: PayloadQuantizerName | None = Field(
+        None,
+        description="of dense rounds; None: as in the other rounds, and float32 where top_k is 0",
+    )
     layout: Literal["flat", "tiles"] = "flat"
     short_chunk: Literal["proportional", "clip"] = "proportional"
     indices: Literal["elias-fano", "enumerative"] = Field(
@@ -71,6 +87,46 @@ class OuterSpec(Section):
         return self.top_k == 0
 
     @property
+    def is_masked(self) -> bool:
+        """Whether a payload has the values at random positions (protocol.algorithm.random_mask)."""
+        return self.selection == "random" and not self.dense
+
+    def is_dense_in(self, round_number: int) -> bool:
+        """Whether :attr:`dense_every` makes this round a dense one."""
+        return self.dense_every > 0 and round_number % self.dense_every == 0
+
+    def of_round(self, round_number: int) -> OuterSpec:
+        """The codec of the payloads of one round: a dense round sends all values."""
+        if not self.is_dense_in(round_number):
+            return self
+        return self.model_copy(update={"top_k": 0, "dense_quantizer": self.dense_quantizer or self.quantizer})
+
+    @property
+    def value_quantizer(self) -> str:
+        """Name of the quantizer of the values sent, for the codec of one round."""
+        return (self.dense_quantizer or "none") if self.dense else self.quantizer
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """About the bits of a payload for each parameter, positions included; mean over all rounds."""
+        if not self.dense_every:
+            return _bits(self)
+        dense_share = 1 / self.dense_every
+        return (1 - dense_share) * _bits(self) + dense_share * self.most_bits_per_parameter
+
+    @property
+    def most_bits_per_parameter(self) -> float:
+        """The same in the rounds with the longest payloads."""
+        return _bits(self.of_round(self.dense_every))
+
+    @property
+    def can_be_reduced(self) -> bool:
+        """Whether exchange "reduced" is possible with all other fields as they are."""
+        varies = self.dense_every or self.dense_quantizer
+        sends_sums = self.selection == "largest" and self.weighting == "assigned"
+        return self.layout == "flat" and sends_sums and not varies
+
+    @property
     def of_result(self) -> OuterSpec:
         """The codec of the results that reducers send; of exchange "reduced"."""
         # A sum of many replicas has more large values than one payload (measured: docs/reduction.md).
@@ -105,6 +161,12 @@ class OuterSpec(Section):
             tree.pop("reduced_top_k", None)
         if self.weighting == "assigned":
             tree.pop("weighting", None)
+        if self.selection == "largest":
+            tree.pop("selection", None)
+        if not self.dense_every:
+            tree.pop("dense_every", None)
+        if self.dense_quantizer is None:
+            tree.pop("dense_quantizer", None)
         return tree
 
     @model_validator(mode="after")
@@ -113,12 +175,15 @@ class OuterSpec(Section):
             if self.reduced_top_k is not None:
                 raise ValueError("reduced_top_k is for exchange 'reduced', and exchange is 'gathered'")
             return self
-        if self.layout == "tiles":
-            raise ValueError("exchange 'reduced' needs layout 'flat': reducers take runs of elements")
         if self.weighting == "robust":
             raise ValueError(
                 "weighting 'robust' needs exchange 'gathered': the distance of a payload is over its whole "
                 "stage, and a reducer sees one part"
+            )
+        if not self.can_be_reduced:
+            raise ValueError(
+                "exchange 'reduced' needs layout 'flat' (reducers take runs of elements), selection "
+                "'largest' (they send the largest sums), and no dense_every and dense_quantizer"
             )
         # The limits of top_k hold for results, too. model_copy has not checked them.
         OuterSpec.model_validate(dict(self.of_result))
@@ -137,8 +202,18 @@ class OuterSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _rounds_differ(self) -> OuterSpec:
+        if self.dense and self.dense_every:
+            raise ValueError("top_k 0 makes every round dense: leave out dense_every, or set top_k")
+        if self.dense and self.selection == "random":
+            raise ValueError("selection 'random' needs a top_k; 0 sends all values")
+        if self.dense_quantizer and not (self.dense or self.dense_every):
+            raise ValueError("dense_quantizer is for dense rounds: set dense_every, or top_k 0")
+        return self
+
+    @model_validator(mode="after")
     def _enumeration_table_is_small(self) -> OuterSpec:
-        if self.indices == "enumerative" and not self.dense:
+        if self.indices == "enumerative" and not self.dense and not self.is_masked:
             nbytes = 4 * self.chunk * self.top_k
             # The product alone bounds the binomials before they are computed.
             if nbytes <= _MOST_TABLE_BYTES:
@@ -149,3 +224,12 @@ class OuterSpec(Section):
                     f"{self.top_k} of {self.chunk}: use a smaller top_k or chunk, or 'elias-fano'"
                 )
         return self
+
+
+def _bits(outer: OuterSpec) -> float:
+    """About the bits for each parameter in a round with this codec."""
+    if outer.dense:
+        return _BITS[outer.value_quantizer]
+    share = outer.top_k / outer.chunk
+    positions = 0.0 if outer.is_masked else 2 - math.log2(share)
+    return share * (_BITS[outer.value_quantizer] + positions)

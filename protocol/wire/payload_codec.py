@@ -2,8 +2,8 @@
 
 Layout: a header (magic, version, fingerprint of names, shapes and codec), then tensor after tensor in
 canonical order, each as [magnitudes, float32] [scales, a byte per chunk] [indices, chunk after chunk]
-codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec, none
-from the bytes, and every content has exactly one valid form.
+codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec and
+the round, none from the bytes, and every content has exactly one valid form.
 
 For 32 of 4096, indices take 36 bytes per chunk ("elias-fano") or 33.4 ("enumerative"), 2-bit codes 8.
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from protocol.algorithm.indices import index_code
 from protocol.algorithm.quantizers.loading import payload_quantizer
+from protocol.algorithm.random_mask import RoundMask
 from protocol.algorithm.topk import SparseTensor, TensorLayout
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec
@@ -36,18 +37,40 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PayloadLayout:
-    """The form of every payload of one stage; `shapes` are its parameters in canonical order."""
+    """The form of every payload of one stage in one round.
+
+    Attributes:
+        shapes: of the parameters of the stage, in canonical order.
+        outer: the codec of the round (OuterSpec.of_round).
+        mask: the positions of the values if the codec is masked, else None.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     outer: OuterSpec
+    mask: RoundMask | None = None
+
+    @classmethod
+    def of_round(
+        cls, shapes: Mapping[str, tuple[int, ...]], outer: OuterSpec, seed: int, round_number: int
+    ) -> PayloadLayout:
+        """The form in `round_number` of a run with this section `outer` and this seed."""
+        of_round = outer.of_round(round_number)
+        return cls(shapes, of_round, RoundMask(seed, round_number) if of_round.is_masked else None)
+
+    def __post_init__(self) -> None:
+        if self.outer.is_masked != (self.mask is not None):
+            raise ValueError("a payload has a mask if, and only if, the selection is 'random'")
 
     @cached_property
     def tensors(self) -> dict[str, TensorLayout]:
-        return {name: TensorLayout(shape, self.outer) for name, shape in self.shapes.items()}
+        return {
+            name: TensorLayout(shape, self.outer, self.mask.of_tensor(name) if self.mask else None)
+            for name, shape in self.shapes.items()
+        }
 
     @cached_property
     def nbytes(self) -> int:
-        """Length of every payload of this stage."""
+        """Length of every payload of this stage in this round."""
         return _HEADER.size + sum(self.lengths.values())
 
     @cached_property
@@ -59,18 +82,21 @@ class PayloadLayout:
     def codec(self) -> str:
         """Short name of codec and parameters, such as ``ef2bit-v1:4096/32``."""
         outer = self.outer
+        values = "32" if outer.value_quantizer == "none" else outer.value_quantizer
+        scaled = "/scaled" * payload_quantizer(outer).scaled
         if outer.dense:
-            return f"dense32-v{_VERSION}"
-        indices = {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
-        values = "32" if outer.quantizer == "none" else outer.quantizer
-        options = "/tiles" * (outer.layout == "tiles") + "/clip" * (outer.short_chunk == "clip")
-        options += "/scaled" * payload_quantizer(outer).scaled
+            # Only scales depend on the chunks.
+            return f"dense{values}-v{_VERSION}" + (f":{outer.chunk}{scaled}" if scaled else "")
+        indices = "rm" if outer.is_masked else {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
+        options = "/tiles" * (outer.layout == "tiles") + "/clip" * (outer.short_chunk == "clip") + scaled
         return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}{options}"
 
     @cached_property
     def header(self) -> bytes:
-        """The first bytes of every payload of this stage."""
-        description = json.dumps([self.codec, list(self.shapes.items())]).encode()
+        """The first bytes of every payload of this stage in this round."""
+        # A mask is of one round: values of another one have other positions.
+        mask = (self.mask.seed, self.mask.round_number) if self.mask else ()
+        description = json.dumps([self.codec, list(self.shapes.items()), *mask]).encode()
         return _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(description).digest()[:8])
 
 
@@ -90,7 +116,8 @@ def encode_tensor(layout: TensorLayout, sparse: SparseTensor) -> bytes:
     """One tensor's part of a payload."""
     *before, codes = payload_quantizer(layout.outer).pack(sparse.quantized, layout.lengths_c)
     parts = [array.tobytes() for array in before]
-    if sparse.indices_s is not None:
+    if layout.has_indices:
+        assert sparse.indices_s is not None
         positions_s = layout.positions(sparse.indices_s).numpy()
         for group, values, starts_c1 in layout.sections():
             indices_ck = positions_s[values].reshape(group.count, group.k) - starts_c1
@@ -123,7 +150,7 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
 
 def _tensor_nbytes(layout: TensorLayout) -> int:
     values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.lengths_c))
-    if layout.outer.dense:
+    if not layout.has_indices:
         return values
     codes = ((index_code(layout.outer, group.size, group.k), group.count) for group in layout.groups)
     return values + sum(code.nbytes(count) for code, count in codes)
@@ -136,8 +163,8 @@ def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor
     for part in quantizer.parts(lengths_c)[:-1]:
         parts.append(raw[: part.nbytes])
         raw = raw[part.nbytes :]
-    indices_s = None
-    if not layout.outer.dense:
+    indices_s = None if layout.mask is None else layout.masked_indices
+    if layout.has_indices:
         positions_s = np.empty(layout.sent, np.int64)
         for group, values, starts_c1 in layout.sections():
             code = index_code(layout.outer, group.size, group.k)

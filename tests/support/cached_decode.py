@@ -14,10 +14,10 @@ def cached_decode() -> Callable[[PayloadLayout, bytes], dict[str, SparseTensor]]
     Each replica decodes each payload twice: for the check and for the outer step. With all replicas in one
     process this would take up to a third of the time of a test.
     """
-    cache: dict[tuple[tuple[str, ...], bytes], dict[str, SparseTensor]] = {}
+    cache: dict[tuple[bytes, bytes], dict[str, SparseTensor]] = {}
 
     def decode_once(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
-        key = tuple(layout.tensors), data
+        key = layout.header, data
         if key not in cache:
             cache[key] = decode(layout, data)
         return cache[key]

@@ -22,7 +22,7 @@ from protocol.types import DType, TensorHeader
 
 
 class Float32Values:
-    """Payload values as float32, and all values of a dense exchange. `scaled` has no effect."""
+    """Payload values as float32. `scaled` has no effect."""
 
     scaled = False
 

@@ -6,7 +6,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from protocol.algorithm.quantizers.floats import Float32Values
 from protocol.algorithm.quantizers.quantizer import LinkQuantizer, PayloadQuantizer
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
@@ -20,8 +19,8 @@ def link_quantizer(dtype: str) -> LinkQuantizer:
 
 
 def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
-    """The quantizer of the payloads of a run; a dense exchange sends float32 whatever the quantizer."""
-    return Float32Values() if outer.dense else _payload_quantizer(outer.quantizer, outer.codebook)
+    """The quantizer of the payloads of a round whose codec is `outer` (OuterSpec.of_round)."""
+    return _payload_quantizer(outer.value_quantizer, outer.codebook)
 
 
 @cache

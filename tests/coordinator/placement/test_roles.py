@@ -16,14 +16,13 @@ from coordinator.state.events import InviteCreated, InviteUsed, RoleChanged
 from coordinator.state.state import Peer
 from coordinator.status.messages import event_message, run_message
 from coordinator.status.run_status import run_status
-from node.model.shapes import parameter_shapes
+from node.model.payloads import longest_nbytes, mean_nbytes
 from protocol.algorithm.flops import microbatch_flops
 from protocol.errors import ErrorCode
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import Capacity, Estimates, Lifecycle, PeerId, Reachability, Role, StageRange
-from protocol.wire.payload_codec import PayloadLayout
 from tests.builders import Keyed, spec_of
 from tests.support.coordinator_run import (
     ALL,
@@ -68,6 +67,13 @@ class TestObstacles:
         assert "its line" in obstacle(SPEC, self.able(uplink=nbytes / 12), round_seconds=10.0)
         assert not obstacle(SPEC, self.able(uplink=nbytes / 4), round_seconds=0.1), "a group waits that long"
 
+    def test_a_line_has_to_carry_a_dense_payload_within_the_time_to_fetch(self) -> None:
+        spec = spec_of(outer__dense_every=1000)
+        longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages))
+        able, slow = (self.able(uplink=longest / (spec.timing.fetch * share)) for share in (0.9, 1.1))
+        assert not obstacle(spec, able, round_seconds=1.0), "a few rounds may be longer than the others"
+        assert "its line" in obstacle(spec, slow, round_seconds=1.0)
+
     @pytest.mark.parametrize(("balance", "allowed"), [(False, 2.0), (True, 4.0)])
     def test_a_slow_peer_does_not_train_alone(self, balance: bool, allowed: float) -> None:
         spec = spec_of(stages=2, replicas=1, pipelines=1, grouping__balance=balance)
@@ -80,11 +86,19 @@ class TestObstacles:
 
     @pytest.mark.parametrize(
         "outer",
-        [{}, {"outer__quantizer": "1bit"}, {"outer__quantizer": "none"}, {"outer__top_k": 0}],
+        [
+            {},
+            {"outer__quantizer": "1bit"},
+            {"outer__quantizer": "none"},
+            {"outer__top_k": 0},
+            {"outer__selection": "random"},
+            {"outer__dense_every": 4},
+            {"outer__dense_every": 4, "outer__selection": "random", "outer__dense_quantizer": "1bit"},
+        ],
     )
     def test_the_size_of_a_payload_is_about_right(self, outer: dict[str, object]) -> None:
         spec = spec_of(stages=2, replicas=1, model__width=256, model__feed_forward=704, **outer)
-        exact = sum(PayloadLayout(parameter_shapes(spec, stage), spec.outer).nbytes for stage in range(2))
+        exact = sum(mean_nbytes(spec, stage) for stage in range(2))
         assert payload_bytes(spec) == pytest.approx(exact, rel=0.1)
 
 

@@ -49,6 +49,10 @@ def test_data_parallel_training_has_as_many_steps_in_rounds_of_one() -> None:
     assert trial.spec.total_steps == usual.total_steps == trial.spec.rounds
     assert (trial.spec.inner.steps, trial.spec.outer.dense, trial.spec.outer.overlap) == (1, True, 0)
     assert trial.variation.average_gradients
+    sparse = nano(**{"outer.selection": "random", "outer.dense_every": 2, "outer.dense_quantizer": "1bit"})
+    assert (
+        trial_in_mode(sparse, Mode.DATA_PARALLEL, 4).key == trial_in_mode(nano(), Mode.DATA_PARALLEL, 4).key
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ CODECS: list[dict[str, Any]] = [
     {"quantizer": "1bit", "codebook": "chunk", "indices": "enumerative"},
     {"codebook": "chunk"},
     {"top_k": 0},
+    {"dense_every": 2, "codebook": "chunk"},
+    {"selection": "random", "layout": "tiles", "short_chunk": "clip"},
+    {"selection": "random", "dense_every": 3, "dense_quantizer": "none"},
 ]
 SPEC = small_spec()
 
@@ -93,6 +96,8 @@ def test_replicas_that_apply_the_same_rounds_stay_equal_in_every_bit(codec: dict
         for index, replica in enumerate(replicas):
             replica.outer.commit(payloads[:included], index < included, replica.local)
         follower.commit(payloads[:included])
+        for each in (follower, *(replica.outer for replica in replicas)):
+            each.open_round(round_number + 2)
         agreed = {replica.outer.digest() for replica in replicas}
         assert len(agreed) == 1
         assert not agreed & digests, "the anchor has moved"
@@ -118,6 +123,29 @@ def test_commit_is_the_mean_over_all_contributors_in_fp32_in_the_order_given() -
             total[content[name].indices_s.numpy()] += content[name].values_s.numpy() * np.float32(weight)
         step = np.float32(SPEC.outer.learning_rate) * (total / np.float32(sum(weights)))
         assert np.array_equal(outer.anchor[name].numpy(), anchor - step.reshape(anchor.shape)), name
+
+
+def test_what_a_dense_round_leaves_of_error_feedback_is_the_error_of_its_quantizer() -> None:
+    """Values that are never among the largest, which other rounds would keep for ever."""
+    replica = Replica(small_spec(outer={"dense_every": 4, "error_decay": 1.0}), 0, stage=3)
+    left = []
+    for round_number in range(1, 5):
+        replica.train()
+        replica.outer.commit([(replica.propose(), 1.0)], True, replica.local)
+        replica.outer.open_round(round_number + 1)
+        left.append(sum(float(error.square().sum()) for error in replica.outer.error.values()))
+    assert left[0] < left[1] < left[2]
+    assert left[3] < 0.2 * left[2]
+
+
+def test_random_positions_bring_every_value_to_the_anchor_in_one_cycle() -> None:
+    replica = Replica(small_spec(outer={"selection": "random", "error_decay": 1.0}), 0, stage=3)
+    before = {name: anchor.clone() for name, anchor in replica.outer.anchor.items()}
+    replica.train()
+    for round_number in range(1, 17):  # 4 of 64 in each
+        replica.outer.commit([(replica.propose(), 1.0)], True, replica.local)
+        replica.outer.open_round(round_number + 1)
+    assert all((replica.outer.anchor[name] != anchor).all() for name, anchor in before.items())
 
 
 def test_dense_exchange_of_a_single_replica_takes_over_what_it_learned() -> None:
@@ -444,7 +472,7 @@ class NothingIsLost(RuleBasedStateMachine):
         self.learned = {name: torch.zeros_like(value) for name, value in self.mine.local.items()}
         self.sent = {name: torch.zeros_like(value) for name, value in self.mine.local.items()}
         self.pending: bytes | None = None
-        self.remembered = False
+        self.remembered, self.round_number = False, 1
 
     @precondition(lambda self: self.pending is None or self.remembered)
     @rule()
@@ -467,7 +495,13 @@ class NothingIsLost(RuleBasedStateMachine):
     @rule()
     def abort(self) -> None:
         self.mine.outer.abort(self.mine.local)
+        self._open_next_round()
+
+    def _open_next_round(self) -> None:
         self.pending, self.remembered = None, False
+        self.round_number += 1
+        for replica in (self.mine, self.other):
+            replica.outer.open_round(self.round_number)
 
     @precondition(lambda self: self.pending is not None)
     @rule(with_other=st.booleans())
@@ -491,7 +525,7 @@ class NothingIsLost(RuleBasedStateMachine):
         else:
             self.other.outer.abort(self.other.local)
             self.other.outer.commit(payloads, False, self.other.local)
-        self.pending, self.remembered = None, False
+        self._open_next_round()
 
     # While an estimate stands in for the anchor, local also contains the difference to the proposal.
     @precondition(lambda self: not (self.eager and self.remembered))

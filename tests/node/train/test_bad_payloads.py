@@ -174,7 +174,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         stack.push_async_callback(hivemind.close)
         peers.append(Peer(identity, client, hivemind))
     built = [await build for build in builds]
-    capacity = built[0].payload_bytes[0]
+    capacity = built[0].capacities[0]
     for peer in peers:
         await peer.hivemind.admit([identity.peer for identity in identities])
         home = folder / peer.identity.path.stem
@@ -206,7 +206,9 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
     await stray.call(Build(SPEC, StageRange(0, 1)))
     await _train(stray, len(honest))
     payload = await stray.call(Propose(0))
-    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0].codecs[0], coordinator.run)
+    return Round(
+        plan, (honest[0], honest[1]), peers[2], payload, built[0].payloads[0, False].codec, coordinator.run
+    )
 
 
 async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:

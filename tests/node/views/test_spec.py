@@ -24,3 +24,12 @@ def test_snapshots_of_the_embedding_are_shown_with_their_size() -> None:
     assert "every 5 rounds" in line
     kilobytes = 2 * spec.model.vocabulary * spec.model.width / 1000
     assert f"{kilobytes:.1f} kB" in line
+
+
+def test_dense_rounds_and_random_positions_are_shown() -> None:
+    assert "dense" not in shown()
+    text = shown(**{"outer.dense_every": 5, "outer.selection": "random"})
+    assert "rm2bit-v1:4096/128, dense2bit-v1" in text
+    assert "every 5 rounds, of 14.8 kB per replica" in text
+    [line] = [each for each in text.splitlines() if "positions" in each]
+    assert "random" in line

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from protocol.algorithm import topk
-from protocol.algorithm.topk import ChunkGroup, TensorLayout, sparsify, top_k
+from protocol.algorithm.largest import top_k
+from protocol.algorithm.topk import ChunkGroup, TensorLayout, sparsify
 from protocol.spec.outer import OuterSpec
 
 SHAPES = st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 24), st.integers(1, 24)))

@@ -11,8 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from node.model.shapes import parameter_shapes
+from protocol.algorithm.random_mask import RoundMask
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec
@@ -22,8 +24,23 @@ from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
+
+def outer_of(
+    top_k: int, selection: str, dense_every: int, dense_quantizer: str | None, **fields: Any
+) -> OuterSpec:
+    """A valid section: what its other fields give no meaning is left out."""
+    if top_k:
+        fields |= {"selection": selection, "dense_every": dense_every}
+    if not top_k or dense_every:
+        fields["dense_quantizer"] = dense_quantizer
+    return OuterSpec(top_k=top_k, **fields)
+
+
 OUTERS = st.builds(
-    OuterSpec,
+    outer_of,
+    selection=st.sampled_from(["largest", "random"]),
+    dense_every=st.integers(0, 3),
+    dense_quantizer=st.sampled_from([None, *PAYLOAD_QUANTIZERS]),
     chunk=st.sampled_from([16, 64]),
     top_k=st.integers(0, 16),
     layout=st.sampled_from(["flat", "tiles"]),
@@ -37,7 +54,7 @@ SHAPES = st.dictionaries(
     st.one_of(st.tuples(st.integers(1, 70)), st.tuples(st.integers(1, 12), st.integers(1, 12))),
     min_size=1,
 )
-LAYOUTS = st.builds(PayloadLayout, SHAPES, OUTERS)
+LAYOUTS = st.builds(PayloadLayout.of_round, SHAPES, OUTERS, st.integers(0, 2**63 - 1), st.integers(1, 10**7))
 
 
 def some_content(layout: PayloadLayout, seed: int) -> dict[str, SparseTensor]:
@@ -120,6 +137,35 @@ def test_a_payload_for_other_shapes_or_another_codec_is_refused() -> None:
             decode(other, data)
 
 
+def test_a_payload_of_another_kind_of_round_or_of_another_mask_is_refused() -> None:
+    outer = OuterSpec(chunk=64, top_k=4, selection="random", dense_every=3)
+    shapes = {"0.wq": (16, 16)}
+    mine, dense = (PayloadLayout.of_round(shapes, outer, 7, number) for number in (1, 3))
+    data = encode(mine, some_content(mine, 0))
+    with pytest.raises(HetnodeError, match="bytes instead of"):
+        decode(dense, data)
+    for seed, number in ((7, 2), (8, 1)):
+        other = PayloadLayout.of_round(shapes, outer, seed, number)
+        assert (other.codec, other.nbytes) == (mine.codec, mine.nbytes)
+        with pytest.raises(HetnodeError, match="header"):
+            decode(other, data)
+
+
+def test_a_layout_has_a_mask_if_and_only_if_positions_are_random() -> None:
+    for selection, mask in (("largest", RoundMask(0, 1)), ("random", None)):
+        with pytest.raises(ValueError, match="mask"):
+            PayloadLayout({}, OuterSpec(selection=selection), mask)
+
+
+def test_values_at_random_positions_are_those_of_the_tensor() -> None:
+    outer = OuterSpec(chunk=64, top_k=8, selection="random", quantizer="none", layout="tiles")
+    layout = PayloadLayout.of_round({"0.wq": (24, 40)}, outer, 3, 5)
+    tensor = torch.randn(24, 40)
+    [sparse] = decode(layout, encode(layout, {"0.wq": sparsify(tensor, layout.tensors["0.wq"])})).values()
+    assert sparse.indices_s is not None
+    assert torch.equal(sparse.values_s, tensor.reshape(-1)[sparse.indices_s])
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -1.0, -0.0])
 @pytest.mark.parametrize("options", [{}, {"quantizer": "1bit"}, {"codebook": "chunk"}], ids=str)
 def test_magnitudes_that_are_not_finite_and_positive_are_refused(
@@ -155,6 +201,11 @@ BYTES_PER_CHUNK = [
     ({"indices": "enumerative", "quantizer": "1bit", "codebook": "chunk"}, 33.375 + 4 + 1),
     ({"quantizer": "none"}, 36 + 128.0),
     ({"top_k": 0}, 4.0 * 4096),
+    ({"top_k": 0, "dense_quantizer": "2bit"}, 4096 / 4),
+    ({"top_k": 0, "dense_quantizer": "1bit", "codebook": "chunk"}, 4096 / 8 + 1),
+    # As many values as fit into the bytes of the 32 largest, 4 and 5.5 times as many.
+    ({"top_k": 128, "selection": "random", "codebook": "chunk"}, 32 + 1.0),
+    ({"top_k": 176, "selection": "random"}, 44.0),
 ]
 
 
@@ -162,11 +213,15 @@ def bytes_per_chunk(options: dict[str, Any]) -> float:
     return next(nbytes for known, nbytes in BYTES_PER_CHUNK if known == options)
 
 
+def layout_of(shapes: dict[str, tuple[int, ...]], options: dict[str, Any]) -> PayloadLayout:
+    return PayloadLayout.of_round(shapes, OuterSpec(**options), 0, 1)
+
+
 @pytest.mark.parametrize(("options", "nbytes"), BYTES_PER_CHUNK, ids=str)
 def test_the_bytes_per_chunk_of_each_codec(options: dict[str, Any], nbytes: float) -> None:
-    layout, less = (PayloadLayout({"head": (chunks, 4096)}, OuterSpec(**options)) for chunks in (1008, 1000))
+    layout, less = (layout_of({"head": (chunks, 4096)}, options) for chunks in (1008, 1000))
     assert (layout.nbytes - less.nbytes) / 8 == nbytes
-    magnitudes = {"2bit": 8, "1bit": 4, "none": 0}[layout.outer.quantizer] * (not layout.outer.dense)
+    magnitudes = {"2bit": 8, "1bit": 4, "none": 0}[layout.outer.value_quantizer]
     assert layout.nbytes == 1008 * nbytes + 16 + magnitudes, "behind the header and the magnitudes"
 
 
@@ -213,7 +268,7 @@ def test_all_that_is_not_chunks_is_below_one_percent_of_a_stage_of_ten_million(
 @pytest.mark.parametrize("options", [options for options, _ in BYTES_PER_CHUNK], ids=str)
 def test_the_form_of_every_codec_is_this(options: dict[str, Any]) -> None:
     """A member that reads or writes another form belongs to another version."""
-    layout = PayloadLayout({"0.wq": (3, 4096), "norm_f": (129,)}, OuterSpec(**options))
+    layout = layout_of({"0.wq": (3, 4096), "norm_f": (129,)}, options)
     content = {name: plain_content(tensor) for name, tensor in layout.tensors.items()}
     data = encode(layout, content)
     assert_same(content, decode(layout, data))
@@ -222,23 +277,26 @@ def test_the_form_of_every_codec_is_this(options: dict[str, Any]) -> None:
 
 def plain_content(layout: TensorLayout) -> SparseTensor:
     """Content that no floating-point operation has touched."""
-    if layout.outer.dense:
-        return SparseTensor(None, torch.arange(layout.numel, dtype=torch.float32) / 8)
+    indices = None if layout.outer.dense else layout.masked_indices if layout.mask else even_indices(layout)
+    numbers = torch.arange(layout.sent)
+    if layout.outer.value_quantizer == "none":
+        return SparseTensor(indices, numbers / 8)
+    magnitudes = torch.tensor([0.75, 1.5])[: {"2bit": 2, "1bit": 1}[layout.outer.value_quantizer]]
+    codes = (numbers % (2 * len(magnitudes))).to(torch.uint8)
+    scales = None
+    if layout.outer.codebook == "chunk":
+        scales = torch.from_numpy(np.repeat(np.arange(len(layout.lengths_c)) * 50, layout.lengths_c)).byte()
+    return SparseTensor(indices, codes, magnitudes, scales)
+
+
+def even_indices(layout: TensorLayout) -> Tensor:
     indices = [
         block.start + chunk * block.chunks.size + i * (block.chunks.size // block.chunks.k)
         for block in layout.blocks()
         for chunk in range(block.chunks.count)
         for i in range(block.chunks.k)
     ]
-    numbers = torch.arange(len(indices))
-    if layout.outer.quantizer == "none":
-        return SparseTensor(torch.tensor(indices), numbers / 8)
-    magnitudes = torch.tensor([0.75, 1.5])[: {"2bit": 2, "1bit": 1}[layout.outer.quantizer]]
-    codes = (numbers % (2 * len(magnitudes))).to(torch.uint8)
-    scales = None
-    if layout.outer.codebook == "chunk":
-        scales = torch.from_numpy(np.repeat(np.arange(len(layout.lengths_c)) * 50, layout.lengths_c)).byte()
-    return SparseTensor(torch.tensor(indices), codes, magnitudes, scales)
+    return torch.tensor(indices)
 
 
 FORMS = {
@@ -249,18 +307,26 @@ FORMS = {
     "en1bit-v1:4096/32/scaled": "ec473a96debe5021",
     "ef32-v1:4096/32": "cd36c09bc84616b4",
     "dense32-v1": "6b776d96ad4971b6",
+    "dense2bit-v1": "fbeb1e1ad0cb2a55",
+    "dense1bit-v1:4096/scaled": "9a4be283bd61d17f",
+    "rm2bit-v1:4096/128/scaled": "a0e21f9e400da46d",
+    "rm2bit-v1:4096/176": "0c8e91e7ed1ab7ee",
 }
 
 
 def test_codecs_are_named_with_their_parameters() -> None:
     def codec(**outer) -> str:
-        return PayloadLayout({}, OuterSpec(**outer)).codec
+        return layout_of({}, outer).codec
 
     assert codec() == "ef2bit-v1:4096/32"
     assert codec(quantizer="none", layout="tiles", short_chunk="clip") == "ef32-v1:4096/32/tiles/clip"
     assert codec(top_k=0, indices="enumerative", codebook="chunk") == "dense32-v1"
     assert codec(indices="enumerative", quantizer="1bit", codebook="chunk") == "en1bit-v1:4096/32/scaled"
     assert codec(quantizer="none", codebook="chunk") == codec(quantizer="none"), "values have no codebook"
+    assert codec(selection="random", indices="enumerative", layout="tiles") == "rm2bit-v1:4096/32/tiles"
+    assert codec(dense_every=1, layout="tiles") == "dense2bit-v1"
+    assert codec(dense_every=1, dense_quantizer="1bit", codebook="chunk") == "dense1bit-v1:4096/scaled"
+    assert codec(dense_every=1, dense_quantizer="none") == "dense32-v1"
 
 
 def test_unused_bits_of_the_codes_must_be_zero() -> None:

@@ -60,7 +60,7 @@ def advice(
             rounds = min(n for n, each in found.items() if each <= _NEARLY * shortest)
             spec, best = tried[rounds], found[rounds]
             yield Advice(f"link.embedding_every = {rounds}", best, 1 - best / base.round_seconds)
-    if spec.outer.exchange == "gathered" and spec.outer.can_be_reduced:
+    if spec.outer.exchange == "gathered" and spec.can_be_reduced:
         reduced = seconds(_with_reduction(spec))
         if best - reduced >= least_saved:
             yield Advice('outer.exchange = "reduced"', reduced, 1 - reduced / base.round_seconds)

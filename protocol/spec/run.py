@@ -158,6 +158,11 @@ class RunSpec(Section):
         """
         return self.total_steps * self.global_batch * self.model.context
 
+    @property
+    def can_be_reduced(self) -> bool:
+        """Whether outer.exchange "reduced" is possible with all other fields as they are."""
+        return self.outer.can_be_reduced and self.grouping.weights == "equal"
+
     def microbatches_of(self, replica: Replica) -> int:
         """Microbatches of `replica` in one inner step."""
         return replica.microbatches or self.inner.microbatches

@@ -160,7 +160,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
         assert stage.propose(local) is not None
 
     propose()  # tables are made, and code is loaded
-    stage.abort()
+    stage.abort(local)
     growth = peak_growth(propose)
     payload = stage.propose(local)
     assert payload is not None

@@ -182,7 +182,8 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     outer_state = (
         4 * (2 + copies) * parameters + (stages.first > 0) * copies * table if device == "cpu" else 0
     )
-    return 16 * parameters + activations + loss + projection + outer_state
+    link_table = (stages.first > 0) * spec.link_table_parameters
+    return 16 * (parameters + link_table) + activations + loss + projection + outer_state
 
 
 def memory_budget(spec: RunSpec, capacity: Capacity) -> float:

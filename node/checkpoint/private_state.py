@@ -2,7 +2,8 @@
 
 It is in the folder ``private`` of a checkpoint::
 
-    stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME if it differs from the anchor
+    stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME if it differs from the anchor;
+                               table/NAME, table_first/NAME, table_second/NAME of the link into this stage
     private.json               round, and for each stage: file, bytes, sha-256, AdamW's counters
 
 It is not part of the global model: it is never served to others or assembled, and the anchors are complete
@@ -15,10 +16,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 from node.checkpoint.files import (
@@ -36,31 +37,51 @@ from node.checkpoint.files import (
     write_text,
 )
 from node.checkpoint.layout import stage_file
-from node.model.shapes import parameter_shapes
+from node.model.shapes import link_table_shapes, parameter_shapes
 from node.optimizer.inner import AdamWState
 from node.optimizer.outer_stage import OuterStageState
 from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
 _RECORD = "private.json"
+_MOMENTS = "first", "second"
+_TABLE, _TABLE_MOMENTS = "table", ("table_first", "table_second")
+
+
+@dataclass(frozen=True)
+class TableState:
+    """The token table of a link (node.model.link_table): values by name, and moments."""
+
+    values: Parameters
+    moments: AdamWState | None
 
 
 @dataclass(frozen=True)
 class StageState:
-    """One stage: error feedback, moments, and the local parameters that differ from the anchor."""
+    """One stage: error feedback, moments, and the local parameters that differ from the anchor.
+
+    `table` is that of the link into this stage, if there is one.
+    """
 
     error: Parameters
     local: Parameters
     moments: AdamWState | None
+    table: TableState | None = None
 
     @classmethod
-    def of(cls, local: Parameters, outer: OuterStageState, moments: AdamWState | None) -> Self:
+    def of(
+        cls,
+        local: Parameters,
+        outer: OuterStageState,
+        moments: AdamWState | None,
+        table: TableState | None = None,
+    ) -> Self:
         """From the state dicts of a stage, between rounds. A pending proposal is left out."""
         found = {name: parameter.detach().cpu() for name, parameter in local.items()}
         anchor = outer["anchor"]
         # Right after a commit local equals the anchor, which the checkpoint already has.
         moved = {name: value for name, value in found.items() if not torch.equal(value, anchor[name])}
-        return cls(outer["error"], moved, moments)
+        return cls(outer["error"], moved, moments, table)
 
 
 class _Counters(Record):
@@ -68,10 +89,23 @@ class _Counters(Record):
     cold_steps: int | None = Field(ge=0)
 
 
+class _TableEntry(Record):
+    moments: _Counters | None
+
+
 class _StageEntry(Record):
     tensors: FileEntry
     local: tuple[str, ...] = Field(strict=False)
     moments: _Counters | None
+    table: _TableEntry | None = None
+
+    @model_serializer(mode="wrap")
+    def _omit_no_table(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Records from before there were tables keep their text and their checksum."""
+        tree: dict[str, Any] = handler(self)
+        if self.table is None:
+            tree.pop("table", None)
+        return tree
 
 
 class _Private(SealedRecord):
@@ -109,39 +143,67 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
         entry = record.stages.get(stage)
         if entry is None or entry.tensors.file != stage_file(stage):
             raise corrupt(place / _RECORD, f"it has no state of stage {stage}")
-        states[stage] = _load(place, entry, parameter_shapes(spec, stage))
+        states[stage] = _load(place, entry, parameter_shapes(spec, stage), link_table_shapes(spec))
     return states
 
 
 def _save(path: Path, state: StageState) -> _StageEntry:
-    parts, counters = {"error": state.error, "local": state.local}, None
-    if (moments := state.moments) is not None:
-        parts |= {"first": moments["exp_avg"], "second": moments["exp_avg_sq"]}
-        counters = _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"])
+    parts = {"error": state.error, "local": state.local, **_moments_of(state.moments, _MOMENTS)}
+    table: _TableEntry | None = None
+    if state.table is not None:
+        parts |= {_TABLE: state.table.values, **_moments_of(state.table.moments, _TABLE_MOMENTS)}
+        table = _TableEntry(moments=_counters_of(state.table.moments))
     tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
-    return _StageEntry(tensors=write_tensors(path, tensors), local=tuple(state.local), moments=counters)
+    return _StageEntry(
+        tensors=write_tensors(path, tensors),
+        local=tuple(state.local),
+        moments=_counters_of(state.moments),
+        table=table,
+    )
 
 
-def _load(place: Path, entry: _StageEntry, shapes: Shapes) -> StageState:
+def _load(place: Path, entry: _StageEntry, shapes: Shapes, of_table: Shapes) -> StageState:
     path = place / entry.tensors.file
     if not shapes.keys() >= set(entry.local):
         raise corrupt(place / _RECORD, "it names tensors that the stage does not have")
-    parts = {"error": tuple(shapes), "local": entry.local}
+    wanted: dict[str, Shapes] = {"error": shapes, "local": {name: shapes[name] for name in entry.local}}
     if entry.moments is not None:
-        parts |= {"first": tuple(shapes), "second": tuple(shapes)}
-    expected = {f"{part}/{name}": shapes[name] for part, names in parts.items() for name in names}
+        wanted |= dict.fromkeys(_MOMENTS, shapes)
+    if entry.table is not None:
+        wanted[_TABLE] = of_table
+        if entry.table.moments is not None:
+            wanted |= dict.fromkeys(_TABLE_MOMENTS, of_table)
+    expected = {f"{part}/{name}": shape for part, named in wanted.items() for name, shape in named.items()}
     verify_tensors(path, entry.tensors, expected)
     loaded = load_tensors(path, expected)
 
     def named(part: str) -> dict[str, Tensor]:
-        return {name: loaded[f"{part}/{name}"] for name in parts[part]}
+        return {name: loaded[f"{part}/{name}"] for name in wanted[part]}
 
-    moments: AdamWState | None = None
-    if (counters := entry.moments) is not None:
-        moments = {
+    def moments(counters: _Counters | None, parts: tuple[str, str]) -> AdamWState | None:
+        if counters is None:
+            return None
+        first, second = map(named, parts)
+        return {
             "steps": counters.steps,
             "cold_steps": counters.cold_steps,
-            "exp_avg": named("first"),
-            "exp_avg_sq": named("second"),
+            "exp_avg": first,
+            "exp_avg_sq": second,
         }
-    return StageState(named("error"), named("local"), moments)
+
+    table = None
+    if entry.table is not None:
+        table = TableState(named(_TABLE), moments(entry.table.moments, _TABLE_MOMENTS))
+    return StageState(named("error"), named("local"), moments(entry.moments, _MOMENTS), table)
+
+
+def _moments_of(moments: AdamWState | None, parts: tuple[str, str]) -> dict[str, Parameters]:
+    if moments is None:
+        return {}
+    return dict(zip(parts, (moments["exp_avg"], moments["exp_avg_sq"]), strict=True))
+
+
+def _counters_of(moments: AdamWState | None) -> _Counters | None:
+    if moments is None:
+        return None
+    return _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"])

@@ -62,6 +62,12 @@ def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
     return {EMBEDDING: (spec.model.vocabulary, spec.model.width)}
 
 
+def link_table_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
+    """Shapes of the token table that a member behind a link trains for itself (node.model.link_table)."""
+    vocabulary, width, rank = spec.model.vocabulary, spec.model.width, spec.link.table_rank
+    return {"left": (vocabulary, rank), "right": (rank, width)} if rank else {"left": (vocabulary, width)}
+
+
 def parameter_count(spec: RunSpec, stage: int) -> int:
     """Number of scalar parameters in `stage`."""
     return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())

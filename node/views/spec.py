@@ -38,6 +38,9 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         nbytes = BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
         size = run_history.size(nbytes)
         yield "embedding", f"every {every} rounds members without stage 0 fetch a snapshot of {size}"
+    if spec.link.table:
+        count, size = spec.link_table_parameters, run_history.size(16 * spec.link_table_parameters)
+        yield "link tables", f"{count:,} parameters, {size} with moments, for each member behind a link"
     if every := spec.outer.dense_every:
         stages = range(spec.swarm.stages)
         size = run_history.size(sum(longest_nbytes(spec, stage) for stage in stages))

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
+from node.model.link_table import LinkTable
 from node.model.stage import Stage, backward_from
 from node.model.transfer import to_device
 from node.worker.compute import Compute
 from node.worker.factories import TrainerFactories
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
+from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
@@ -47,6 +49,7 @@ class HostedStages:
             stage 0, and before `connect`.
         downstream: sending end of the link to the member with the next stages. None on the member with the
             last stage, and before `connect`.
+        table: the token table of the link upstream, on `device`; None if there is no such link, or no tables.
         losses: one per microbatch of the current inner step, on the member with the last stage.
     """
 
@@ -68,12 +71,19 @@ class HostedStages:
                 shard(module, module.blocks, self.device)
             self.modules[stage] = module.to(self.device)
         self._is_sharded = shard is not None
+        has_table = spec.link.table and stages.first > 0
+        self.table = LinkTable(spec).to(self.device) if has_table else None
         self.upstream: ReceivingEnd | None = None
         self.downstream: SendingEnd | None = None
         self._snapshot_vd: Tensor | None = None
         self.losses: list[Tensor] = []
         self._in_flight: dict[int, _InFlight] = {}
         self._is_last = spec.swarm.stages - 1 in stages
+
+    @property
+    def table_values(self) -> dict[str, nn.Parameter] | None:
+        """The live values of :attr:`table` by name."""
+        return None if self.table is None else dict(self.table.values.items())
 
     @property
     def is_idle(self) -> bool:
@@ -121,7 +131,7 @@ class HostedStages:
         """
         tokens_bl, x = self._enter(received, tokens)
         leaf = None if received is None else x.requires_grad_()
-        output = self._run(x, tokens_bl)
+        output = self._run(self._with_table(x, tokens_bl), tokens_bl)
         self._in_flight[microbatch] = _InFlight(leaf, output)
         if self._is_last:
             if counts:
@@ -155,7 +165,7 @@ class HostedStages:
         # FSDP keeps the tensors that it makes here, and training could not use those of inference mode.
         with torch.no_grad() if self._is_sharded else torch.inference_mode():
             tokens_bl, x = self._enter(received, tokens)
-            output = self._run(x, tokens_bl)
+            output = self._run(self._with_table(x, tokens_bl), tokens_bl)
             return float(output) if self._is_last else self._message(output, tokens_bl)
 
     def abandon(self) -> None:
@@ -193,6 +203,13 @@ class HostedStages:
         wire = self._unpack("activation", received, self.upstream)
         # X^ = X~ U^T + T_perp[ids]. Detached: gradients cross the link as messages, not by autograd.
         return tokens_bl, self.upstream.expand_forward(wire, tokens_bl[:, :-1]).detach()
+
+    def _with_table(self, x: Tensor, tokens_bl: Tensor) -> Tensor:
+        """`x` with what the table gives back of a link that compresses: X^ + R[ids]."""
+        if self.table is None or self.upstream is None or self.upstream.k == UNCOMPRESSED:
+            return x
+        rows_bld: Tensor = self.table(tokens_bl[:, :-1])
+        return x + rows_bld.to(x.dtype)
 
     def _unpack(self, name: str, received: Message, link: SendingEnd | ReceivingEnd) -> Tensor:
         """The tensor [b, L, k] of a message that crossed `link`, on the device."""

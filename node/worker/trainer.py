@@ -18,6 +18,8 @@ A round of a member:
     trainer.commit(stage, round_number, payloads, True)        # or outer.abort, which changes nothing
 
 The caller changes anchors (by a commit or by loading another one) only between inner steps.
+
+One file because stages, optimizers, committed state and links must change together, in an order decided here.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
+from node.model.link_table import LINK_TABLE
 from node.model.shapes import EMBEDDING, embedding_name, embedding_shapes, parameter_shapes
 from node.optimizer.inner import InnerOptimizer
 from node.optimizer.outcome import Outcome
@@ -49,7 +52,7 @@ from node.worker.hosted_stages import HostedStages
 from node.worker.phase import InnerPhase
 from node.worker.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.worker.samples import MicrobatchReader
-from node.worker.trainer_state import TrainerState
+from node.worker.trainer_state import TrainerState, with_table
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
@@ -97,7 +100,9 @@ class Trainer:
         self.modules, self.device = self.hosted.modules, self.hosted.device
         parameters = {stage: self.parameters(stage) for stage in stages}
         undecayed = [embedding_name(spec, stage) for stage in stages]
-        self.inner = InnerOptimizer(spec, parameters, undecayed, adamw=factories.adamw)
+        table = self.hosted.table_values
+        trained = parameters if table is None else {**parameters, LINK_TABLE: table}
+        self.inner = InnerOptimizer(spec, trained, [*undecayed, *(table or ())], adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
         if spec.link.embedding_every and embedding is not None:
             self.hosted.use_snapshot(snapshot(embedding))
@@ -226,6 +231,8 @@ class Trainer:
         """
         if self.phase.skipped_steps:
             self.outer.reset_nonfinite_stages()
+            if self.hosted.table is not None and not self.hosted.table.is_finite:
+                self._reset_table()
         return self.phase.result(self.group)
 
     def evaluate(self, microbatch: int, received: Message | None) -> Message | None:
@@ -278,6 +285,7 @@ class Trainer:
             self._load_stage(stage, 0, self._factories.initial(self.spec, stage))
         if self.outer.follower is not None:
             self.outer.load_embedding(0, self._factories.initial(self.spec, 0))
+        self._reset_table()
         self._refresh_link()
 
     def load_initial_part(self, stage: int, part: Part, round_number: int) -> str:
@@ -357,6 +365,7 @@ class Trainer:
         def write(tensors: Mapping[Key, Tensor]) -> None:
             committed = {stage: named(tensors, stage, "committed") for stage in outer}
             private = {stage: private_of(tensors, stage, moments[stage]) for stage in outer}
+            private = with_table(private, self.hosted.table_values, moments)
             node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
 
         with_all(self.group, shared_state(outer, moments), write)
@@ -365,6 +374,7 @@ class Trainer:
         """The whole state of this member, between two inner steps. The live tensors, not copied."""
         return {
             "parameters": {stage: dict(self.parameters(stage)) for stage in self.stages},
+            "table": self.hosted.table_values,
             "inner": self.inner.state_dict(),
             "outer": self.outer.state_dict(),
             "phase": self.phase.state_dict(),
@@ -377,6 +387,8 @@ class Trainer:
         """
         self.abandon()
         self.hosted.load_parameters(state["parameters"])
+        if self.hosted.table is not None and state["table"] is not None:
+            self.hosted.table.load(state["table"])
         self.inner.load_state_dict(state["inner"])
         self.outer.load_state_dict(state["outer"])
         self.phase.load_state_dict(state["phase"])
@@ -394,6 +406,15 @@ class Trainer:
         # The file has only the parameters that differ from the anchor.
         self.outer.load_local(stage, private.local)
         self.inner.load_state_dict({stage: private.moments})
+        # A table that was trained for a link into another stage is of no use here.
+        if private.table is not None and stage == self.stages.first and self.hosted.table is not None:
+            self.hosted.table.load(private.table.values)
+            self.inner.load_state_dict({LINK_TABLE: private.table.moments})
+
+    def _reset_table(self) -> None:
+        if self.hosted.table is not None:
+            self.hosted.table.reset()
+            self.inner.reset(LINK_TABLE)
 
     def _refresh_link(self) -> None:
         if self.hosted.upstream is not None and self.outer.has_embedding:

@@ -27,6 +27,12 @@ class LinkSpec(Section):
     embedding_every: int = Field(
         0, ge=0, description="rounds between snapshots of the embedding for links; 0: that of the last round"
     )
+    table: bool = Field(
+        False,
+        description="the receiving end of a link that compresses adds a token table, which it trains for its "
+        "replica alone",
+    )
+    table_rank: int = Field(0, ge=0, description="of this table; 0: a full table")
 
     @property
     def adapts(self) -> bool:
@@ -65,7 +71,19 @@ class LinkSpec(Section):
             tree.pop("uncompressed", None)
         if not self.embedding_every:
             tree.pop("embedding_every", None)
+        if not self.table:
+            tree.pop("table", None)
+        if not self.table_rank:
+            tree.pop("table_rank", None)
         return tree
+
+    @model_validator(mode="after")
+    def _tables_are_of_use(self) -> LinkSpec:
+        if self.table_rank and not self.table:
+            raise ValueError("link.table_rank is for link.table, and there is none")
+        if self.table and not self.may_compress:
+            raise ValueError("link.table gives back what links lose, and with link.k 0 they lose nothing")
+        return self
 
     @model_validator(mode="after")
     def _bounds_hold_k(self) -> LinkSpec:

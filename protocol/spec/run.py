@@ -60,6 +60,8 @@ class RunSpec(Section):
             raise ValueError(f"link.k {self.link.k} exceeds model.width {width} (k must be <= d)")
         if self.link.most_k > width:
             raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {width}")
+        if self.link.table_rank > width:
+            raise ValueError(f"link.table_rank {self.link.table_rank} exceeds model.width {width}")
         if self.outer.overlap >= self.inner.steps:
             raise ValueError(
                 f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
@@ -157,6 +159,13 @@ class RunSpec(Section):
         With a constant batch any number of replicas has it.
         """
         return self.total_steps * self.global_batch * self.model.context
+
+    @property
+    def link_table_parameters(self) -> int:
+        """Scalars in the token table that a member behind a link trains for itself; 0 without link.table."""
+        vocabulary, width, rank = self.model.vocabulary, self.model.width, self.link.table_rank
+        size = (vocabulary + width) * rank if rank else vocabulary * width
+        return size if self.link.table else 0
 
     @property
     def can_be_reduced(self) -> bool:

@@ -141,6 +141,28 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
     assert "embedding_every" not in usual.canonical_json
 
 
+def test_whether_links_have_tables_is_part_of_the_specification() -> None:
+    spec = resolve("nano", overrides={"link.table": True, "link.table_rank": 4})
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    usual = resolve("nano", overrides={"link.table": False})
+    assert usual.hash == resolve("nano").hash != spec.hash
+    assert "table" not in usual.canonical_json
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"link.table_rank": 4}, "is for link.table"),
+        ({"link.table": True, "link.k": 0}, "they lose nothing"),
+        ({"link.table": True, "link.table_rank": 1000}, "exceeds model.width"),
+    ],
+)
+def test_tables_that_are_of_no_use_are_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(HetnodeError, match=message) as caught:
+        resolve("nano", overrides=overrides)
+    assert caught.value.code is ErrorCode.BAD_SPEC
+
+
 def test_whether_overlapping_steps_are_eager_is_part_of_the_specification(tmp_path: Path) -> None:
     spec = resolve("nano", overrides={"outer.overlap": 1, "outer.eager": True})
     assert RunSpec.from_json(spec.canonical_json) == spec

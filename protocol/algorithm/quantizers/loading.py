@@ -14,7 +14,7 @@ from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 @cache
 def link_quantizer(dtype: str) -> LinkQuantizer:
     """The quantizer that a link's `dtype` names; KeyError for a name that no specification accepts."""
-    quantizer: LinkQuantizer = _class_at(LINK_QUANTIZERS[dtype].path)()
+    quantizer: LinkQuantizer = _CLASSES[LINK_QUANTIZERS[dtype].path]()
     return quantizer
 
 
@@ -25,11 +25,17 @@ def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
 
 @cache
 def _payload_quantizer(name: str, codebook: str) -> PayloadQuantizer:
-    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[name])(codebook == "chunk")
+    quantizer: PayloadQuantizer = _CLASSES[PAYLOAD_QUANTIZERS[name]](codebook == "chunk")
     return quantizer
 
 
-@cache
 def _class_at(path: str) -> Any:
     module, _, name = path.partition(".")
     return getattr(import_module(f"protocol.algorithm.quantizers.{module}"), name)
+
+
+# All of them now, and not when one is first used: the others of a round wait for the first step.
+_CLASSES = {
+    path: _class_at(path)
+    for path in (*PAYLOAD_QUANTIZERS.values(), *(each.path for each in LINK_QUANTIZERS.values()))
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +29,7 @@ from node.ipc.channel import Reply
 from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Backward, Forward
 from node.ipc.worker_client import WorkerClient
-from node.model.shapes import parameter_count
+from node.model.shapes import link_table_shapes, parameter_count
 from node.model.stage import Stage
 from node.train.pipeline import Pipeline
 from protocol.algorithm.flops import microbatch_flops
@@ -309,6 +310,18 @@ def test_memory_grows_with_stages_and_microbatches_in_flight_and_on_a_cpu_holds_
     parameters = stage_parameters(spec, 0)
     assert memory_needed(spec, one, 1, "cpu") - memory_needed(spec, one, 1, "cuda") == 12 * parameters
     assert memory_needed(spec, one, 0) >= 16 * parameters
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_member_behind_a_link_needs_memory_for_its_table(rank: int) -> None:
+    plain = resolve("nano")
+    spec = resolve("nano", overrides={"link.table": True, "link.table_rank": rank})
+    size = sum(map(math.prod, link_table_shapes(spec).values()))
+    assert spec.link_table_parameters == size
+    assert plain.link_table_parameters == 0
+    first, behind = StageRange(0, 1), StageRange(1, 2)
+    assert memory_needed(spec, first, 2) == memory_needed(plain, first, 2)
+    assert memory_needed(spec, behind, 1) - memory_needed(plain, behind, 1) == 16 * size
 
 
 def test_a_measured_link_counts_more_than_the_bandwidths_of_its_ends() -> None:

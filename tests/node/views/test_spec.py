@@ -33,3 +33,9 @@ def test_dense_rounds_and_random_positions_are_shown() -> None:
     assert "every 5 rounds, of 14.8 kB per replica" in text
     [line] = [each for each in text.splitlines() if "positions" in each]
     assert "random" in line
+
+
+def test_tables_of_links_are_shown_with_their_memory() -> None:
+    assert "link tables" not in shown()
+    [line] = [each for each in shown(**{"link.table": True}).splitlines() if "link tables" in each]
+    assert "8,192 parameters, 131.1 kB with moments" in line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -72,18 +72,3 @@ class LinkParameters:
                 "exp_avg_sq": {name: state[f"{_SECOND}{name}"] for name in self.named},
             }
         self._optimizer.load_state_dict({_STAGE: moments})
-
-
-@torch.no_grad()
-def average(replicas: Sequence[Mapping[str, LinkParameters]]) -> None:
-    """Give every parameter its mean over `replicas`, in float32 and in their order.
-
-    Where all begin a round with equal values, this is an exchange of dense pseudo-gradients with an outer
-    learning rate of 1. The moments stay those of each replica.
-    """
-    for name, parameters in replicas[0].items() if replicas else ():
-        for each in parameters.named:
-            held = [replica[name].named[each] for replica in replicas]
-            mean = torch.stack([parameter.data for parameter in held]).mean(dim=0)
-            for parameter in held:
-                parameter.copy_(mean)

@@ -7,7 +7,7 @@ tell whether a specification allows it (variation_check) and apply it (variation
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -47,13 +47,11 @@ class Variation(BaseModel):
     projected_share: float = Field(
         0.0, ge=0, le=1, description="of the microbatches of full replicas: these are projected as by links"
     )
-    private_tables: Literal["", "private", "shared"] = Field(
-        "",
-        description="the receiving end of every link adds a trained token table, which is no part of the "
-        "model: each pipeline has its own; or all have their mean after every round",
+    share_tables: bool = Field(
+        False,
+        description="the tables of link.table become their mean over all pipelines after every round, "
+        "exchanged as they are",
     )
-    table_rank: int = Field(0, ge=0, description="rank of these tables; 0: full")
-    table_buckets: int = Field(0, ge=0, description="rows of these tables, which tokens share; 0: one each")
     rotation: bool = Field(
         False,
         description="links rotate their k numbers before rounding, and back after, as some need that follow "
@@ -116,14 +114,6 @@ class Variation(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _tables_belong_to_pipelines_that_stay(self) -> Variation:
-        if (self.table_rank or self.table_buckets) and not self.private_tables:
-            raise ValueError("table_rank and table_buckets are for private_tables, and there are none")
-        if self.private_tables and self.replicas_by_round:
-            raise ValueError("replicas_by_round does not go together with private_tables")
-        return self
-
-    @model_validator(mode="after")
     def _links_change_for_one_reason(self) -> Variation:
         reasons = (not self.adaptation, self.grassmann_every > 0, self.basis_every > 0, bool(self.k_by_round))
         if sum(reasons) > 1:
@@ -145,10 +135,10 @@ class Variation(BaseModel):
                 "projected_share knows only the basis that links begin with: it does not go together with "
                 "adaptation = false, grassmann_every, basis_every or k_by_round"
             )
-        treats_all = self.weight_projection or self.private_tables or self.trained_ends
+        treats_all = self.weight_projection or self.trained_ends
         if self.uncompressed_pipelines and (treats_all or any(reasons[1:])):
             raise ValueError(
-                "uncompressed_pipelines does not go together with weight_projection, private_tables, "
+                "uncompressed_pipelines does not go together with weight_projection, "
                 "trained_ends, grassmann_every, basis_every or k_by_round, which treat all links alike"
             )
         return self

@@ -53,16 +53,10 @@ def _check_links(spec: RunSpec, variation: Variation) -> None:
 
 
 def _check_tables(spec: RunSpec, variation: Variation) -> None:
-    if variation.private_tables and not _has_links(spec):
-        raise ValueError("private_tables belong to links, and there are none")
-    if variation.private_tables == "shared" and spec.outer.overlap:
-        raise ValueError("private_tables 'shared' needs rounds without overlap")
-    if variation.table_rank > spec.model.width:
-        raise ValueError(f"table_rank {variation.table_rank} exceeds model.width {spec.model.width}")
-    if variation.table_buckets > spec.model.vocabulary:
-        raise ValueError(
-            f"table_buckets {variation.table_buckets} exceeds model.vocabulary {spec.model.vocabulary}"
-        )
+    if variation.share_tables and not (spec.link.table and _has_links(spec)):
+        raise ValueError("share_tables needs pipelines and link.table")
+    if variation.share_tables and (spec.outer.overlap or variation.replicas_by_round):
+        raise ValueError("share_tables needs rounds without overlap, and no replicas_by_round")
 
 
 def _check_rounding(spec: RunSpec, variation: Variation) -> None:

@@ -15,7 +15,7 @@ from node.experiment.bottleneck import project_boundaries
 from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.link_bases import grassmann_step, principal, rotated
-from node.experiment.link_parameters import LinkParameters, average
+from node.experiment.link_parameters import LinkParameters
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
 from node.experiment.variation_check import check
@@ -79,8 +79,8 @@ class VariationRunner:
 
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
-        if self._variation.private_tables == "shared":
-            average([links.tables for links in self._links.values()])
+        if self._variation.share_tables:
+            _share_tables(replicas)
         self._take_snapshot(round_number, replicas)
         every = self._variation.grassmann_every or self._variation.basis_every
         if every and round_number % every == 0:
@@ -185,6 +185,29 @@ class _FrozenEnd(ReceivingEnd):
     def refresh(self, table_vd: Tensor) -> None:
         if not hasattr(self, "perpendicular_vd"):
             super().refresh(table_vd)
+
+
+@torch.no_grad()
+def _share_tables(replicas: Sequence[LocalReplica]) -> None:
+    """Give every table of a link its mean over all pipelines, in float32 and in their order.
+
+    All begin a round with equal tables, so this is an exchange of dense pseudo-gradients with an outer
+    learning rate of 1. The moments stay those of each pipeline.
+    """
+    sums: dict[int, Tensor] = {}
+    pipelines = [position for position, replica in enumerate(replicas) if len(replica.members) > 1]
+    for position in pipelines:  # one after the other: not all are in memory at a time
+        for boundary, rows in _tables_of(replicas[position]).items():
+            sums[boundary] = sums[boundary] + rows if boundary in sums else rows.clone()
+    for position in pipelines:
+        for boundary, rows in _tables_of(replicas[position]).items():
+            rows.copy_(sums[boundary] / len(pipelines))
+
+
+def _tables_of(replica: LocalReplica) -> dict[int, Tensor]:
+    """The live tables, by the stage behind the link."""
+    tables = {member.stages.first: member.hosted.table_values for member in replica.members}
+    return {boundary: values["rows"] for boundary, values in tables.items() if values is not None}
 
 
 def _give_snapshot(replica: LocalReplica, snapshot_vd: Tensor) -> None:

@@ -10,14 +10,13 @@ from node.experiment.frame_rounding import NoisyReceivingEnd, PreparedSendingEnd
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.link_parameters import LinkParameters
 from node.experiment.microbatch_counter import MicrobatchCounter
-from node.experiment.token_table import TableEnd, TokenTable
 from node.experiment.trained_ends import DecoderEnd, EncoderEnd, TrainedEnds
 from node.experiment.variation import Variation
 from node.worker.trainer import Trainer
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 
-_ENDS, _TABLE = "ends/", "table/"
+_ENDS = "ends/"
 
 
 class VariedLinks:
@@ -27,7 +26,6 @@ class VariedLinks:
 
     Attributes:
         parameters: by name, equal for all replicas with as many members.
-        tables: those that are token tables.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation, position: int, replica: LocalReplica) -> None:
@@ -36,7 +34,6 @@ class VariedLinks:
             for sender, receiver in pairwise(replica.members)
         ]
         self.parameters = {name: each for link in self._links for name, each in link.parameters.items()}
-        self.tables = {name: self.parameters[name] for name in self.parameters if name.startswith(_TABLE)}
         replica.link_parameters = list(self.parameters.values())
         self.attach()
 
@@ -56,7 +53,6 @@ class _Link:
         self._sender, self._receiver = sender, receiver
         self._boundary = receiver.stages.first
         self.parameters: dict[str, LinkParameters] = {}
-        self._table = self._make_table() if variation.private_tables else None
         self._ends = self._make_ends() if variation.trained_ends else None
 
     def attach(self) -> None:
@@ -64,17 +60,7 @@ class _Link:
         assert sending is not None
         assert receiving is not None
         self._sender.hosted.downstream = self._prepared(self._encoding(sending, receiving))
-        self._receiver.hosted.upstream = self._noisy(self._with_table(self._decoding(receiving)))
-
-    def _make_table(self) -> TokenTable:
-        variation, model = self._variation, self._spec.model
-        # Each link has other buckets, so that two tokens which share a row at one do so at no other.
-        seed = self._spec.seed * self._spec.swarm.stages + self._boundary
-        table = TokenTable(
-            model.vocabulary, model.width, seed, variation.table_rank, variation.table_buckets
-        ).to(self._receiver.device)
-        self.parameters[f"{_TABLE}{self._boundary}"] = LinkParameters(self._spec, table)
-        return table
+        self._receiver.hosted.upstream = self._noisy(self._decoding(receiving))
 
     def _make_ends(self) -> TrainedEnds:
         end = self._sender.hosted.downstream
@@ -95,9 +81,6 @@ class _Link:
 
     def _decoding(self, end: ReceivingEnd) -> ReceivingEnd:
         return end if self._ends is None else DecoderEnd(end, self._ends)
-
-    def _with_table(self, end: ReceivingEnd) -> ReceivingEnd:
-        return end if self._table is None else TableEnd(end, self._table)
 
     def _prepared(self, end: SendingEnd) -> SendingEnd:
         variation = self._variation

@@ -4,62 +4,71 @@ No byte crosses the link for it, since the receiving end knows the token ids. It
 the member behind the link trains it, and it is never exchanged or exported. So a pipeline need not bend the
 model that all replicas share to what its own links lose (measured: docs/experiments.md).
 
-Shapes: b microbatch, L tokens, d width, V vocabulary, r rank.
+Shapes: b microbatch, L tokens, d width, V vocabulary, m rows.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from node.model.shapes import link_table_shapes
-from protocol.algorithm.subspace import orthonormal_basis
 from protocol.spec.run import RunSpec
 
 LINK_TABLE = -1
 """Its key in mappings whose other keys are stages."""
+_ROWS = "rows"
 
 
 class LinkTable(nn.Module):
-    """R [V, d], which is 0 at first. With `link.table_rank` r, R = A B with A [V, r] = 0 and B [r, d].
+    """R [m, d] of the link into stage `boundary`, which is 0 at first.
 
-    Attributes:
-        values: R; or A and B.
+    With `link.table_rows` m, the tokens share m rows by a fixed random assignment, each row equally many.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, boundary: int) -> None:
         super().__init__()
-        self._spec = spec
-        self.values = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(shape)) for name, shape in link_table_shapes(spec).items()}
+        shapes = link_table_shapes(spec)
+        self._values = nn.ParameterDict(
+            {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
         )
-        self.reset()
+        self.register_buffer("_row_of_v", _assignment(spec, boundary), persistent=False)
+
+    @property
+    def values(self) -> dict[str, nn.Parameter]:
+        """The live values by name."""
+        return dict(self._values.items())
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Copy the values of another table of the run."""
-        for name, live in self.values.items():
+        """Copy the values of a table of the same link."""
+        for name, live in self._values.items():
             live.copy_(values[name])
 
     @torch.no_grad()
     def reset(self) -> None:
         """R := 0."""
-        self.values["left"].zero_()
-        if "right" in self.values:
-            width, rank = self._spec.model.width, self._spec.link.table_rank
-            # Of this length, a step of AdamW on A changes a row of R as much as a step on a full table.
-            b_rd = orthonormal_basis(width, self._spec.seed)[:rank] * math.sqrt(width / rank)
-            self.values["right"].copy_(b_rd)
+        for live in self._values.values():
+            live.zero_()
 
     @property
     def is_finite(self) -> bool:
-        return all(bool(value.isfinite().all()) for value in self.values.values())
+        return all(bool(value.isfinite().all()) for value in self._values.values())
 
     def forward(self, ids_bl: Tensor) -> Tensor:
         """R[ids], [b, L, d]."""
-        left_bl = F.embedding(ids_bl, self.values["left"])
-        return left_bl @ self.values["right"] if "right" in self.values else left_bl
+        return F.embedding(self.get_buffer("_row_of_v")[ids_bl], self._values[_ROWS])
+
+
+def _assignment(spec: RunSpec, boundary: int) -> Tensor:
+    """The row [V] of each token."""
+    vocabulary, rows = spec.model.vocabulary, spec.link.table_rows
+    if not rows:
+        return torch.arange(vocabulary)
+    # Each link has another assignment: two tokens that share a row at one do so at no other.
+    generator = np.random.Generator(np.random.Philox(spec.seed * spec.swarm.stages + boundary))
+    return torch.from_numpy(generator.permutation(vocabulary) % rows)

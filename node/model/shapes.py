@@ -64,8 +64,7 @@ def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 
 def link_table_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
     """Shapes of the token table that a member behind a link trains for itself (node.model.link_table)."""
-    vocabulary, width, rank = spec.model.vocabulary, spec.model.width, spec.link.table_rank
-    return {"left": (vocabulary, rank), "right": (rank, width)} if rank else {"left": (vocabulary, width)}
+    return {"rows": (spec.link.table_rows or spec.model.vocabulary, spec.model.width)}
 
 
 def parameter_count(spec: RunSpec, stage: int) -> int:

@@ -72,7 +72,7 @@ class HostedStages:
             self.modules[stage] = module.to(self.device)
         self._is_sharded = shard is not None
         has_table = spec.link.table and stages.first > 0
-        self.table = LinkTable(spec).to(self.device) if has_table else None
+        self.table = LinkTable(spec, stages.first).to(self.device) if has_table else None
         self.upstream: ReceivingEnd | None = None
         self.downstream: SendingEnd | None = None
         self._snapshot_vd: Tensor | None = None
@@ -83,7 +83,7 @@ class HostedStages:
     @property
     def table_values(self) -> dict[str, nn.Parameter] | None:
         """The live values of :attr:`table` by name."""
-        return None if self.table is None else dict(self.table.values.items())
+        return None if self.table is None else self.table.values
 
     @property
     def is_idle(self) -> bool:

@@ -32,7 +32,7 @@ class LinkSpec(Section):
         description="the receiving end of a link that compresses adds a token table, which it trains for its "
         "replica alone",
     )
-    table_rank: int = Field(0, ge=0, description="of this table; 0: a full table")
+    table_rows: int = Field(0, ge=0, description="of this table, which tokens share; 0: one for each token")
 
     @property
     def adapts(self) -> bool:
@@ -73,14 +73,14 @@ class LinkSpec(Section):
             tree.pop("embedding_every", None)
         if not self.table:
             tree.pop("table", None)
-        if not self.table_rank:
-            tree.pop("table_rank", None)
+        if not self.table_rows:
+            tree.pop("table_rows", None)
         return tree
 
     @model_validator(mode="after")
     def _tables_are_of_use(self) -> LinkSpec:
-        if self.table_rank and not self.table:
-            raise ValueError("link.table_rank is for link.table, and there is none")
+        if self.table_rows and not self.table:
+            raise ValueError("link.table_rows is for link.table, and there is none")
         if self.table and not self.may_compress:
             raise ValueError("link.table gives back what links lose, and with link.k 0 they lose nothing")
         return self

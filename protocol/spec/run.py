@@ -60,8 +60,15 @@ class RunSpec(Section):
             raise ValueError(f"link.k {self.link.k} exceeds model.width {width} (k must be <= d)")
         if self.link.most_k > width:
             raise ValueError(f"link.most_k {self.link.most_k} exceeds model.width {width}")
-        if self.link.table_rank > width:
-            raise ValueError(f"link.table_rank {self.link.table_rank} exceeds model.width {width}")
+        if self.link.table_rows > self.model.vocabulary:
+            raise ValueError(
+                f"link.table_rows {self.link.table_rows} exceeds model.vocabulary {self.model.vocabulary}"
+            )
+        if self.link.table and not self.swarm.replicas:
+            raise ValueError(
+                "link.table needs a full replica: without one, the model that is exported would depend on "
+                "tables that it does not have"
+            )
         if self.outer.overlap >= self.inner.steps:
             raise ValueError(
                 f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
@@ -163,9 +170,8 @@ class RunSpec(Section):
     @property
     def link_table_parameters(self) -> int:
         """Scalars in the token table that a member behind a link trains for itself; 0 without link.table."""
-        vocabulary, width, rank = self.model.vocabulary, self.model.width, self.link.table_rank
-        size = (vocabulary + width) * rank if rank else vocabulary * width
-        return size if self.link.table else 0
+        rows = self.link.table_rows or self.model.vocabulary
+        return self.link.table * rows * self.model.width
 
     @property
     def can_be_reduced(self) -> bool:

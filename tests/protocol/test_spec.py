@@ -142,7 +142,7 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
 
 
 def test_whether_links_have_tables_is_part_of_the_specification() -> None:
-    spec = resolve("nano", overrides={"link.table": True, "link.table_rank": 4})
+    spec = resolve("nano", overrides={"link.table": True, "link.table_rows": 4})
     assert RunSpec.from_json(spec.canonical_json) == spec
     usual = resolve("nano", overrides={"link.table": False})
     assert usual.hash == resolve("nano").hash != spec.hash
@@ -152,9 +152,10 @@ def test_whether_links_have_tables_is_part_of_the_specification() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"link.table_rank": 4}, "is for link.table"),
+        ({"link.table_rows": 4}, "is for link.table"),
         ({"link.table": True, "link.k": 0}, "they lose nothing"),
-        ({"link.table": True, "link.table_rank": 1000}, "exceeds model.width"),
+        ({"link.table": True, "link.table_rows": 1000}, "exceeds model.vocabulary"),
+        ({"link.table": True, "swarm.replicas": 0}, "needs a full replica"),
     ],
 )
 def test_tables_that_are_of_no_use_are_refused(overrides: dict[str, Any], message: str) -> None:

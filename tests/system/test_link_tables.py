@@ -26,7 +26,7 @@ def steps_of_table(swarm: VirtualSwarm, names: set[str]) -> int:
     """How many steps the table behind the link of a pipeline of these members has been trained."""
     for trainer in map(swarm.trainer, names):
         if trainer.hosted.table is not None:
-            assert trainer.hosted.table.values["left"].any()
+            assert trainer.hosted.table.values["rows"].any()
             moments = trainer.inner.state_dict()[LINK_TABLE]
             assert moments is not None
             return moments["steps"]

@@ -312,10 +312,10 @@ def test_memory_grows_with_stages_and_microbatches_in_flight_and_on_a_cpu_holds_
     assert memory_needed(spec, one, 0) >= 16 * parameters
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_member_behind_a_link_needs_memory_for_its_table(rank: int) -> None:
+@pytest.mark.parametrize("rows", [0, 9])
+def test_a_member_behind_a_link_needs_memory_for_its_table(rows: int) -> None:
     plain = resolve("nano")
-    spec = resolve("nano", overrides={"link.table": True, "link.table_rank": rank})
+    spec = resolve("nano", overrides={"link.table": True, "link.table_rows": rows})
     size = sum(map(math.prod, link_table_shapes(spec).values()))
     assert spec.link_table_parameters == size
     assert plain.link_table_parameters == 0

@@ -34,8 +34,7 @@ VARIATIONS = [
     Variation(grassmann_every=1),
     Variation(weight_projection=True),
     Variation(k_by_round=((1, 4), (2, 12)), full_weight=2.0),
-    Variation(private_tables="private", embedding_every=1),
-    Variation(private_tables="shared", table_rank=2, table_buckets=9, basis_every=1),
+    Variation(share_tables=True, embedding_every=1),
     Variation(trained_ends=True, end_rate=1.0, rotation=True),
     Variation(stochastic_rounding=True, link_feedback=True),
 ]
@@ -56,8 +55,8 @@ def couple(**overrides: Any) -> RunSpec:
 
 
 def coarse() -> RunSpec:
-    """A couple as every variation allows it: links with few bits, and steps of two microbatches."""
-    return couple(**{"link.dtype": "int4", "inner.microbatches": 2})
+    """A couple as every variation allows it: tables and few bits on links, steps of two microbatches."""
+    return couple(**{"link.dtype": "int4", "inner.microbatches": 2, "link.table": True})
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +329,7 @@ def test_a_parked_replica_holds_nothing_and_all_hold_one_anchor(stream: SampleSt
 
 
 def test_the_links_of_a_variation_are_parked_as_usual_ones(stream: SampleStream) -> None:
-    variation = Variation(private_tables="private", trained_ends=True, stochastic_rounding=True)
+    variation = Variation(trained_ends=True, stochastic_rounding=True)
     usual, varied = (LocalSwarm(coarse(), stream=stream, variation=each) for each in (Variation(), variation))
     expected = {key for key, _ in large_tensors(usual.replicas[1])}
     assert sum(key.endswith("upstream/perpendicular_vd") for key in expected) == 3

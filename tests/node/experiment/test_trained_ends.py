@@ -85,24 +85,26 @@ def test_they_learn_at_their_rate_and_replicas_do_not_share_them() -> None:
 
 
 def test_they_stay_private_where_tables_are_shared() -> None:
-    variation = Variation(trained_ends=True, private_tables="shared")
-    swarm = LocalSwarm(couple(**{"swarm.pipelines": 2}), variation=variation)
+    variation = Variation(trained_ends=True, share_tables=True)
+    swarm = LocalSwarm(couple(**{"swarm.pipelines": 2, "link.table": True}), variation=variation)
     swarm.train_round()
     one, other = (
         {name: value for link in ends(replica) for name, value in link.items()}
         for replica in swarm.replicas[1:]
     )
     equal = {name: torch.equal(value, other[name]) for name, value in one.items()}
-    assert equal == {"left": True, "encoder": False, "decoder": False}
+    assert equal == {"encoder": False, "decoder": False}
+    rows = [replica.members[1].hosted.table_values for replica in swarm.replicas[1:]]
+    assert rows[0] is not None
+    assert rows[1] is not None
+    assert torch.equal(rows[0]["rows"], rows[1]["rows"])
 
 
 def test_they_go_together_with_tables_and_coarse_rounding() -> None:
-    variation = Variation(
-        trained_ends=True, private_tables="private", stochastic_rounding=True, link_feedback=True
-    )
-    spec = couple(**{"link.dtype": "int4", "inner.microbatches": 2})
+    variation = Variation(trained_ends=True, stochastic_rounding=True, link_feedback=True)
+    spec = couple(**{"link.dtype": "int4", "inner.microbatches": 2, "link.table": True})
     swarm, again = (LocalSwarm(spec, variation=variation) for _ in range(2))
-    assert len(swarm.replicas[1].link_parameters) == 6
+    assert len(swarm.replicas[1].link_parameters) == 3
     assert [swarm.train_round() for _ in range(2)] == [again.train_round() for _ in range(2)]
     assert swarm.validate() == again.validate()
 

@@ -52,7 +52,7 @@ def values_of(trainer: Trainer) -> dict[str, Tensor]:
 def test_only_members_behind_a_link_have_one_and_it_begins_at_zero() -> None:
     first, second = pipeline(spec_of(**TABLE)).members
     assert first.hosted.table is None
-    assert not values_of(second)["left"].any()
+    assert not values_of(second)["rows"].any()
     assert pipeline(spec_of(**{**TABLE, "link.table": False})).members[1].hosted.table is None
 
 
@@ -68,7 +68,7 @@ def test_behind_a_link_that_loses_nothing_it_learns_what_a_stage_embedding_learn
         train(replica, each)
     expected = embedded.members[1].parameters(1)[embedding_name(embedded_spec, 1)]
     assert expected.any()
-    torch.testing.assert_close(values_of(behind.members[1])["left"], expected.detach(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(values_of(behind.members[1])["rows"], expected.detach(), rtol=1e-3, atol=1e-5)
 
 
 def test_a_link_that_compresses_gets_it_back_and_an_uncompressed_one_does_not() -> None:
@@ -79,7 +79,7 @@ def test_a_link_that_compresses_gets_it_back_and_an_uncompressed_one_does_not() 
         with torch.no_grad():
             values = replica.members[1].hosted.table_values
             assert values is not None
-            values["left"].normal_()
+            values["rows"].normal_()
         losses[k] = before, replica.validate()
     assert losses[4][0] != pytest.approx(losses[4][1], rel=1e-3)
     assert losses[0][0] == losses[0][1]
@@ -96,7 +96,7 @@ def test_payloads_and_anchors_know_nothing_of_it() -> None:
     ]
 
 
-@pytest.mark.parametrize("options", [{}, {"link.table_rank": 2}], ids=["full", "rank"])
+@pytest.mark.parametrize("options", [{}, {"link.table_rows": 9}], ids=["all", "shared"])
 def test_a_member_that_continues_from_its_checkpoint_has_the_same_bits(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_member_that_continues_from_its_checkpoint_has_the_same_bits(
     train(running, spec)
     settle(running, 1)
     running.members[1].write_checkpoint(tmp_path / "round-000001", 1)
-    assert values_of(running.members[1])["left"].any()
+    assert values_of(running.members[1])["rows"].any()
     assert other.members[1].restore(tmp_path) is not None
     first = running.members[0].state_dict()
     other.members[0].load_state_dict(first)
@@ -124,7 +124,7 @@ def test_a_replica_that_loads_the_state_of_another_has_its_table() -> None:
     train(running, spec)
     for mine, its in zip(other.members, running.members, strict=True):
         mine.load_state_dict(its.state_dict())
-    assert torch.equal(values_of(other.members[1])["left"], values_of(running.members[1])["left"])
+    assert torch.equal(values_of(other.members[1])["rows"], values_of(running.members[1])["rows"])
     assert other.members[1].inner.state_dict()[LINK_TABLE] is not None
 
 
@@ -134,12 +134,12 @@ def test_a_table_of_another_link_is_not_taken_over(tmp_path: Path) -> None:
     with torch.no_grad():
         values = trained.hosted.table_values
         assert values is not None
-        values["left"].fill_(1.0)
+        values["rows"].fill_(1.0)
     trained.write_checkpoint(tmp_path / "round-000000", 0)
     restored = other.restore(tmp_path)
     assert restored is not None
     assert restored.private is not None
-    assert not values_of(other)["left"].any()
+    assert not values_of(other)["rows"].any()
 
 
 def test_records_of_checkpoints_without_tables_are_those_from_before_there_were_any(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_one_that_is_not_finite_begins_anew() -> None:
     with torch.no_grad():
         values = replica.members[1].hosted.table_values
         assert values is not None
-        values["left"].fill_(torch.nan)
+        values["rows"].fill_(torch.nan)
     train(replica, spec, 2)
     assert replica.end_inner_phase().skipped_steps == spec.inner.steps
-    assert not values_of(replica.members[1])["left"].any()
+    assert not values_of(replica.members[1])["rows"].any()
     train(replica, spec, 3)
     assert replica.end_inner_phase().skipped_steps == 0
 
@@ -171,5 +171,5 @@ def test_back_at_the_initial_parameters_it_is_zero() -> None:
     train(replica, spec)
     member = replica.members[1]
     member.load_initial()
-    assert not values_of(member)["left"].any()
+    assert not values_of(member)["rows"].any()
     assert member.inner.state_dict()[LINK_TABLE] is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -339,9 +339,7 @@ class LocalSwarm:
         """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
         counts = self._share(result) >= self.spec.recovery.least_share
-        stages: Collection[int] = range(self.spec.swarm.stages)
-        if self._variation.stages_in_turn:
-            stages = due_stages(self.spec, self.position + 1)
+        stages = due_stages(self.spec, self.position + 1, self._variation.turns)
         return _Phase(result, replica.propose(stages if counts else ()))
 
     def _share(self, result: InnerResult) -> float:

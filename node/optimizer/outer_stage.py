@@ -234,8 +234,9 @@ class OuterStage:
         if self.pending is not None and self.pending["covered"] is None:
             covered = _copied({name: local[name] for name in self.anchor})
             self.pending = {**self.pending, "covered": covered}
-            for name, start in self._starts(self.pending["payload"], covered):
-                copy_into(local[name], start)
+            if self._outer.eager:
+                for name, start in self._starts(self.pending["payload"], covered):
+                    copy_into(local[name], start)
 
     def _starts(self, payload: bytes, covered: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Name and value of the parameters from which training continues beyond a proposal."""

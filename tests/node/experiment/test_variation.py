@@ -141,12 +141,16 @@ def test_links_that_change_otherwise_use_no_snapshots(other: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("overlap", [{}, {"outer.overlap": 1, "outer.eager": True}], ids=["", "eager"])
-def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(overlap: dict[str, Any]) -> None:
+@pytest.mark.parametrize("turns", [2, 4])
+def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(
+    overlap: dict[str, Any], turns: int
+) -> None:
     spec = pair(**{**overlap, "inner.steps": 2, "rounds": 6})
-    swarm = LocalSwarm(spec, variation=Variation(stages_in_turn=True))
+    swarm = LocalSwarm(spec, variation=Variation(turns=turns))
     anchors = [swarm.replicas[0].members[0].outer[stage].digest() for stage in range(4)]
     for round_number in range(1, 7):
-        due = {0, 1, 2, 3} if round_number == 6 else {round_number % 4}
+        in_turn = {stage for stage in range(4) if stage % turns == round_number % turns}
+        due = {0, 1, 2, 3} if round_number == 6 else in_turn
         report = swarm.train_round()
         assert report.contributions == tuple(2 * (stage in due) for stage in range(4))
         for replica in swarm.replicas:
@@ -161,9 +165,7 @@ def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(overla
 def test_a_stage_that_is_not_due_keeps_its_progress_for_its_round() -> None:
     """Of one replica with a dense exchange the anchors are what it has learned, whenever it exchanges."""
     alone = {"swarm.replicas": 1, "swarm.pipelines": 0, "outer.quantizer": "none"}
-    usual, in_turn = (
-        LocalSwarm(mixed(**alone), variation=Variation(stages_in_turn=each)) for each in (False, True)
-    )
+    usual, in_turn = (LocalSwarm(mixed(**alone), variation=Variation(turns=each)) for each in (1, 4))
     for _ in range(4):
         usual.train_round()
         in_turn.train_round()
@@ -172,8 +174,8 @@ def test_a_stage_that_is_not_due_keeps_its_progress_for_its_round() -> None:
 
 
 def test_replicas_that_average_their_gradients_have_no_turns() -> None:
-    with pytest.raises(ValidationError, match="stages_in_turn"):
-        Variation(average_gradients=True, stages_in_turn=True)
+    with pytest.raises(ValidationError, match="turns"):
+        Variation(average_gradients=True, turns=2)
 
 
 def test_averaged_gradients_are_the_mean_and_keep_replicas_together(

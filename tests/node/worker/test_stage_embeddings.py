@@ -92,7 +92,7 @@ def test_evaluation_adds_them(tmp_path: Path) -> None:
         found = [
             evaluate(model, f"text:{text}", mode=mode, batches=2).loss for model in (with_table, without)
         ]
-        assert found[0] != pytest.approx(found[1], rel=1e-3)
+        assert found[0] != found[1]  # to the last bit the same if the table is not added
 
 
 def test_transformers_has_no_such_model() -> None:

@@ -126,9 +126,11 @@ class ScriptedPeer:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._watch()), group.create_task(self._send_heartbeats())]
             await self._train()
-            await self.call("Leave", reason="finished")
             for task in tasks:
                 task.cancel()
+            # Only now: a heartbeat on its way would be that of a peer that has left.
+            await asyncio.wait(tasks)
+            await self.call("Leave", reason="finished")
 
     async def close(self) -> None:
         await self._channel.close()

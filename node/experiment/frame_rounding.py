@@ -16,27 +16,22 @@ from torch import Tensor
 
 from node.experiment.link_ends import WrappedReceivingEnd, WrappedSendingEnd
 from node.experiment.microbatch_counter import MicrobatchCounter
-from protocol.algorithm.quantizers import gaussian, int3, int4
+from protocol.algorithm.quantizers import int4
 from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.wire.activation_codec import pack_activation, unpack_activation
-
-STEPS_OF_RMS = {"int4": int4.STEP_OF_RMS, "int3": int3.STEP_OF_RMS}
-"""The quantizers that noise is made for, by the name in ``link.dtype``."""
 
 
 @dataclass(frozen=True)
 class RoundingNoise:
-    """Stochastic rounding: uniform noise as wide as a step, after which rounding to the nearest is unbiased.
+    """Stochastic rounding of int4: noise as wide as a step, after which rounding to the nearest is unbiased.
 
     The quantizer chooses the step of a token after the noise, so a few tokens get the next step; for these it
     is nearly unbiased only. Equal seeds, rounds, steps and microbatches give equal noise.
 
     Args:
-        dtype: a key of STEPS_OF_RMS.
         seeds: of the run and of the place where it is added; none is negative.
     """
 
-    dtype: str
     seeds: Sequence[int]
 
     def added(self, values_blk: Tensor, frame: Sequence[int]) -> Tensor:
@@ -44,8 +39,9 @@ class RoundingNoise:
         source = np.random.SeedSequence([*self.seeds, *frame])
         drawn = np.random.Generator(np.random.Philox(source)).random(values_blk.shape, dtype=np.float32)
         values_blk = values_blk.float()
-        step_bl = gaussian.steps(gaussian.step_codes(values_blk, STEPS_OF_RMS[self.dtype]))
-        return values_blk + (torch.from_numpy(drawn).to(values_blk) - 0.5) * step_bl.unsqueeze(-1)
+        return values_blk + (torch.from_numpy(drawn).to(values_blk) - 0.5) * int4.steps_of(
+            values_blk
+        ).unsqueeze(-1)
 
 
 class NoisyReceivingEnd(WrappedReceivingEnd):

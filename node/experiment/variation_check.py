@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from node.experiment.frame_rounding import STEPS_OF_RMS
 from node.experiment.variation import Variation
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
@@ -60,7 +59,7 @@ def _check_tables(spec: RunSpec, variation: Variation) -> None:
 
 
 def _check_rounding(spec: RunSpec, variation: Variation) -> None:
-    for name, dtypes in (("stochastic_rounding", STEPS_OF_RMS), ("link_feedback", LINK_QUANTIZERS)):
+    for name, dtypes in (("stochastic_rounding", ["int4"]), ("link_feedback", LINK_QUANTIZERS)):
         if getattr(variation, name) and not (_has_links(spec) and spec.link.dtype in dtypes):
             raise ValueError(f"{name} needs links with a link.dtype of {', '.join(dtypes)}")
     if variation.link_feedback and spec.inner.microbatches < 2:

@@ -97,5 +97,4 @@ class _Link:
         """That of activations (0) or gradients (1)."""
         if not self._variation.stochastic_rounding:
             return None
-        seeds = self._spec.seed, self._position, self._boundary, direction
-        return RoundingNoise(self._spec.link.dtype, seeds)
+        return RoundingNoise((self._spec.seed, self._position, self._boundary, direction))

@@ -34,7 +34,6 @@ LINK_QUANTIZERS: Mapping[str, LinkQuantizerEntry] = {
     "bf16": LinkQuantizerEntry("floats.BFloat16", lambda width: 2 * width),
     "fp32": LinkQuantizerEntry("floats.Float32", lambda width: 4 * width),
     "int8": LinkQuantizerEntry("int8.Int8", lambda width: width + 4),
-    "int3": LinkQuantizerEntry("int3.Int3", lambda width: -(-3 * width // 8) + 1),
     "int4": LinkQuantizerEntry("int4.Int4", lambda width: -(-width // 2) + 1),
 }
 """By the name in ``link.dtype``."""

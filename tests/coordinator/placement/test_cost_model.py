@@ -246,7 +246,7 @@ def test_parameters_of_a_stage_are_counted_as_the_node_creates_them(name: str) -
         assert stage_parameters(spec, stage) == parameter_count(spec, stage)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4", "int3"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4"])
 @pytest.mark.parametrize("vocabulary", [256, 300, 70_000])
 def test_message_bytes_equal_the_bytes_that_the_node_packs(dtype: Any, vocabulary: int) -> None:
     spec = resolve("nano", overrides={"link.dtype": dtype, "model.vocabulary": vocabulary})

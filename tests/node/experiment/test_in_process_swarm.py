@@ -68,7 +68,7 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
 @pytest.mark.parametrize(
     ("dtype", "overlap", "eager"),
     [
-        *((dtype, overlap, False) for dtype in ("bf16", "int8", "int4", "int3") for overlap in (0, 2)),
+        *((dtype, overlap, False) for dtype in ("bf16", "int8", "int4") for overlap in (0, 2)),
         ("bf16", 2, True),
     ],
 )

@@ -24,7 +24,6 @@ LINK_BYTES = {
     "bf16": "ae2ffa19b206f0ca",
     "int8": "b05ceddce9689d08",
     "int4": "f62adde5c70d0fd9",
-    "int3": "24059283db0dbb01",
 }
 """sha-256 of what each quantizer packs: a member that packs other bytes belongs to another version."""
 

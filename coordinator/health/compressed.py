@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from coordinator.health.records import PayloadFigures, RoundFigures
+from coordinator.health.records import PayloadFigures, RoundFigures, same_kind
 from coordinator.state.commands import WeighCompressed
 from coordinator.state.events import CompressedWeighed
 from coordinator.state.transaction import Transaction
@@ -16,9 +16,13 @@ from protocol.algorithm.compressed_weight import RECENT, PairCosine, next_weight
 from protocol.status import RunPhase
 
 
-def measured_agreement(rounds: Sequence[RoundFigures]) -> float | None:
-    """Of compressed payloads with full ones in the last RECENT of `rounds`; None if it cannot be told."""
-    recent = rounds[-RECENT:]
+def measured_agreement(rounds: Sequence[RoundFigures], since: int = 0) -> float | None:
+    """Of compressed payloads with full ones in the last RECENT of `rounds`; None if it cannot be told.
+
+    Only rounds after `since` count, and those that are dense or not as the newest one is: dense payloads
+    agree more.
+    """
+    recent = [each for each in same_kind(rounds) if each.round_number > since][-RECENT:]
     if len(recent) < RECENT:
         return None
     payloads = [each for figures in recent for each in figures.payloads]
@@ -34,7 +38,7 @@ def _known(cosines: Iterator[tuple[PayloadFigures, float | None]]) -> Iterator[P
 def weigh_compressed(transaction: Transaction, command: WeighCompressed) -> None:
     """Record another weight of compressed replicas, which the next plan has.
 
-    At the earliest RECENT rounds after the last change, so that no round is measured for two changes.
+    At the earliest RECENT rounds after the last change: no round is measured for two changes.
     """
     state = transaction.state
     present = state.compressed

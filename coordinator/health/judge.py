@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coordinator.health.agreement import judge_agreement
 from coordinator.health.losses import judge_losses, last_calm
 from coordinator.health.norms import judge_norms
-from coordinator.health.records import Judgement, RoundFigures
+from coordinator.health.records import Judgement, RoundFigures, same_kind
 
 WINDOW = 16
 """Rounds with which a round is compared."""
@@ -19,8 +19,12 @@ def judge(rounds: Sequence[RoundFigures], most_sigmas: float = SIGMAS) -> Judgem
     """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
     *before, now = rounds
     window = before[-WINDOW:]
-    judges = judge_losses, judge_agreement, judge_norms
-    findings = tuple(finding for each in judges for finding in each(window, now, most_sigmas))
+    of_payloads = same_kind([*window, now])[:-1]
+    findings = (
+        *judge_losses(window, now, most_sigmas),
+        *judge_agreement(of_payloads, now, most_sigmas),
+        *judge_norms(of_payloads, now, most_sigmas),
+    )
     is_alarm = any(each.raises_alarm for each in findings)
     last_healthy = last_calm(window, now, most_sigmas) if is_alarm else now.round_number
     return Judgement(now.round_number, findings, last_healthy)

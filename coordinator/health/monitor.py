@@ -73,7 +73,7 @@ class HealthMonitor:
             if round_number in state.restored:
                 self._forget(round_number, state.restored[round_number])
             else:
-                self._judge(_figures(state, round_number, measured[round_number]))
+                self._judge(_figures(state, round_number, measured[round_number]), state)
 
     def record(self, measurement: Measurement) -> None:
         """Take in a measurement that is believed (coordinator.health.intake)."""
@@ -91,7 +91,7 @@ class HealthMonitor:
             self._next += 1
             found = self._open.pop(round_number, None)
             if found is not None:
-                yield self._judge(_figures(state, round_number, found.measured))
+                yield self._judge(_figures(state, round_number, found.measured), state)
 
     def note(self, event: Event) -> None:
         """Take in an event: after a rollback, the rounds that it undoes are no longer what is usual."""
@@ -106,7 +106,7 @@ class HealthMonitor:
         self._rounds = [each for each in self._rounds if each.round_number <= restore_round]
         self._alarmed_in = self._calm = 0
 
-    def _judge(self, figures: RoundFigures) -> Judgement:
+    def _judge(self, figures: RoundFigures, state: State) -> Judgement:
         judgement = judge([*self._rounds, figures], self._most_sigmas)
         has_reason, is_new = bool(judgement.alarm), not self._alarmed_in
         if self._alarmed_in:
@@ -124,7 +124,9 @@ class HealthMonitor:
         self.latest = summary(figures, judgement)
         news = tuple(each for each in judgement.findings if _subject(each) not in self._told)
         self._told = {_subject(each) for each in judgement.findings}
-        agreement = None if self._alarmed_in else measured_agreement(self._rounds)
+        agreement = (
+            None if self._alarmed_in else measured_agreement(self._rounds, state.compressed.round_number)
+        )
         judgement = judgement if is_new else judgement.without_alarm
         return replace(judgement, news=news, agreement=agreement)
 
@@ -164,6 +166,7 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         payloads=tuple(sorted(payloads, key=lambda each: (each.stage, each.owner))),
         error_shares=tuple(share for share in shares if share is not None),
         contributors=_contributors(state, round_number),
+        is_dense=state.spec.outer.is_dense_in(round_number),
     )
 
 

@@ -34,6 +34,7 @@ class RoundFigures:
 
     Attributes:
         weights: of the replicas of the plan, by index.
+        is_dense: whether payloads have all values, in a run in which most rounds have fewer.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
         payloads: those that were measured.
@@ -46,6 +47,12 @@ class RoundFigures:
     payloads: tuple[PayloadFigures, ...] = ()
     error_shares: tuple[float, ...] = ()
     contributors: frozenset[PeerId] = frozenset()
+    is_dense: bool = False
+
+
+def same_kind(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
+    """Those of `rounds` that are dense, or not, as the last one is: payloads of others have other norms."""
+    return [each for each in rounds if each.is_dense == rounds[-1].is_dense]
 
 
 def turnover(window: Sequence[RoundFigures], now: RoundFigures) -> float:

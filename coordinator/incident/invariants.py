@@ -226,6 +226,11 @@ class Invariants:
             if not stands or absent.intersection(members):
                 self._check_members(what, before, plan, replica)
         _require(is_whole(self._spec, plan.replicas), f"{what} does not divide the batch")
+        for replica, right in zip(
+            plan.replicas, weighed(self._spec, plan.replicas, before.compressed.weight), strict=True
+        ):
+            fits = replica.weight == right.weight
+            _require(fits, f"{what}: {replica.name} weighs {replica.weight}, not {right.weight}")
         for replica in newest.replicas:
             members = [member.peer for member in replica.members]
             # A peer with a new role has a reservation elsewhere.
@@ -245,9 +250,6 @@ class Invariants:
         narrowest, widest = (width_order(self._spec.link.possible_ks[at]) for at in (0, -1))
         possible = all(narrowest <= k <= widest for k in ks)
         _require(possible, f"{what}: {replica.name} has a link whose k the run does not allow")
-        (right,) = weighed(self._spec, [replica], before.compressed.weight)
-        fits = replica.weight == right.weight
-        _require(fits, f"{what}: {replica.name} weighs {replica.weight}, not {right.weight}")
         gone = [member.peer for member in replica.members if not before.peers[member.peer].is_live]
         _require(not gone, f"{what} assigns {gone}, which are gone")
 

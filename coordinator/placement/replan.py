@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import isclose
 
 from coordinator.placement.eligibility import (
     fits,
@@ -24,9 +25,18 @@ from coordinator.placement.eligibility import (
 from coordinator.placement.links import can_be_neighbours, links_between, member_of
 from coordinator.placement.rebalance import Rebalance
 from coordinator.state.state import Peer, State
-from coordinator.state.text import Waiting, compressed_weight_text, listed, short, stages_of
-from protocol.algorithm.compressed_weight import is_compressed, weighed
+from coordinator.state.text import (
+    Waiting,
+    compressed_weight_text,
+    listed,
+    raised_weight_text,
+    short,
+    stages_of,
+)
+from protocol.algorithm.batch import work_of
+from protocol.algorithm.compressed_weight import factor_in, is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
+from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
 _MOST_OBSTACLES = 2
@@ -75,9 +85,19 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
 def _weigh(state: State, replicas: Sequence[Replica]) -> tuple[list[Replica], list[str]]:
     """`replicas` with their weights, and a sentence if the newest plan weighs compressed ones otherwise."""
     spec, present = state.spec, state.compressed
-    newest, right = state.plans[-1].replicas, weighed(spec, replicas, present.weight)
-    is_news = weighed(spec, newest, present.weight) != list(newest) and any(map(is_compressed, right))
-    return right, [compressed_weight_text(present.weight, present.agreement)] if is_news else []
+    right = weighed(spec, replicas, present.weight)
+    before, factor = _factor(spec, state.plans[-1].replicas), _factor(spec, right)
+    if before is None or factor is None or isclose(before, factor):
+        return right, []
+    factor = factor_in(spec, right, present.weight)
+    if factor > present.weight:
+        return right, [raised_weight_text(factor, present.weight)]
+    return right, [compressed_weight_text(factor, present.agreement)]
+
+
+def _factor(spec: RunSpec, replicas: Sequence[Replica]) -> float | None:
+    """How much the compressed ones of `replicas` weigh beside their work; None without any."""
+    return next((each.weight / work_of(spec, each) for each in replicas if is_compressed(each)), None)
 
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:

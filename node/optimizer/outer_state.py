@@ -192,6 +192,18 @@ class OuterState(Mapping[int, OuterStage]):
         self._local[stage].write(local)
         self._end_round(stage, round_number)
 
+    def drop_proposals(self) -> None:
+        """The rounds of pending proposals will be decided without this state: as in :meth:`abort`.
+
+        With `outer.eager` the parameters become those of the proposals plus the training since, so that they
+        hold the progress which no payload carries.
+        """
+        for stage, outer in self._stages.items():
+            if outer.pending is not None:
+                local = self._local[stage].read()
+                outer.abort(local)
+                self._local[stage].write(local)
+
     def forget_error(self, stage: int) -> None:
         """Error feedback := 0 and local := anchor. See OuterStage.reset."""
         local = self._local[stage].read()

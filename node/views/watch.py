@@ -16,6 +16,7 @@ from node.monitoring.report import NodeReport, Rates
 from node.views.run_history import size
 from node.views.status import STATE_STYLES, peer_notes, rounds_line
 from node.views.text import as_text, bar, count, duration, megabits, plain, short_id
+from protocol.algorithm.batch import work_of
 from protocol.spec.link import k_text
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Lifecycle, Plan, Replica
@@ -271,12 +272,13 @@ def _share(status: RunStatus | None, report: NodeReport) -> Text:
         if member is None or status is None:
             continue
         weight = replica.weight / (sum(each.weight for each in replicas) or 1.0)
+        work = work_of(status.spec, replica) / sum(work_of(status.spec, each) for each in replicas)
         stages = len(member.stages) / status.spec.swarm.stages
         what = (
             "the whole model" if stages == 1 else f"{len(member.stages)} of {status.spec.swarm.stages} stages"
         )
         has = f"{what} of {replica.name} (weight {weight:.0%})"
-        return Text(f"{weight * stages:.0%} of the work: {has}")
+        return Text(f"{work * stages:.0%} of the work: {has}")
     own = next((peer for peer in status.peers if peer.peer == report.peer), None) if status else None
     return as_text(own.message if own and own.message else "no place in the plan")
 

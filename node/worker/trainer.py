@@ -348,7 +348,8 @@ class Trainer:
     def write_checkpoint(self, folder: Path, round_number: int) -> None:
         """Write the committed and the private state after `round_number` to `folder`: node_checkpoint.write.
 
-        Call it between rounds: local progress since the anchor is stored, pending proposals are not.
+        Call it between rounds, or before an early end: local progress since the anchor is stored, pending
+        proposals are not, and are dropped.
 
         Raises HetnodeError DISK_FULL; earlier checkpoints are unchanged.
         """
@@ -357,6 +358,7 @@ class Trainer:
         assert not behind, f"stages {behind} are not after round {round_number}"
         if outer.has_embedding:
             assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
+        outer.drop_proposals()
         embedding, moments = (
             None if outer.follower is None else outer.follower.committed,
             self.inner.state_dict(),

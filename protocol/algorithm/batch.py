@@ -40,8 +40,9 @@ def work_of(spec: RunSpec, replica: Replica) -> float:
 
 def work_behind(spec: RunSpec, replica: Replica, weight: float) -> float:
     """The work behind a payload of this weight, of a member of `replica`: in the unit of :func:`work_of`."""
-    # The quotient is exactly 1 where weight is work.
-    return weight * (work_of(spec, replica) / replica.weight)
+    work = work_of(spec, replica)
+    # Exactly the work where that is the weight, and behind a payload of the whole weight.
+    return weight if replica.weight == work else work * (weight / replica.weight)
 
 
 def batch_of(spec: RunSpec, replicas: Iterable[Replica]) -> int:

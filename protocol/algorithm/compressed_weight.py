@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, fsum
 from statistics import median, median_high, median_low
 
 from protocol.algorithm.batch import work_of
@@ -34,6 +35,7 @@ STEP = 0.125
 RECENT = 5
 """Rounds that are measured for a change, and the least number between two changes."""
 _MOST_CHANGE = 2
+_LEAST_FULL = 2
 _LEAST_ROUNDS = 3
 """A payload of a newcomer has a part of a phase behind it."""
 _LEAST_COSINE = 0.01
@@ -54,12 +56,28 @@ def is_compressed(replica: Replica) -> bool:
     return any(link.k != UNCOMPRESSED for link in replica.links)
 
 
-def weighed(spec: RunSpec, replicas: Iterable[Replica], compressed: float) -> list[Replica]:
-    """`replicas` with the weights of their work, those of compressed ones times `compressed`."""
+def weighed(spec: RunSpec, replicas: Sequence[Replica], measured: float) -> list[Replica]:
+    """`replicas` of a plan, weighed by their work; compressed ones by :func:`factor_in` times it."""
+    factor = factor_in(spec, replicas, measured)
     return [
-        replace(each, weight=work_of(spec, each) * (compressed if is_compressed(each) else 1.0))
+        replace(each, weight=work_of(spec, each) * (factor if is_compressed(each) else 1.0))
         for each in replicas
     ]
+
+
+def factor_in(spec: RunSpec, replicas: Sequence[Replica], measured: float) -> float:
+    """The factor of the weights of compressed replicas in a plan of `replicas`: `measured`, or more.
+
+    It is 1 with fewer than two full replicas, since none can be compared with another one. It is so high that
+    no full replica weighs more than half of all: shares do not exceed half, either, and a round cannot be
+    committed without more than half of the weight.
+    """
+    full = [work_of(spec, each) for each in replicas if not is_compressed(each)]
+    compressed = fsum(work_of(spec, each) for each in replicas if is_compressed(each))
+    if len(full) < _LEAST_FULL or not compressed:
+        return 1.0
+    least = (2 * max(full) - fsum(full)) / compressed
+    return max(measured, min(1.0, STEP * ceil(least / STEP)))
 
 
 def relative_agreement(full: Iterable[PairCosine], compressed: Iterable[PairCosine]) -> float | None:

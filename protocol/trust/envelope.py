@@ -77,6 +77,8 @@ def misfit(descriptor: PayloadDescriptor, own: PayloadDescriptor) -> str:
         theirs, ours = getattr(descriptor, name), getattr(own, name)
         if theirs != ours:
             return f"its {name.removesuffix('_number')} is {theirs} instead of {ours}"
+    if descriptor.nbytes != own.nbytes:  # all payloads of a (stage, round) have one length
+        return f"it has {descriptor.nbytes} bytes instead of {own.nbytes}"
     if descriptor.anchor_digest != own.anchor_digest:
         theirs, ours = descriptor.anchor_digest[:16], own.anchor_digest[:16]
         return f"it starts from the anchor {theirs} instead of {ours}"

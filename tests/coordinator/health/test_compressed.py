@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from coordinator.health.compressed import measured_agreement
 from coordinator.health.monitor import HealthMonitor
+from coordinator.health.records import RoundFigures
 from coordinator.incident.implied_commands import implied_commands
 from coordinator.rounds.phases import expected_seconds
 from coordinator.state.commands import WeighCompressed
-from coordinator.state.events import CompressedWeighed
+from coordinator.state.events import CompressedWeighed, RunRolledBack
 from coordinator.state.state import CompressedWeight
 from coordinator.status.messages import event_message
 from protocol.algorithm.comparison import measured_position
 from protocol.algorithm.compressed_weight import RECENT
 from protocol.status import Measurement, PayloadAgreement
-from tests.coordinator.health.rounds import healthy
+from tests.coordinator.health.rounds import PEERS, healthy
 from tests.support.coordinator_run import (
     ALL,
     Run,
     latest_reason,
+    leave,
     measure,
     play_round,
     play_rounds,
@@ -121,7 +126,7 @@ def test_shares_of_the_work_and_weights_change_independently() -> None:
     for replica in run.state.plans[-1].replicas:
         for member in replica.members:
             peer = next(each for each in ALL if each.peer == member.peer)
-            measure(run, peer, 4e9 if replica.index == 0 else 1e9)
+            measure(run, peer, 4e9 if replica.index < 2 else 1e9)
     play_rounds(run, 3)
     plan = run.state.plans[-1]
     work = [run.spec.microbatches_of(each) / 4 for each in plan.replicas]
@@ -165,3 +170,82 @@ def test_only_recent_rounds_of_full_and_compressed_payloads_count() -> None:
     rounds = healthy(RECENT)
     assert measured_agreement(rounds[1:]) is None
     assert measured_agreement(rounds) is None, "no payload is of a compressed replica"
+
+
+def with_compressed(count: int, dense_every: int = 0, late: int = 0) -> list[RoundFigures]:
+    """Payloads without bias: all pairs of a round have the same cosine, a higher one in dense rounds.
+
+    Replicas 0 and 1 are full, the others compressed. In round `late` the payload of replica 1 is missing.
+    """
+    rounds = []
+    for each in healthy(count):
+        is_dense = dense_every > 0 and each.round_number % dense_every == 0
+        alone, cosine = each.round_number == late, 0.45 if is_dense else 0.1
+        payloads = [
+            replace(
+                payload,
+                alike=None if alone and payload.is_full else cosine,
+                unlike=cosine,
+                is_compressed=not payload.is_full,
+            )
+            for payload in each.payloads
+            if not (alone and payload.owner == PEERS[1])
+        ]
+        rounds.append(replace(each, payloads=tuple(payloads), is_dense=is_dense))
+    return rounds
+
+
+@pytest.mark.parametrize("late", range(13))
+@pytest.mark.parametrize("dense_every", [0, 2, 4])
+def test_dense_rounds_are_not_mixed_with_others(dense_every: int, late: int) -> None:
+    for count in range(1, 13):
+        agreement = measured_agreement(with_compressed(count, dense_every, late))
+        assert agreement is None or agreement == pytest.approx(1.0)
+    assert measured_agreement(with_compressed(11, dense_every, late)) is not None
+
+
+def test_no_round_is_measured_for_two_changes() -> None:
+    rounds = with_compressed(2 * RECENT)
+    assert measured_agreement(rounds, since=RECENT) is not None
+    assert measured_agreement(rounds[:-1], since=RECENT) is None
+    gaps = [*rounds[:RECENT], rounds[-1]]
+    assert measured_agreement(gaps, since=RECENT) is None, "one round is new"
+
+
+def test_the_monitor_measures_no_round_for_two_changes() -> None:
+    run = mixed()
+    monitor = HealthMonitor(run.state)
+    changes = []
+
+    def play() -> None:
+        round_number = run.state.current_round
+        play_round(run)
+        for measurement in measurements(run, round_number):
+            monitor.record(measurement)
+        for judgement in monitor.judge(run.state):
+            if judgement.agreement is not None:
+                run.accept(WeighCompressed(judgement.round_number, judgement.agreement))
+        changes[:] = [each.round_number for each in weighings(run)]
+
+    for _ in range(RECENT + 3):
+        play()
+    assert changes == [RECENT]
+    play_round(run)  # its decision is a rollback, which undoes the rounds after the fifth
+    monitor.note(RunRolledBack(run.now, RECENT + 4, RECENT, "operator", ()))
+    for _ in range(RECENT - 1):
+        play()
+    assert changes == [RECENT]
+    play()
+    assert changes == [RECENT, 2 * RECENT + 4]
+
+
+def test_with_one_full_replica_weights_are_those_of_the_work_and_the_plan_says_so() -> None:
+    run = mixed()
+    play_rounds(run, RECENT)
+    run.accept(WeighCompressed(RECENT, 0.5))
+    play_rounds(run)
+    assert weights(run) == [1.0, 1.0, 0.5, 0.5]
+    leave(run, ALL[1])
+    play_rounds(run, 2)
+    assert weights(run) == [1.0] * 3
+    assert "weigh 1 beside full ones, not 0.5 as measured" in latest_reason(run)

@@ -181,6 +181,18 @@ async def test_a_coordinator_that_ends_after_its_run_is_no_failure() -> None:
     assert "10 of 10 rounds, finished" in text
 
 
+async def test_the_share_of_the_work_does_not_follow_the_weight() -> None:
+    status = running()
+    assert status.plan is not None
+    lighter = tuple(replace(each, weight=0.25 if each.index == 1 else 1.0) for each in status.plan.replicas)
+    status = replace(status, plan=replace(status.plan, replicas=lighter))
+    report = NodeReport(*("run", B, "cuda:0", "training", (), 0.0, 2, 1, 10, 2, 64))
+    async with shown(ScriptedRun(status), ScriptedNode(report)) as (app, pilot):
+        await pilot.press("3")
+        await asked(pilot)
+        assert "25% of the work: 1 of 2 stages of replica-1 (weight 20%)" in screen_of(app)
+
+
 async def test_the_own_node_and_its_share() -> None:
     report = NodeReport(
         *("run", B, "cuda:0", "training", ("neighbour",), 0.0, 2, 1, 10, 2, 64),

@@ -106,3 +106,31 @@ def test_back_at_the_initial_parameters_there_is_no_momentum(stream: SampleStrea
     assert [outer.digest() for outer in member.outer.values()] == [
         outer.digest() for outer in fresh.outer.values()
     ]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_checkpoint_during_an_exchange_has_all_progress_that_was_not_committed(
+    stream: SampleStream, tmp_path: Path, eager: bool, optimizer: str
+) -> None:
+    options = {"outer.overlap": 1, "outer.eager": eager, "outer.optimizer": optimizer}
+    spec = spec_of(**{"swarm.stages": 2, "inner.microbatches": 2, "inner.steps": 2, **options})
+    running, other = (Trainer(spec, StageRange(0, 2), stream=stream) for _ in range(2))
+    running.begin_round(1, samples(0))
+    train(running, range(2))
+    settle(running, 1)
+    running.begin_round(2, samples(1))
+    train(running, range(2))
+    learned = {stage: named_values(running, stage) for stage in running.stages}
+    for stage in running.stages:
+        assert running.outer.propose(stage) is not None
+    running.outer.keep_training()
+    running.write_checkpoint(tmp_path / "round-000001", 1)
+    assert other.restore(tmp_path) is not None
+    for stage, values in learned.items():
+        for name, value in named_values(other, stage).items():
+            torch.testing.assert_close(value, values[name], rtol=0, atol=1e-7)
+
+
+def named_values(trainer: Trainer, stage: int) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in trainer.parameters(stage).items()}

@@ -16,6 +16,8 @@ from protocol.algorithm.batch import (
     whole_batch,
     with_equal_shares,
     with_shares,
+    work_behind,
+    work_of,
 )
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import HetnodeError
@@ -103,3 +105,14 @@ def test_specifications_with_a_variable_batch_have_no_field_for_it() -> None:
     assert not left_out & resolve("nano").model_dump()["grouping"].keys()
     spec = constant(24, **{"grouping.longest_phase": 60.0})
     assert RunSpec.from_json(spec.canonical_json) == spec
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 8))
+def test_behind_a_payload_of_the_whole_weight_is_all_of_the_work(
+    usual: int, share: int, eighths: int
+) -> None:
+    spec = constant(**{"inner.microbatches": usual})
+    work = share / usual
+    replica = Replica(0, (), (), weight=work * (eighths / 8), microbatches=share)
+    assert work_behind(spec, replica, replica.weight) == work_of(spec, replica) == work
+    assert work_behind(spec, replica, replica.weight / 2) == pytest.approx(work / 2)

@@ -329,6 +329,7 @@ class TestEnvelope:
             ({"round_number": 6}, "round is 6 instead of 7"),
             ({"codec": "dense32-v1"}, "codec"),
             ({"anchor_digest": "b" * 64}, "anchor"),
+            ({"nbytes": 101}, "has 101 bytes instead of 100"),
         ],
     )
     def test_what_belongs_elsewhere_does_not_fit(self, changes: dict[str, object], why: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import (
     LEAST_WEIGHT,
     STEP,
@@ -119,3 +120,33 @@ def test_only_compressed_replicas_weigh_less_and_each_by_its_share() -> None:
     assert [is_compressed(each) for each in plan] == [False, True, False]
     assert [each.weight for each in weighed(spec, plan, 0.5)] == [1.0, 0.75, 1.0]
     assert weighed(spec, weighed(spec, plan, 0.5), 1.0) == plan
+
+
+def test_no_full_replica_decides_alone() -> None:
+    """Were it late, no round could be committed without it."""
+    spec = spec_of(2, 1, 3, inner__microbatches=4)
+    pipelines = [replica(number, 8) for number in (1, 2, 3)]
+    assert [each.weight for each in weighed(spec, [replica(0, 0), *pipelines], 0.25)] == [1.0] * 4
+    strong = replica(0, 0, microbatches=12)
+    found = [each.weight for each in weighed(spec, [strong, replica(4, 0), *pipelines], 0.25)]
+    assert found == [3.0, 1.0, 0.75, 0.75, 0.75]
+
+
+WORK = st.integers(1, 40)
+
+
+@given(st.integers(1, 12), st.lists(WORK, max_size=4), st.lists(WORK, min_size=1, max_size=4), WEIGHTS)
+def test_weights_are_at_most_the_work_and_of_full_replicas_the_work(
+    usual: int, full: list[int], compressed: list[int], measured: float
+) -> None:
+    spec = spec_of(2, 1, 2, inner__microbatches=usual)
+    plan = [replica(number, 0, microbatches=n) for number, n in enumerate(full)]
+    plan += [replica(len(full) + number, 8, microbatches=n) for number, n in enumerate(compressed)]
+    found = [each.weight for each in weighed(spec, plan, measured)]
+    work = [work_of(spec, each) for each in plan]
+    assert found[: len(full)] == work[: len(full)]
+    factors = {each / of for each, of in zip(found[len(full) :], work[len(full) :], strict=True)}
+    assert max(factors) - min(factors) < 1e-9
+    assert measured - 1e-9 <= min(factors) <= max(factors) <= 1 + 1e-9
+    if max(work) <= sum(work) / 2:
+        assert max(found) <= sum(found) / 2 * (1 + 1e-9)

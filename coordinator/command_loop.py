@@ -139,6 +139,7 @@ class CommandLoop:
         # One of its own: the threads that all rooms share may all be busy.
         self._thread = ThreadPoolExecutor(1, "commands")
         self._heard: dict[PeerId, float] = {}
+        self._heartbeats: dict[PeerId, Heartbeat] = {}
 
     async def run(self) -> None:
         """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error."""
@@ -166,12 +167,16 @@ class CommandLoop:
         if refusal is not None:
             raise refusal
 
-    def submit(self, command: Command) -> None:
-        """Decide `command` after those before it, for a caller that does not wait: a refusal is lost.
+    def submit(self, heartbeat: Heartbeat) -> None:
+        """Decide `heartbeat` for a caller that does not wait: a refusal is lost.
+
+        It takes the place of an earlier one of its peer that still waits, so no peer fills the queue.
 
         Raises Stopped: the loop has stopped.
         """
-        self._issue(command, None)
+        if heartbeat.peer not in self._heartbeats:
+            self._issue(heartbeat, None)
+        self._heartbeats[heartbeat.peer] = heartbeat
 
     def note_call(self, peer: PeerId) -> None:
         """Note that a call of `peer` has begun: a sign of life, however long the call waits."""
@@ -268,7 +273,7 @@ class CommandLoop:
         return batch
 
     async def _serve(self, batch: list[_Issued]) -> None:
-        issued = [command for command, _ in batch]
+        issued = [self._newest(command, answer is None) for command, answer in batch]
         try:
             # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
             # take less time than a thread.
@@ -295,6 +300,12 @@ class CommandLoop:
             self.wake(topic)
         for (_, answer), outcome in zip(batch, decided.outcomes, strict=True):
             _answer(answer, outcome)
+
+    def _newest(self, command: Command, is_submitted: bool) -> Command:
+        """`command`, or the heartbeat that has taken its place."""
+        if is_submitted and isinstance(command, Heartbeat):
+            return self._heartbeats.pop(command.peer)
+        return command
 
     def _decide_and_store(self, state: State, issued: Sequence[Command]) -> _Decided:
         """Decide commands in their order, and store their events. Changes nothing of this object.

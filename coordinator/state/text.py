@@ -48,8 +48,8 @@ def compressed_weight_text(weight: float, agreement: float) -> str:
 def raised_weight_text(weight: float, measured: float) -> str:
     """Such as "compressed replicas weigh 1 beside full ones, not 0.5 as measured, ..."."""
     return (
-        f"compressed replicas weigh {weight:g} beside full ones, not {measured:g} as measured, so that no full "
-        "replica decides alone"
+        f"compressed replicas weigh {weight:g} beside full ones, not {measured:g} as measured, so that no "
+        "full replica decides alone"
     )
 
 

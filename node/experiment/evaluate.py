@@ -180,6 +180,13 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
         raise HetnodeError(
             ErrorCode.BAD_OPTION, "The run has one stage, so no link.", "Use --mode uncompressed."
         )
+    if spec.link.table:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            "Links of this run add tables (link.table) that its replicas keep to themselves; a checkpoint of "
+            "the run has none.",
+            "Use --mode uncompressed: that model needs no tables.",
+        )
     stages = whole_model(checkpoint).stages
     embedding = checkpoint.stages[0]["emb"]
     basis_dd = orthonormal_basis(spec.model.width, spec.seed).to(embedding.device)

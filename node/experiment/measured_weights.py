@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from node.model.shapes import parameter_shapes
+from node.model.payloads import payload_layout
 from protocol.algorithm.agreement import AgreementMeter
 from protocol.algorithm.comparison import Comparison, next_of_kind
 from protocol.algorithm.compressed_weight import (
@@ -24,7 +24,7 @@ from protocol.algorithm.compressed_weight import (
 )
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, Replica
-from protocol.wire.payload_codec import PayloadLayout, decode
+from protocol.wire.payload_codec import decode
 
 _PREFIX = "measured-weights/"
 
@@ -48,9 +48,7 @@ class MeasuredWeights:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self._layouts = [
-            PayloadLayout(parameter_shapes(spec, stage), spec.outer) for stage in range(spec.swarm.stages)
-        ]
+        self._spec = spec
         self._figures: list[_Figure] = []
         self._changed_in = 0
         self.compressed = 1.0
@@ -63,8 +61,13 @@ class MeasuredWeights:
     def measure(
         self, round_number: int, stage: int, payloads: Sequence[bytes], replicas: Sequence[Replica]
     ) -> None:
-        """Take in the payloads of `stage` that count, in canonical order, and the replica of each."""
-        layout = self._layouts[stage]
+        """Take in the payloads of `stage` that count, in canonical order, and the replica of each.
+
+        Not those of rounds of `outer.dense_every`, which agree more.
+        """
+        if self._spec.outer.is_dense_in(round_number):
+            return
+        layout = payload_layout(self._spec, stage, round_number)
         contents = [decode(layout, payload) for payload in payloads]
         is_full = [replica.is_full for replica in replicas]
         for position, replica in enumerate(replicas):
@@ -83,8 +86,9 @@ class MeasuredWeights:
 
     def after_round(self, round_number: int) -> None:
         """Change the weight if it is due."""
-        self._figures = [each for each in self._figures if each.round_number > round_number - RECENT]
-        if round_number < self._changed_in + RECENT:
+        recent = sorted({each.round_number for each in self._figures})[-RECENT:]
+        self._figures = [each for each in self._figures if each.round_number in recent]
+        if len(recent) < RECENT or recent[0] <= self._changed_in:
             return
         agreement = relative_agreement(self._cosines(False), self._cosines(True))
         if agreement is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from node.experiment.variation import Variation
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
@@ -28,6 +30,15 @@ def _check_replicas(spec: RunSpec, variation: Variation) -> None:
         raise ValueError("basis_every follows what full replicas see, and there are none")
     if variation.projected_share and not (spec.swarm.replicas and spec.link.k):
         raise ValueError("projected_share needs full replicas, and links that compress")
+    if variation.average_gradients and _has_links(spec) and (spec.link.table or variation.trained_ends):
+        raise ValueError(
+            "replicas that average their gradients are clipped alike, but a link.table or trained_ends have "
+            "gradients of one replica alone"
+        )
+    if variation.turns > 1 and spec.outer.selection == "random":
+        raise ValueError("turns leave out rounds of a stage, and with them positions of selection 'random'")
+    if variation.turns > 1 and gcd(variation.turns, spec.outer.dense_every) > 1 and spec.outer.dense_every:
+        raise ValueError("some stages have no turn in a dense round: choose another dense_every")
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     if any(count > replicas for _, count in variation.replicas_by_round):
         raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")
@@ -56,6 +67,10 @@ def _check_tables(spec: RunSpec, variation: Variation) -> None:
         raise ValueError("share_tables needs pipelines and link.table")
     if variation.share_tables and (spec.outer.overlap or variation.replicas_by_round):
         raise ValueError("share_tables needs rounds without overlap, and no replicas_by_round")
+    if variation.share_tables and variation.uncompressed_pipelines:
+        raise ValueError(
+            "tables behind uncompressed_pipelines are not trained, so share_tables cannot mix them"
+        )
 
 
 def _check_rounding(spec: RunSpec, variation: Variation) -> None:

@@ -9,6 +9,7 @@ Shapes: b microbatch, L tokens, d width, V vocabulary, m rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -69,6 +70,10 @@ def _assignment(spec: RunSpec, boundary: int) -> Tensor:
     vocabulary, rows = spec.model.vocabulary, spec.link.table_rows
     if not rows:
         return torch.arange(vocabulary)
-    # Each link has another assignment: two tokens that share a row at one do so at no other.
-    generator = np.random.Generator(np.random.Philox(spec.seed * spec.swarm.stages + boundary))
-    return torch.from_numpy(generator.permutation(vocabulary) % rows)
+    # Each link has another assignment: two tokens that share a row at one do so at no other. From SHAKE-128,
+    # as numpy and torch promise no stream of permutations, and a checkpoint is read by a later version.
+    raw = hashlib.shake_128(f"hetnode table {spec.seed} {boundary}".encode()).digest(8 * vocabulary)
+    order = np.argsort(np.frombuffer(raw, "<u8"), kind="stable")
+    row_of_v = np.empty(vocabulary, np.int64)
+    row_of_v[order] = np.arange(vocabulary) % rows
+    return torch.from_numpy(row_of_v)

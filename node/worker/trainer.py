@@ -285,7 +285,6 @@ class Trainer:
             self._load_stage(stage, 0, self._factories.initial(self.spec, stage))
         if self.outer.follower is not None:
             self.outer.load_embedding(0, self._factories.initial(self.spec, 0))
-        self._reset_table()
         self._refresh_link()
 
     def load_initial_part(self, stage: int, part: Part, round_number: int) -> str:
@@ -296,7 +295,8 @@ class Trainer:
     def load_part(self, stage: int, part: Part, round_number: int, file: Path) -> str:
         """Copy a part of the committed state after `round_number`. Returns its digest.
 
-        Error feedback := 0, local := anchor, and the moments of the stage start from 0. `file` has the bytes
+        Error feedback := 0, local := anchor, and the moments of the stage start from 0; so does the table of
+        the link into it. `file` has the bytes
         of the part (protocol.algorithm.digest), which the caller has verified.
 
         Raises HetnodeError CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
@@ -400,6 +400,8 @@ class Trainer:
         self.abandon()  # its gradients belong to the old parameters
         self.outer.load_stage(stage, round_number, committed)
         self.inner.reset(stage)
+        if stage == self.stages.first:
+            self._reset_table()
 
     def _load_private(self, stage: int, private: StageState) -> None:
         # Anchor and optimizer state are loaded already; only the error feedback is replaced.

@@ -12,7 +12,7 @@ import pytest
 from coordinator import command_loop as loop_module
 from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
 from coordinator.decide import Outcome
-from coordinator.state.commands import Command, Start, Tick
+from coordinator.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.state.state import State
 from protocol.types import Role
 from tests.builders import keyed, spec_of
@@ -115,6 +115,29 @@ async def test_calls_go_on_while_a_command_is_decided(
     await decided.wait()
     others_went_on.set()
     await deciding
+
+
+async def test_of_the_heartbeats_of_a_peer_that_wait_the_newest_is_decided_alone(
+    command_loop: CommandLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = list[Command]()
+    original = loop_module.decide
+
+    def noting(state: State, command: Command, now: float) -> Outcome:
+        decided.append(command)
+        return original(state, command, now)
+
+    monkeypatch.setattr(loop_module, "decide", noting)
+    await command_loop.execute(keyed(2).join(SPEC, Role.REPLICA))
+    decided.clear()
+    for step in range(1000):
+        command_loop.submit(Heartbeat(keyed(1).peer, 1, step))
+    command_loop.submit(Heartbeat(keyed(2).peer, 1, 5))
+    await command_loop.execute(Tick())
+    command_loop.submit(Heartbeat(keyed(1).peer, 1, 1000))
+    await command_loop.execute(Tick())
+    beats = [(each.peer, each.inner_step) for each in decided if isinstance(each, Heartbeat)]
+    assert beats == [(keyed(1).peer, 999), (keyed(2).peer, 5), (keyed(1).peer, 1000)]
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:

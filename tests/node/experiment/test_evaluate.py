@@ -215,3 +215,11 @@ def test_figures_beyond_floats_are_infinite_and_of_no_text_not_a_number() -> Non
     assert Evaluation(800.0, 1, 1).perplexity == math.inf
     assert math.isnan(Evaluation(1.0, 1, 0).bits_per_byte)
     assert RunSpec().initial is None
+
+
+def test_the_links_of_a_run_with_tables_are_not_evaluated_without_them(corpus: Path) -> None:
+    model = _model(corpus, **{"swarm.replicas": 1, "swarm.pipelines": 1, "link.table": True})
+    with pytest.raises(HetnodeError, match=r"link\.table") as refused:
+        evaluate(model, f"text:{corpus}", mode=ForwardMode.COMPRESSED, batches=1)
+    assert refused.value.code is ErrorCode.BAD_OPTION
+    assert evaluate(model, f"text:{corpus}", mode=ForwardMode.UNCOMPRESSED, batches=1).loss > 0

@@ -100,3 +100,15 @@ def test_uncompressed_pipelines_weigh_as_full_replicas() -> None:
 def test_replicas_that_average_their_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match="no effect where replicas average"):
         LocalSwarm(measured(), variation=Variation(average_gradients=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"outer.dense_every": 2}, {"outer.selection": "random", "outer.top_k": 64}],
+    ids=["dense", "random"],
+)
+def test_payloads_of_every_kind_of_round_are_measured(options: dict[str, Any]) -> None:
+    swarm = LocalSwarm(measured(**options))
+    for _ in range(3):
+        swarm.train_round()
+    assert len(set(digests(swarm))) == 1

@@ -98,3 +98,32 @@ def test_tokens_share_the_rows_of_a_table_evenly(vocabulary: int, rows: int, bou
 def test_what_a_specification_does_not_allow_is_refused(spec: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         check(couple(**spec), Variation(share_tables=True))
+
+
+def test_a_replica_that_returns_begins_without_what_its_tables_had_learned() -> None:
+    swarm = LocalSwarm(couple())
+    swarm.train_round()
+    assert all(rows.any() for rows in tables(swarm.replicas[1]))
+    swarm.replicas[1].load_anchor(1)
+    assert not any(rows.any() for rows in tables(swarm.replicas[1]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "match"),
+    [
+        ({}, {"share_tables": True, "uncompressed_pipelines": 1}, "uncompressed_pipelines"),
+        ({}, {"average_gradients": True}, "link.table"),
+        ({"link.table": False}, {"average_gradients": True, "trained_ends": True}, "trained_ends"),
+        ({"outer.dense_every": 6, "outer.top_k": 64}, {"turns": 4}, "dense_every"),
+        ({"outer.selection": "random", "outer.top_k": 64}, {"turns": 2}, "selection"),
+    ],
+)
+def test_what_would_give_a_wrong_measurement_is_refused(
+    spec: dict[str, Any], changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        check(couple(**spec), Variation(**changes))
+
+
+def test_dense_rounds_in_turn_come_to_all_stages() -> None:
+    check(couple(**{"outer.dense_every": 9, "outer.top_k": 64}), Variation(turns=4))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from node.data.stream import open_stream
 from node.experiment.in_process_replica import LocalReplica
-from node.model.link_table import LINK_TABLE
+from node.model.link_table import LINK_TABLE, LinkTable
 from node.model.shapes import embedding_name, parameter_shapes
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
 from protocol.spec.run import RunSpec
-from protocol.types import StageRange
+from protocol.types import Part, StageRange
 from tests.support.running_replica import replica_of, spec_of, with_k
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,3 +173,23 @@ def test_back_at_the_initial_parameters_it_is_zero() -> None:
     member.load_initial()
     assert not values_of(member)["rows"].any()
     assert member.inner.state_dict()[LINK_TABLE] is None
+
+
+def test_who_loads_an_anchor_of_others_begins_with_zeros() -> None:
+    """As after a rollback: what undone rounds have trained must not stay."""
+    spec = spec_of(**TABLE)
+    replica = pipeline(spec)
+    behind = replica.members[1]
+    train(replica, spec)
+    settle(replica, 1)
+    assert values_of(behind)["rows"].any()
+    behind.load_initial_part(1, Part.STAGE, 2)
+    assert not values_of(behind)["rows"].any()
+    assert behind.inner.state_dict()[LINK_TABLE] == pipeline(spec).members[1].inner.state_dict()[LINK_TABLE]
+
+
+def test_tokens_that_share_a_row_are_the_same_in_every_version() -> None:
+    assignment = LinkTable(spec_of(**TABLE, **{"link.table_rows": 5}), 1).get_buffer("_row_of_v").tolist()
+    assert assignment[:12] == [2, 4, 4, 3, 3, 0, 0, 4, 4, 4, 3, 2]
+    counts = [assignment.count(row) for row in range(5)]
+    assert max(counts) - min(counts) <= 1

@@ -81,7 +81,7 @@ class LoadedCoordinator:
 
 
 async def _main() -> None:
-    app.answer_quickly()  # as the command does
+    app.prepare_process()  # as the command does
     await answer_commands(LoadedCoordinator())
 
 

@@ -166,7 +166,7 @@ def coordinator(
     own_template()  # imports hivemind while this process imports the coordinator
 
     from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
-    from coordinator.app import answer_quickly, run_coordinator  # noqa: PLC0415
+    from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
     from coordinator.health.alarm import AlarmOptions  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
@@ -178,7 +178,7 @@ def coordinator(
     )
     addresses = replace(addresses, **_dashboard(dashboard, no_dashboard))
     announce = _CoordinatorFolder(folder, spec).announce
-    answer_quickly()
+    prepare_process()
     running = run_coordinator(
         *(spec, folder, addresses, identity, bootstrap.start, announce, life),
         alarm=AlarmOptions(alarm, alarm_sigma),

@@ -1,19 +1,42 @@
-"""Settings of the interpreter in the process of a coordinator."""
+"""Settings of the process of a coordinator. Each test has one of its own: they are of the whole process."""
 
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 
+import pytest
+
+PREPARE = "import ctypes, gc, sys, threading; from coordinator.app import prepare_process; prepare_process()"
+ALLOCATE = """
+ready, done = threading.Barrier(5), threading.Event()
+def hold():
+    held = [bytearray(2000) for _ in range(100)]
+    ready.wait()
+    done.wait()
+for _ in range(4):
+    threading.Thread(target=hold).start()
+ready.wait()
+ctypes.CDLL(None).malloc_stats()
+done.set()
+"""
+
+
+def ran(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
 
 def test_a_coordinator_seldom_collects_all_objects_and_soon_gives_way_to_its_event_loop() -> None:
-    # A process of its own: the settings are of the whole interpreter.
-    program = "import gc, sys; from coordinator.app import answer_quickly; answer_quickly(); print({})"
-    shown = "sys.getswitchinterval(), *gc.get_threshold()"
-    result = subprocess.run(
-        [sys.executable, "-c", program.format(shown)], capture_output=True, text=True, check=True
-    )
+    result = ran(f"{PREPARE}\nprint(sys.getswitchinterval(), *gc.get_threshold())")
     seconds, *thresholds = map(float, result.stdout.split())
     assert seconds < 0.001 < sys.getswitchinterval()
     assert thresholds[0] > 10 * gc.get_threshold()[0]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")
+def test_all_threads_of_a_coordinator_share_one_heap() -> None:
+    usual = ran(f"import ctypes, threading\n{ALLOCATE}")
+    assert usual.stderr.count("Arena") > 1
+    assert ran(f"{PREPARE}\n{ALLOCATE}").stderr.count("Arena") == 1

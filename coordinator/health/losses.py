@@ -49,7 +49,7 @@ def judge_losses(
     suspects = sorted({*broken, *spikes})
     if not suspects:
         return
-    of_run = is_majority(suspects, now.weights)
+    of_run = is_majority(suspects, now.work)
     parts = []
     if broken:
         parts.append(f"the validation loss of {_named(broken)} is not a finite number")
@@ -64,7 +64,7 @@ def judge_losses(
             f"({_far(far)})"
         )
     sentence = f"Round {now.round_number}: {', and '.join(parts)}"
-    share = f"{counted(len(suspects), 'replica')} of {len(now.weights)}"
+    share = f"{counted(len(suspects), 'replica')} of {len(now.work)}"
     yield HealthFinding(Sign.LOSS, f"{sentence}; {share}.", of_run, raises_alarm=of_run)
 
 
@@ -80,19 +80,19 @@ def last_calm(window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: fl
         rising = {
             index for index, each in levels.items() if then.losses[index] > (each.level + each.limit) / 2
         }
-        if not is_majority(sorted(broken | rising), then.weights):
+        if not is_majority(sorted(broken | rising), then.work):
             return then.round_number
     return 0
 
 
-def is_majority(indices: Sequence[int], weights: Mapping[int, float]) -> bool:
-    """Whether these replicas have most of the weight of the plan, and are not one of several.
+def is_majority(indices: Sequence[int], work: Mapping[int, float]) -> bool:
+    """Whether these replicas have most of the work of the plan, and are not one of several.
 
-    One replica of great weight could otherwise stop a run with figures that nobody else can check.
+    One replica with much of the work could otherwise stop a run with figures that nobody else can check.
     """
-    total = math.fsum(weights.values())
-    part = math.fsum(weights.get(index, 0.0) for index in indices)
-    return part > MAJORITY * total and len(indices) >= min(2, len(weights))
+    total = math.fsum(work.values())
+    part = math.fsum(work.get(index, 0.0) for index in indices)
+    return part > MAJORITY * total and len(indices) >= min(2, len(work))
 
 
 def _levels(window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: float) -> dict[int, _Level]:

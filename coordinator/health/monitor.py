@@ -20,6 +20,7 @@ from coordinator.health.records import HealthFinding, Judgement, PayloadFigures,
 from coordinator.health.summary import summary
 from coordinator.state.events import Event, RunRolledBack
 from coordinator.state.state import State
+from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import is_compressed
 from protocol.status import Measurement, TrainingHealth
 from protocol.types import PeerId
@@ -145,7 +146,7 @@ def _subject(finding: HealthFinding) -> tuple[object, ...]:
 
 def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement]) -> RoundFigures:
     plan = state.plan_for(round_number)
-    known = {replica.index: replica.weight for replica in plan.replicas}
+    known = {replica.index: work_of(state.spec, replica) for replica in plan.replicas}
     shares = (each.error_share for each in measured.values())
     payloads = []
     for each in measured.values():
@@ -157,7 +158,7 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
             payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines, compresses))
     return RoundFigures(
         round_number,
-        weights=known,
+        work=known,
         losses={
             each.replica: each.validation_loss
             for each in measured.values()

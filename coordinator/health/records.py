@@ -33,7 +33,7 @@ class RoundFigures:
     """All figures of one round.
 
     Attributes:
-        weights: of the replicas of the plan, by index.
+        work: of the replicas of the plan, by index (protocol.algorithm.batch).
         is_dense: whether payloads have all values, in a run in which most rounds have fewer.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
@@ -42,7 +42,7 @@ class RoundFigures:
     """
 
     round_number: int
-    weights: Mapping[int, float] = field(default_factory=dict)
+    work: Mapping[int, float] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
     payloads: tuple[PayloadFigures, ...] = ()
     error_shares: tuple[float, ...] = ()

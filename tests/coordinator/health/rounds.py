@@ -36,7 +36,7 @@ def healthy(count: int, seed: int = 0) -> list[RoundFigures]:
         rounds.append(
             RoundFigures(
                 number,
-                weights=dict.fromkeys(range(REPLICAS), 1.0),
+                work=dict.fromkeys(range(REPLICAS), 1.0),
                 losses={index: loss + noise.uniform(-0.05, 0.05) for index in range(REPLICAS)},
                 payloads=tuple(payloads),
                 error_shares=tuple(1 - 1 / (1 + 0.2 * number) for _ in range(REPLICAS)),

@@ -249,3 +249,23 @@ def test_with_one_full_replica_weights_are_those_of_the_work_and_the_plan_says_s
     play_rounds(run, 2)
     assert weights(run) == [1.0] * 3
     assert "weigh 1 beside full ones, not 0.5 as measured" in latest_reason(run)
+
+
+def test_replicas_that_weigh_little_still_raise_an_alarm_together() -> None:
+    """Three pipelines of five replicas diverge; they weigh a quarter each."""
+    run = started_and_attested(2, 3, grouping__weights="measured", rounds=60)
+    monitor, alarms = HealthMonitor(run.state), []
+    for round_number in range(1, 16):
+        if round_number in (RECENT + 1, 2 * RECENT + 1):
+            run.accept(WeighCompressed(round_number - 1, 0.1))
+        play_round(run)
+        for replica in run.state.plan_for(round_number).replicas:
+            diverges = round_number > 13 and not replica.is_full
+            for position, member in enumerate(replica.members):
+                place = member.peer, round_number, replica.index, position
+                loss = 30.0 if diverges else 3.0
+                is_last = position == len(replica.members) - 1
+                monitor.record(Measurement(*place, validation_loss=loss, complete=is_last))
+        alarms += [each.alarm for each in monitor.judge(run.state) if each.alarm]
+    assert weights(run) == [1.0, 1.0, 0.25, 0.25, 0.25]
+    assert alarms

@@ -96,12 +96,12 @@ def test_the_loss_of_one_replica_is_a_finding_about_it(loss: float) -> None:
 
 
 def test_one_replica_of_most_of_the_weight_raises_no_alarm_alone() -> None:
-    rounds = [replace(each, weights={0: 10.0, 1: 1.0, 2: 1.0}) for each in healthy(12)]
+    rounds = [replace(each, work={0: 10.0, 1: 1.0, 2: 1.0}) for each in healthy(12)]
     assert not any(each.alarm for each in judged(with_losses(rounds, 10, {0: 9.0})))
 
 
 def test_a_run_of_one_replica_can_raise_an_alarm() -> None:
-    rounds = [replace(each, weights={0: 1.0}, losses={0: each.losses[0]}) for each in healthy(12)]
+    rounds = [replace(each, work={0: 1.0}, losses={0: each.losses[0]}) for each in healthy(12)]
     assert judge(with_losses(rounds, 12, {0: math.nan})).alarm
 
 
@@ -325,7 +325,7 @@ PAYLOADS = st.builds(
 ROUNDS = st.builds(
     RoundFigures,
     round_number=st.integers(0, 10**9),
-    weights=st.dictionaries(st.integers(0, 4), st.floats(0, 1e300), max_size=5),
+    work=st.dictionaries(st.integers(0, 4), st.floats(0, 1e300), max_size=5),
     losses=st.dictionaries(st.integers(0, 4), ANY, max_size=5),
     payloads=st.lists(PAYLOADS, max_size=9).map(tuple),
     error_shares=st.lists(ANY, max_size=5).map(tuple),

@@ -47,13 +47,24 @@ async def test_a_group_gathers_the_payloads_of_two_stages_at_once(network: HiveN
             assert await node.fetch(descriptors[stage, owner], node) == payloads[stage, owner]
 
 
-async def test_an_empty_payload_and_one_of_a_single_chunk_are_gathered(network: HiveNetwork) -> None:
-    empty, chunk = network.alice.descriptor(b"", 1, 2), network.bob.descriptor(bytes(256 * 1024), 1, 2)
-    group = canonical([empty, chunk])
+@pytest.mark.parametrize("nbytes", [0, 256 * 1024], ids=["empty", "a single chunk"])
+async def test_payloads_of_these_lengths_are_gathered(network: HiveNetwork, nbytes: int) -> None:
+    payloads = bytes(nbytes), b"\1" * nbytes
+    group = [
+        node.descriptor(data, 1, 2) for node, data in zip((network.alice, network.bob), payloads, strict=True)
+    ]
     held = await asyncio.gather(
-        network.alice.exchange(b"", empty, group), network.bob.exchange(bytes(256 * 1024), chunk, group)
+        network.alice.exchange(payloads[0], group[0], group),
+        network.bob.exchange(payloads[1], group[1], group),
     )
-    assert held[0] == held[1] == group
+    assert held[0] == held[1] == canonical(group)
+
+
+async def test_a_payload_of_another_length_is_not_fetched(network: HiveNetwork) -> None:
+    """All payloads of a stage and round have one length, so nobody can make others fetch longer ones."""
+    own, longer = network.alice.descriptor(b"own", 1, 3), network.bob.descriptor(bytes(256 * 1024), 1, 3)
+    async with asyncio.timeout(PATIENT / 2):
+        assert await network.alice.exchange(b"own", own, [own, longer]) == (own,)
 
 
 @pytest.mark.parametrize("served", ["other bytes", "too few bytes", "too many bytes"])
@@ -107,11 +118,11 @@ async def test_a_forbidden_announcement_is_left_out_at_once(network: HiveNetwork
 
 
 async def test_a_payload_is_fetched_from_a_third_peer_by_hash(network: HiveNetwork) -> None:
-    payload = os.urandom(300_000)
-    wanted, other = network.alice.descriptor(payload, 1, 9), network.bob.descriptor(b"other", 1, 9)
+    payload, others = os.urandom(300_000), os.urandom(300_000)
+    wanted, other = network.alice.descriptor(payload, 1, 9), network.bob.descriptor(others, 1, 9)
     await asyncio.gather(
         network.alice.exchange(payload, wanted, [wanted, other]),
-        network.bob.exchange(b"other", other, [wanted, other]),
+        network.bob.exchange(others, other, [wanted, other]),
     )
     assert await network.carol.fetch(wanted, network.bob) == payload
     # Carol holds what she fetched, and serves it to others.

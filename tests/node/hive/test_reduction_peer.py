@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,14 +112,22 @@ async def test_who_is_not_in_the_group_or_has_no_part_in_a_call_is_refused(membe
     stranger = members[4].stub(members[0])
     stream = await stranger.rpc_aggregate_part(first())
     assert (await anext(stream)).code == BAD_GROUP_ID
-    assert (await stranger.rpc_copy(first())).refusal
-    assert (await stranger.rpc_sign(first())).refusal
+    assert await is_refused(stranger.rpc_copy(first()))
+    assert await is_refused(stranger.rpc_sign(first()))
     count = CountRequest(group_id=name, senders=mask_of([0], 4))
     assert (await stranger.rpc_count(count)).refusal
     # Member 0 is checked by member 1, and checks member 3.
     assert "no such group" in (await members[0].stub(members[2]).rpc_count(count)).refusal
     assert "already" in (await members[0].stub(members[1]).rpc_count(count)).refusal
     assert "takes no such copies" in (await members[1].stub(members[0]).rpc_copy(first())).refusal
+
+
+async def is_refused(call: Awaitable[Any]) -> bool:
+    """Whether a call is refused, with a reply or without: p2pd may lose one that is sent while it is read."""
+    try:
+        return bool((await call).refusal)
+    except ValueError:  # of hivemind: the stream of answers is empty
+        return True
 
 
 async def test_an_exchange_whose_caller_has_given_up_ends_without_a_result(members: list[Member]) -> None:

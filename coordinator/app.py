@@ -72,8 +72,8 @@ _SWITCH_SECONDS = 0.0005
 """The thread that decides commands gives way to the event loop after so long. With Python's 5 ms the loop
 would wait as long after each of its system calls, and an answer takes several."""
 _COLLECTIONS = (20_000, 5, 20)
-"""A collection of all objects takes 0.3 s with 1,000 peers. Only waiting calls have cycles, so one every few
-minutes is enough."""
+"""A collection of all objects takes 0.3 s with 1,000 peers. A call leaves half a kilobyte in cycles, so one
+in two minutes is enough."""
 _M_ARENA_MAX = -8  # of mallopt(3)
 
 
@@ -83,7 +83,7 @@ def prepare_process() -> None:
     gc.set_threshold(*_COLLECTIONS)
     if platform.libc_ver()[0] == "glibc":
         # By default threads have heaps of their own, and what one has freed is of no use to the others: with
-        # 1,000 peers that grew by 5 MB a round. Here the interpreter lets one thread work at a time anyway.
+        # 1,000 peers that grew by 7 MB a round. Here the interpreter lets one thread work at a time anyway.
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 

@@ -174,7 +174,7 @@ class CommandLoop:
 
         Raises Stopped: the loop has stopped.
         """
-        if heartbeat.peer not in self._heartbeats:
+        if self._stopping or heartbeat.peer not in self._heartbeats:
             self._issue(heartbeat, None)
         self._heartbeats[heartbeat.peer] = heartbeat
 

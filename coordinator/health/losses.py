@@ -88,7 +88,7 @@ def last_calm(window: Sequence[RoundFigures], now: RoundFigures, most_sigmas: fl
 def is_majority(indices: Sequence[int], work: Mapping[int, float]) -> bool:
     """Whether these replicas have most of the work of the plan, and are not one of several.
 
-    One replica with much of the work could otherwise stop a run with figures that nobody else can check.
+    Otherwise one replica with most of the work could stop a run by figures that only it measures.
     """
     total = math.fsum(work.values())
     part = math.fsum(work.get(index, 0.0) for index in indices)

@@ -36,7 +36,6 @@ from coordinator.state.text import (
 from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import factor_in, is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
-from protocol.spec.run import RunSpec
 from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
 
 _MOST_OBSTACLES = 2
@@ -85,19 +84,14 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
 def _weigh(state: State, replicas: Sequence[Replica]) -> tuple[list[Replica], list[str]]:
     """`replicas` with their weights, and a sentence if the newest plan weighs compressed ones otherwise."""
     spec, present = state.spec, state.compressed
-    right = weighed(spec, replicas, present.weight)
-    before, factor = _factor(spec, state.plans[-1].replicas), _factor(spec, right)
-    if before is None or factor is None or isclose(before, factor):
+    right, factor = weighed(spec, replicas, present.weight), factor_in(spec, replicas, present.weight)
+    former = [each for each in state.plans[-1].replicas if is_compressed(each)]
+    is_same = all(isclose(each.weight, factor * work_of(spec, each)) for each in former)
+    if is_same or not any(map(is_compressed, right)):
         return right, []
-    factor = factor_in(spec, right, present.weight)
     if factor > present.weight:
         return right, [raised_weight_text(factor, present.weight)]
     return right, [compressed_weight_text(factor, present.agreement)]
-
-
-def _factor(spec: RunSpec, replicas: Sequence[Replica]) -> float | None:
-    """How much the compressed ones of `replicas` weigh beside their work; None without any."""
-    return next((each.weight / work_of(spec, each) for each in replicas if is_compressed(each)), None)
 
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:

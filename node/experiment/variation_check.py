@@ -37,7 +37,7 @@ def _check_replicas(spec: RunSpec, variation: Variation) -> None:
         )
     if variation.turns > 1 and spec.outer.selection == "random":
         raise ValueError("turns leave out rounds of a stage, and with them positions of selection 'random'")
-    if variation.turns > 1 and gcd(variation.turns, spec.outer.dense_every) > 1 and spec.outer.dense_every:
+    if spec.outer.dense_every and gcd(variation.turns, spec.outer.dense_every) > 1:
         raise ValueError("some stages have no turn in a dense round: choose another dense_every")
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     if any(count > replicas for _, count in variation.replicas_by_round):

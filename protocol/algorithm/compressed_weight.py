@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, fsum
+from math import floor, fsum
 from statistics import median, median_high, median_low
 
 from protocol.algorithm.batch import work_of
@@ -35,7 +35,7 @@ STEP = 0.125
 RECENT = 5
 """Rounds that are measured for a change, and the least number between two changes."""
 _MOST_CHANGE = 2
-_LEAST_FULL = 2
+_LEAST_TO_COMPARE = 2
 _LEAST_ROUNDS = 3
 """A payload of a newcomer has a part of a phase behind it."""
 _LEAST_COSINE = 0.01
@@ -68,16 +68,16 @@ def weighed(spec: RunSpec, replicas: Sequence[Replica], measured: float) -> list
 def factor_in(spec: RunSpec, replicas: Sequence[Replica], measured: float) -> float:
     """The factor of the weights of compressed replicas in a plan of `replicas`: `measured`, or more.
 
-    It is 1 with fewer than two full replicas, since none can be compared with another one. It is so high that
-    no full replica weighs more than half of all: shares do not exceed half, either, and a round cannot be
-    committed without more than half of the weight.
+    It is 1 with fewer than two replicas that are not compressed, since none can be compared with another one.
+    It is so high that none of these weighs half of all, if shares allow that: a round is committed with more
+    than half of the weight, so one member that is late would abort it.
     """
-    full = [work_of(spec, each) for each in replicas if not is_compressed(each)]
+    others = [work_of(spec, each) for each in replicas if not is_compressed(each)]
     compressed = fsum(work_of(spec, each) for each in replicas if is_compressed(each))
-    if len(full) < _LEAST_FULL or not compressed:
+    if len(others) < _LEAST_TO_COMPARE or not compressed:
         return 1.0
-    least = (2 * max(full) - fsum(full)) / compressed
-    return max(measured, min(1.0, STEP * ceil(least / STEP)))
+    at_half = (2 * max(others) - fsum(others)) / compressed
+    return max(measured, min(1.0, STEP * (floor(at_half / STEP) + 1)))
 
 
 def relative_agreement(full: Iterable[PairCosine], compressed: Iterable[PairCosine]) -> float | None:

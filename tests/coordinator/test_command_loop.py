@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coordinator import command_loop as loop_module
-from coordinator.command_loop import STALL_SECONDS, CommandLoop, steady_wall_clock
+from coordinator.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
 from coordinator.decide import Outcome
 from coordinator.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.state.state import State
@@ -138,6 +138,15 @@ async def test_of_the_heartbeats_of_a_peer_that_wait_the_newest_is_decided_alone
     await command_loop.execute(Tick())
     beats = [(each.peer, each.inner_step) for each in decided if isinstance(each, Heartbeat)]
     assert beats == [(keyed(1).peer, 999), (keyed(2).peer, 5), (keyed(1).peer, 1000)]
+
+
+async def test_a_loop_that_has_stopped_takes_no_heartbeat_for_one_that_waits(
+    command_loop: CommandLoop,
+) -> None:
+    command_loop.submit(Heartbeat(keyed(1).peer, 1, 0))
+    command_loop.stop()
+    with pytest.raises(Stopped):
+        command_loop.submit(Heartbeat(keyed(1).peer, 1, 1))
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:

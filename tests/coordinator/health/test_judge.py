@@ -362,6 +362,6 @@ def test_dense_rounds_are_compared_with_each_other_alone(dense_every: int, facto
         for each in healthy(30)
     ]
     assert not [each.findings for each in judged(rounds) if each.findings]
-    # The rounds between two dense ones were aborted, so nobody has measured them.
+    # The rounds between two dense ones were aborted, so they have no figures.
     kept = [each for each in rounds if not 20 < each.round_number < 24 or each.is_dense]
     assert not [each.findings for each in judged(kept) if each.findings]

@@ -103,12 +103,17 @@ def test_replicas_that_average_their_gradients_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"outer.dense_every": 2}, {"outer.selection": "random", "outer.top_k": 64}],
+    ("options", "rounds"),
+    [({"outer.dense_every": 2}, {1, 3}), ({"outer.selection": "random", "outer.top_k": 64}, {1, 2, 3})],
     ids=["dense", "random"],
 )
-def test_payloads_of_every_kind_of_round_are_measured(options: dict[str, Any]) -> None:
+def test_rounds_that_are_not_dense_are_measured_whatever_is_sent(
+    options: dict[str, Any], rounds: set[int]
+) -> None:
     swarm = LocalSwarm(measured(**options))
     for _ in range(3):
         swarm.train_round()
     assert len(set(digests(swarm))) == 1
+    assert swarm.weights is not None
+    figures = swarm.weights.state_dict()["measured-weights/figures"]
+    assert set(figures[:, 0].tolist()) == rounds

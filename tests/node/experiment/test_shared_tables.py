@@ -12,6 +12,7 @@ from torch import Tensor
 
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
+from node.experiment.turns import due_stages
 from node.experiment.variation import Variation
 from node.experiment.variation_check import check
 from node.model.link_table import LinkTable
@@ -126,4 +127,7 @@ def test_what_would_give_a_wrong_measurement_is_refused(
 
 
 def test_dense_rounds_in_turn_come_to_all_stages() -> None:
-    check(couple(**{"outer.dense_every": 9, "outer.top_k": 64}), Variation(turns=4))
+    spec, turns = couple(**{"outer.dense_every": 9, "outer.top_k": 64, "rounds": 1000}), 4
+    check(spec, Variation(turns=turns))
+    dense = [due_stages(spec, each, turns) for each in range(1, 40) if spec.outer.is_dense_in(each)]
+    assert {stage for stages in dense for stage in stages} == set(range(spec.swarm.stages))

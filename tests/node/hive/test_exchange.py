@@ -61,7 +61,7 @@ async def test_payloads_of_these_lengths_are_gathered(network: HiveNetwork, nbyt
 
 
 async def test_a_payload_of_another_length_is_not_fetched(network: HiveNetwork) -> None:
-    """All payloads of a stage and round have one length, so nobody can make others fetch longer ones."""
+    """All payloads of a stage and round have one length: a longer one is a waste of everybody's line."""
     own, longer = network.alice.descriptor(b"own", 1, 3), network.bob.descriptor(bytes(256 * 1024), 1, 3)
     async with asyncio.timeout(PATIENT / 2):
         assert await network.alice.exchange(b"own", own, [own, longer]) == (own,)

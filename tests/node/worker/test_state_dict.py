@@ -51,16 +51,20 @@ def settle(trainer: Trainer, round_number: int) -> list[str]:
     return digests
 
 
+def train_into_round_2(trainer: Trainer, steps: int) -> None:
+    trainer.begin_round(1, samples(0))
+    train(trainer, range(2))
+    settle(trainer, 1)
+    trainer.begin_round(2, samples(1))
+    train(trainer, range(steps))
+
+
 @pytest.mark.parametrize("spec", [SPEC, NESTEROV], ids=["sgd", "nesterov"])
 def test_a_trainer_that_loads_a_state_dict_in_mid_round_continues_with_the_same_bits(
     stream: SampleStream, spec: RunSpec
 ) -> None:
     running, other = (Trainer(spec, StageRange(0, 2), stream=stream) for _ in range(2))
-    running.begin_round(1, samples(0))
-    train(running, range(2))
-    settle(running, 1)
-    running.begin_round(2, samples(1))
-    train(running, range(1))
+    train_into_round_2(running, steps=1)
     other.begin_round(2, samples(1))
     other.load_state_dict(running.state_dict())
     for trainer in (running, other):
@@ -116,15 +120,17 @@ def test_a_checkpoint_during_an_exchange_has_all_progress_that_was_not_committed
     options = {"outer.overlap": 1, "outer.eager": eager, "outer.optimizer": optimizer}
     spec = spec_of(**{"swarm.stages": 2, "inner.microbatches": 2, "inner.steps": 2, **options})
     running, other = (Trainer(spec, StageRange(0, 2), stream=stream) for _ in range(2))
-    running.begin_round(1, samples(0))
-    train(running, range(2))
-    settle(running, 1)
-    running.begin_round(2, samples(1))
-    train(running, range(2))
+    train_into_round_2(running, steps=2)
     learned = {stage: named_values(running, stage) for stage in running.stages}
     for stage in running.stages:
         assert running.outer.propose(stage) is not None
     running.outer.keep_training()
+    moved = any(
+        not torch.equal(value, learned[stage][name])
+        for stage in running.stages
+        for name, value in named_values(running, stage).items()
+    )
+    assert moved is eager, "only eager steps begin from an estimate"
     running.write_checkpoint(tmp_path / "round-000001", 1)
     assert other.restore(tmp_path) is not None
     for stage, values in learned.items():

@@ -2,13 +2,16 @@
 
     python -m benchmarks.coordinator                                   # 100 peers, 5 rounds of 10 s
     python -m benchmarks.coordinator --peers 1000 --rounds 50 --seconds 30
+    python -m benchmarks.coordinator --peers 1000 --rounds 50 --seconds 40 --gathering 10
     python -m benchmarks --only coordinator
 
 A fifth of the peers are full replicas, the others pipelines of 4. The peers are scripted
 (benchmarks.scripted_peers): they have connections with TLS and certificates of their own, and make the calls
 of a node, but have no model. Two processes contain most of them, and are as busy as the coordinator when a
 round ends, as no node is. So latencies are those of every 50th peer; these have a process of their own. All
-processes share the cores of this machine. The first round does not count: it contains the start of the run.
+processes share the cores of this machine. `--gathering` says over how many seconds the members of a group
+report: those of a real swarm have lines that differ, and gather for minutes. The first round does not count:
+it contains the start of the run.
 """
 
 from __future__ import annotations
@@ -37,11 +40,12 @@ STAGES = 4
 PROCESSES = 2
 OBSERVED = 50
 """One of so many peers is in the process whose latencies count."""
-SHAPES = ((100, 10, 30.0), (300, 10, 30.0), (1000, 10, 30.0))
-"""Peers, rounds, and seconds of a round."""
-QUICK = ((100, 5, 10.0),)
-_EXCHANGE_SECONDS = 4.0
-"""What a round takes beside its inner phase."""
+_GATHERING = 1.0
+SHAPES = ((100, 10, 30.0, _GATHERING), (300, 10, 30.0, _GATHERING), (1000, 10, 30.0, _GATHERING))
+"""Peers, rounds, seconds of a round, and over how many seconds members report."""
+QUICK = ((100, 5, 10.0, _GATHERING),)
+_EXCHANGE_SECONDS = 3.0
+"""What a round takes beside its inner phase and the gathering."""
 _SHOWN = 6
 _ROW_HASH_BYTES = 32
 
@@ -136,7 +140,9 @@ def log_of(folder: Path, rounds: int) -> dict[str, tuple[float, float]]:
     return {kind: (count / later, nbytes[kind] / later) for kind, count in counts.items()}
 
 
-async def measure(folder: Path, peers: int, rounds: int, seconds: float) -> Figures:
+async def measure(
+    folder: Path, peers: int, rounds: int, seconds: float, gathering: float = _GATHERING
+) -> Figures:
     """A run of `peers` peers and `rounds` rounds; a round takes about `seconds`."""
     spec, run_folder = spec_of(peers, rounds), folder / "run"
     server = await start_process([sys.executable, "-m", "benchmarks.loaded_coordinator"])
@@ -149,7 +155,8 @@ async def measure(folder: Path, peers: int, rounds: int, seconds: float) -> Figu
         return await asyncio.gather(*(ask(crowd, command) for crowd in crowds))
 
     try:
-        await _start(server, crowds, spec, run_folder, seconds)
+        phase = max(1.0, seconds - gathering - _EXCHANGE_SECONDS)
+        await _start(server, crowds, spec, run_folder, phase, gathering)
         await ask_all(do="until_round", round_number=1)
         before, began = await ask(server, {"do": "figures"}), time.monotonic()
         await ask_all(do="until_round", round_number=rounds)
@@ -176,7 +183,7 @@ async def measure(folder: Path, peers: int, rounds: int, seconds: float) -> Figu
 
 
 async def _start(
-    server: Process, crowds: Sequence[Process], spec: RunSpec, folder: Path, seconds: float
+    server: Process, crowds: Sequence[Process], spec: RunSpec, folder: Path, phase: float, gathering: float
 ) -> None:
     """Start the coordinator, and join with all peers."""
     started = await ask(server, {"do": "start", "spec_json": spec.canonical_json, "folder": str(folder)})
@@ -185,7 +192,8 @@ async def _start(
         "spec_json": spec.canonical_json,
         "folder": str(folder),
         "address": started["address"],
-        "phase": max(1.0, seconds - _EXCHANGE_SECONDS),
+        "phase": phase,
+        "gathering": gathering,
     }
     full, total = spec.swarm.replicas, peers_of(spec)
     both = range(full), range(full, total)
@@ -230,7 +238,7 @@ def _notes(figures: Figures) -> list[str]:
     ]
 
 
-def table(quick: bool, shapes: tuple[tuple[int, int, float], ...] = ()) -> Table:
+def table(quick: bool, shapes: tuple[tuple[int, int, float, float], ...] = ()) -> Table:
     if not Path("/proc/self/status").exists():
         raise NotHere("it reads the memory of processes from /proc, which this system has not")
     found = []
@@ -272,10 +280,14 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=5, help="at least 2")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a round")
-    arguments = parser.parse_args()
-    shapes = ((arguments.peers, max(2, arguments.rounds), arguments.seconds),) if arguments.peers else ()
+    parser.add_argument(
+        "--gathering", type=float, default=_GATHERING, help="over how many seconds members report"
+    )
+    chosen = parser.parse_args()
+    shape = chosen.peers, max(2, chosen.rounds), chosen.seconds, chosen.gathering
+    shapes = (shape,) if chosen.peers else ()
     print(machine())
-    print(table(arguments.quick, shapes).markdown)
+    print(table(chosen.quick, shapes).markdown)
 
 
 if __name__ == "__main__":

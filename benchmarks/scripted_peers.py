@@ -84,12 +84,20 @@ class Latencies:
 
 
 class ScriptedPeer:
-    """One peer. `phase`: seconds of its inner phases."""
+    """One peer. `phase`: seconds of its inner phases. `gathering`: over how many seconds all peers report."""
 
     def __init__(
-        self, key: Keyed, role: Role, tls: Credentials, address: str, crowd: ScriptedPeers, phase: float
+        self,
+        key: Keyed,
+        role: Role,
+        tls: Credentials,
+        address: str,
+        crowd: ScriptedPeers,
+        phase: float,
+        gathering: float,
     ) -> None:
-        self.key, self.role, self._tls, self._crowd, self._phase = key, role, tls, crowd, phase
+        self.key, self.role, self._tls, self._crowd = key, role, tls, crowd
+        self._phase, self._gathering = phase, gathering
         self._channel = CoordinatorChannel(address, tls)
         self._reports = GroupReports(key.peer)
         self._attestations = Attestations(self._attest, lambda: crowd.members)
@@ -195,7 +203,8 @@ class ScriptedPeer:
             pb.ReportRequest(stage=stage, round=number, packs=True), group.descriptors
         )
         assert report is not None, "it holds payloads of its group alone"
-        await asyncio.sleep(random.uniform(0.5, 1.5))  # the payloads of the others arrive
+        # The payloads of the others arrive.
+        await asyncio.sleep(random.uniform(0.5, 0.5 + self._gathering))
         latencies.ask("Report", stage, number)
         reply = await self.call(
             "Report",
@@ -290,7 +299,14 @@ class ScriptedPeers:
     # Commands
 
     async def join(
-        self, spec_json: str, folder: str, address: str, phase: float, full: list[int], stage: list[int]
+        self,
+        spec_json: str,
+        folder: str,
+        address: str,
+        phase: float,
+        gathering: float,
+        full: list[int],
+        stage: list[int],
     ) -> dict[str, Any]:
         """Join with the peers of these numbers. Their certificates come from the authority in `folder`."""
         self.spec = RunSpec.from_json(spec_json)
@@ -301,7 +317,7 @@ class ScriptedPeers:
             key = keyed(number)
             certificate = authority.for_peer(key.peer, tls_key_from_der(blank.public_key))
             tls = replace(blank, certificate=certificate)
-            self._peers.append(ScriptedPeer(key, role, tls, address, self, phase))
+            self._peers.append(ScriptedPeer(key, role, tls, address, self, phase, gathering))
         at_once = asyncio.Semaphore(_JOINS_AT_ONCE)
 
         async def join(peer: ScriptedPeer) -> None:

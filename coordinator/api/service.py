@@ -16,10 +16,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from coordinator.api.access import Access
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
+from coordinator.api.large_answers import LargeAnswers
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
@@ -83,6 +85,7 @@ from protocol.wire.status import (
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 _PROBES_AT_ONCE = 4
 _ADMISSION_SECONDS = 2.0
@@ -129,7 +132,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             *(self._run, sign, sources, relay, records.resting), stall=command_loop.stall_to_tell
         )
         self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
-        self._messages = RoundMessages()
+        self._messages, self._large_answers = RoundMessages(), LargeAnswers()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
@@ -298,7 +301,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return group
 
         group = await self._until(peer, group_topic(*key), closed)
-        return self._messages.of_group(group, request.packs)
+        return await self._in_turn(self._messages.of_group(group, request.packs), context)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
@@ -309,13 +312,18 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         about = peer, request.stage, request.round
         await self._command_loop.execute(commands.Report(*about, held, rejected, result))
         decision = await self._decision(peer, request.stage, request.round)
-        return self._messages.of_decision(decision, request.packs, by_positions)
+        answer = self._messages.of_decision(decision, request.packs, by_positions)
+        return await self._in_turn(answer, context)
 
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
         await self._command_loop.execute(commands.Await(peer, request.stage, request.round, request.withheld))
         decision = await self._decision(peer, request.stage, request.round)
-        return self._messages.of_decision(decision, request.packs)
+        return await self._in_turn(self._messages.of_decision(decision, request.packs), context)
+
+    async def _in_turn(self, answer: M, context: Context) -> M:
+        await self._large_answers.turn(answer, context)
+        return answer
 
     async def _decision(self, peer: PeerId, stage: int, round_number: int) -> Decision:
         key = stage, round_number

@@ -25,6 +25,10 @@ class VirtualContext:
     def __init__(self, call: OpenCall, uri: str, handler: Any) -> None:
         self._call, self._uri, self._handler = call, uri, handler
         self.status = Status(grpc.StatusCode.OK)
+        self.done_callbacks: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self.done_callbacks.append(callback)
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
         return {"peer_uri": [self._uri.encode()]}
@@ -96,6 +100,8 @@ class VirtualServer:
         finally:
             if not call.status.done():
                 await call.end(status)
+            for callback in context.done_callbacks:
+                callback(context)
 
     async def _answer(self, handler: Any, call: OpenCall, context: VirtualContext) -> None:
         if handler.request_streaming:

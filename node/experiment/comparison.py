@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +14,9 @@ from node.experiment.trial import Mode
 
 MEAN = "mean"
 """Stands for the mean over seeds, next to the seeds."""
+LEAST_SEEDS = 3
+"""For a confidence interval: that of two seeds would be 13 times as wide as they differ."""
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,21 @@ def deltas_of(
         return {}
     mine, base = losses_of(row, results), losses_of(table.row(row.baseline), results)
     return {seed: 100 * (mine[seed] / base[seed] - 1) for seed in seeds if seed in mine and seed in base}
+
+
+def interval_of(deltas: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean, by Student's t; None for less than LEAST_SEEDS values.
+
+    It takes deltas of seeds as independent and normally distributed.
+    """
+    if len(deltas) < LEAST_SEEDS:
+        return None
+    from scipy.stats import t  # noqa: PLC0415 - a second, which most commands need not wait
+
+    error = statistics.stdev(deltas) / math.sqrt(len(deltas))
+    reach = error * float(t.ppf((1 + _CONFIDENCE) / 2, len(deltas) - 1))
+    mean = statistics.fmean(deltas)
+    return mean - reach, mean + reach
 
 
 def verdicts_of(table: Table, results: Mapping[str, Result]) -> list[Verdict]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from node.experiment.comparison import MEAN, Answer, Verdict, deltas_of, verdicts_of
+from node.experiment.comparison import MEAN, Answer, Verdict, deltas_of, interval_of, verdicts_of
 from node.experiment.figures import Figure
 from node.experiment.matrix import Matrix, Row, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean, perplexity
@@ -19,8 +19,9 @@ its compressed links; "of pipelines" is the mean over the pipelines alone. "Unco
 the same final parameters where no link compresses anything; models that were trained with links expect
 them, so that it can be larger. Perplexity is exp(loss) of the mean over seeds. "Delta" is the excess
 over the loss of the row that it is compared with, seed by seed: the mean, and in brackets the range over
-seeds. Runs of one seed see the same data and start alike, but training is chaotic, and a difference that
-is smaller than what seeds differ in says nothing. Bytes count all replicas together: "links" the frames
+two seeds, or with more seeds the 95 % confidence interval of the mean (Student's t). Runs of one seed see
+the same data and start alike, but training is chaotic: a difference that is smaller than what seeds differ
+in, or whose interval contains 0, says nothing. Bytes count all replicas together: "links" the frames
 between members in both directions, "payloads" the pseudo-gradients, each once. MB are 10^6 bytes. What
 the paper says is of larger models, other data and longer training; only the order of the rows can be
 compared."""
@@ -156,7 +157,8 @@ def _delta(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, R
     deltas = list(deltas_of(table, row, seeds, results).values())
     if not deltas:
         return ""
-    spread = f" ({min(deltas):+.2f} .. {max(deltas):+.2f})" if len(deltas) > 1 else ""
+    low, high = interval_of(deltas) or (min(deltas), max(deltas))
+    spread = f" ({low:+.2f} .. {high:+.2f})" if len(deltas) > 1 else ""
     against = "" if row.baseline == _usual_baseline(table) else f" over {row.baseline}"
     return f"{statistics.fmean(deltas):+.2f}{spread}{against}{_share(deltas, seeds)}"
 

@@ -78,9 +78,7 @@ async def stub() -> AsyncIterator[Any]:
         return LARGE
 
     server = grpc.aio.server()
-    handler = grpc.unary_unary_rpc_method_handler(
-        answer, response_serializer=pb.MatchReply.SerializeToString
-    )
+    handler = grpc.unary_unary_rpc_method_handler(answer, response_serializer=pb.MatchReply.SerializeToString)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Match": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

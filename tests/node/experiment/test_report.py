@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from node.experiment.comparison import MEAN, deltas_of, verdicts_of
+from node.experiment.comparison import MEAN, deltas_of, interval_of, verdicts_of
 from node.experiment.estimate import Pace
 from node.experiment.figures import draw_figures
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
@@ -126,6 +126,25 @@ def test_what_is_missing_or_diverged_is_not_judged(matrix: Matrix, uniform: tupl
         in page
     )
     assert ("diverged |" in page) == (len(uniform) == 2)
+
+
+def test_three_seeds_have_a_confidence_interval_of_their_mean() -> None:
+    # By hand: the standard deviation is 1, and Student's t of 2 degrees of freedom at 97.5 % is 4.3027.
+    reach = 4.302653 / math.sqrt(3)
+    assert interval_of([1.0, 2.0, 3.0]) == pytest.approx((2 - reach, 2 + reach))
+    assert interval_of([1.0, 2.0]) is None
+
+
+def test_the_page_gives_the_interval_for_many_seeds_and_the_range_for_two(tmp_path: Path) -> None:
+    def page(seeds: list[int]) -> str:
+        file = tmp_path / "matrix.toml"
+        file.write_text(MATRIX.replace("seeds = [0, 1]", f"seeds = {seeds}"))
+        matrix = build_matrix(file, read_matrix_file(file), {})
+        losses = {"uniform 1/2": (2.0, 2.0, 2.0), "frozen": (2.02, 2.04, 2.06)}
+        return report_of(matrix, results_of(matrix, losses), file)
+
+    assert "+1.50 (+1.00 .. +2.00)" in page([0, 1])
+    assert "+2.00 (-0.48 .. +4.48)" in page([0, 1, 2])
 
 
 def test_deltas_compare_seed_with_seed_and_a_row_may_name_its_own_baseline(matrix: Matrix) -> None:

@@ -1,6 +1,6 @@
 """How much faster a swarm is if a round's exchange overlaps the next round's first steps.
 
-    python -m benchmarks.overlap           # overlap 0, 3, 6, 9 of 10 steps, some minutes
+    python -m benchmarks.overlap           # overlap 0, 3, 6, 9 of 10 steps, and stages in turn: some minutes
     python -m benchmarks.overlap --quick   # 0 and 6, below 2 minutes
 
 A real swarm for each row: a coordinator and two full replicas, in network namespaces of their own
@@ -38,14 +38,15 @@ BITS_PER_SECOND = 2e6
 _OPTIONS = {
     "swarm.replicas": 2,
     "swarm.pipelines": 0,
-    "swarm.stages": 1,
+    "swarm.stages": 2,
     "data.validation_batches": 1,
     "outer.top_k": 512,
     "outer.quantizer": "none",
-    "inner.steps": 10,
 }
 """Large payloads for a small model: on this link, an exchange takes as long as several steps."""
 
+STEPS = 10
+"""Between two exchanges of a stage."""
 _START_SECONDS = 60.0
 _RUN_SECONDS = 240.0
 _POLL_SECONDS = 0.1
@@ -54,16 +55,34 @@ _WARM_UP = 2
 
 
 @dataclass(frozen=True)
-class Result:
-    """`seconds` of one round, from decision to decision."""
+class Case:
+    """One row: `overlap` steps, and in how many `turns` the stages exchange within STEPS."""
 
     overlap: int
+    turns: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """`seconds` of STEPS inner steps, from decision to decision."""
+
+    case: Case
     seconds: float
 
 
-def spec_of(overlap: int, rounds: int) -> RunSpec:
-    """The run of one row."""
-    return resolve("tiny", overrides={**_OPTIONS, "rounds": rounds, "outer.overlap": overlap})
+QUICK = (Case(0), Case(6))
+CASES = (Case(0), Case(3), Case(6), Case(9), Case(2, 2), Case(4, 2))
+
+
+def spec_of(case: Case, rounds: int) -> RunSpec:
+    """The run of one row, of `rounds` times STEPS."""
+    own = {
+        "rounds": rounds * case.turns,
+        "inner.steps": STEPS // case.turns,
+        "outer.overlap": case.overlap,
+        "outer.turns": case.turns,
+    }
+    return resolve("tiny", overrides={**_OPTIONS, **own})
 
 
 def round_seconds(events: Iterable[Mapping[str, Any]]) -> float:
@@ -166,14 +185,15 @@ async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
         await process.wait()
 
 
-async def measure(overlaps: Sequence[int], rounds: int) -> list[Result]:
+async def measure(cases: Sequence[Case], rounds: int) -> list[Result]:
     """One swarm after the other."""
     results = []
     async with AsyncExitStack() as stack:
         homes = await stack.enter_async_context(Homes.open(3))
         await homes.shape(BITS_PER_SECOND, homes=(1, 2))
-        for overlap in overlaps:
-            results.append(Result(overlap, await run_swarm(spec_of(overlap, rounds), homes)))
+        for case in cases:
+            seconds = await run_swarm(spec_of(case, rounds), homes)
+            results.append(Result(case, case.turns * seconds))
     return results
 
 
@@ -181,7 +201,13 @@ def rows_of(results: Sequence[Result]) -> tuple[tuple[str, ...], ...]:
     """One row for each result, with the gain over the first."""
     base = results[0].seconds
     return tuple(
-        (str(each.overlap), f"{each.seconds:.2f}", f"{base / each.seconds:.2f}x") for each in results
+        (
+            f"{each.case.turns}",
+            f"{each.case.overlap} of {STEPS // each.case.turns}",
+            f"{each.seconds:.2f}",
+            f"{base / each.seconds:.2f}x",
+        )
+        for each in results
     )
 
 
@@ -189,21 +215,21 @@ def table(quick: bool) -> Table:
     """Measure. Raises NotHere if links cannot be shaped."""
     if missing := Homes.missing():
         raise NotHere(f"no links of a chosen bandwidth here: {missing}")
-    overlaps, rounds = ((0, 6), 10) if quick else ((0, 3, 6, 9), 16)
-    results = asyncio.run(measure(overlaps, rounds))
-    spec = spec_of(0, rounds)
+    cases, rounds = (QUICK, 10) if quick else (CASES, 16)
+    results = asyncio.run(measure(cases, rounds))
+    spec = spec_of(Case(0), rounds)
     nbytes = sum(payload_bytes(spec))
     ideal = 8 * nbytes / (BITS_PER_SECOND * FRAME_SHARE)
     return Table(
         "Overlap of the exchange with the next round's steps",
         f"python -m benchmarks.overlap{' --quick' * quick}",
-        (f"outer.overlap, of {spec.inner.steps} steps", "round s", "gain"),
+        ("outer.turns", "outer.overlap, of steps of a round", f"{STEPS} steps, s", "gain"),
         rows_of(results),
         (
             f"A coordinator and two full replicas, d {spec.model.width}, {spec.model.layers} layers, whose "
             f"access links carry {BITS_PER_SECOND / 1e6:.0f} Mb/s in each direction. A round's payload "
             f"has {nbytes / 1e3:,.0f} kB, which these links carry in {ideal:.2f} s at best.",
-            f"Round: median from decision to decision, over {rounds - _WARM_UP} rounds, with validation.",
+            f"Median from decision to decision, over {rounds - _WARM_UP} rounds or more, with validation.",
         ),
     )
 

@@ -32,6 +32,7 @@ from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from protocol.algorithm.partition import group_shares
+from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -227,7 +228,11 @@ class SimulatedSwarm:
             case events.GroupClosed(stage=stage, round_number=round_number):
                 exchange = self._reduce if self.spec.outer.exchange == "reduced" else self._gather
                 exchange(stage, round_number)
-            case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
+            case (
+                events.RoundCommitted(decision=decision)
+                | events.RoundAborted(decision=decision)
+                | events.StageRested(decision=decision)
+            ):
                 self.decisions.append(decision)
                 self._apply(decision)
 
@@ -290,6 +295,8 @@ class SimulatedSwarm:
         self._measure(phase)
         for member in phase.replica.members:
             for stage in member.stages:
+                if not is_due(spec, stage, phase.round_number):
+                    continue
                 if share < spec.recovery.least_share:
                     withheld = commands.Await(member.peer, stage, phase.round_number, phase.epoch)
                     self._send(withheld)

@@ -54,7 +54,7 @@ class RoundMarks:
         closed_at: the group was closed.
         reported_at: the last report before the decision.
         is_committed: at least one stage committed payloads.
-        is_aborted: at least one stage did not.
+        is_aborted: at least one stage was aborted.
     """
 
     number: int
@@ -112,7 +112,7 @@ class IndexRecord:
     offered_at: float | None = None
     closed: Mapping[int, float] = field(default_factory=dict)
     reported: Mapping[int, float] = field(default_factory=dict)
-    outcomes: Mapping[int, bool] = field(default_factory=dict)
+    outcomes: Mapping[int, bool | None] = field(default_factory=dict)
 
 
 class LogIndex:
@@ -188,10 +188,15 @@ class LogIndex:
                 self._closed[event.stage] = event.at
             case events.HoldingsReported():
                 self._reported[event.stage] = event.at
-            case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
+            case (
+                events.RoundCommitted(decision=decision)
+                | events.RoundAborted(decision=decision)
+                | events.StageRested(decision=decision)
+            ):
                 for entry in decision.entries:
                     self._contributions[entry.descriptor.owner] = self.length
-                self._outcomes[decision.stage] = decision.committed
+                rests = isinstance(event, events.StageRested)
+                self._outcomes[decision.stage] = None if rests else decision.committed
                 if len(self._outcomes) == self._stages:
                     self._end_round(decision.stage, event.at)
             case _ if type(event) in _KEPT:
@@ -225,9 +230,8 @@ class LogIndex:
 
     def _end_round(self, stage: int, at: float) -> None:
         assert self._began is not None, "a plan comes before the first decision"
-        outcomes = self._outcomes.values()
-        marks = self._marks(stage, at)
-        self.rounds.append(replace(marks, is_committed=any(outcomes), is_aborted=not all(outcomes)))
+        outcomes, marks = self._outcomes.values(), self._marks(stage, at)
+        self.rounds.append(replace(marks, is_committed=True in outcomes, is_aborted=False in outcomes))
         self._began, self._offered_at = (self.length, at), None
         self._closed, self._reported, self._outcomes = {}, {}, {}
 

@@ -87,7 +87,7 @@ class RoundStory:
         return [
             (each.number, each.event.at, each.event.decision)
             for each in self.own
-            if isinstance(each.event, events.RoundCommitted | events.RoundAborted)
+            if isinstance(each.event, events.DecisionEvent)
         ]
 
     def about(self, replica: Replica) -> list[NumberedEvent]:

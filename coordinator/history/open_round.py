@@ -11,6 +11,7 @@ from coordinator.history.rows import (
     COMMITTED,
     OFFERED,
     OPEN,
+    RESTED,
     WITHHELD,
     Counted,
     Credited,
@@ -140,7 +141,7 @@ class OpenRound:
             sequence, "its payload starts from another anchor than those of the others"
         )
 
-    def decide(self, sequence: int, at: float, decision: Decision) -> Iterator[Row]:
+    def decide(self, sequence: int, at: float, decision: Decision, rests: bool) -> Iterator[Row]:
         stage, round_number = self._stage(decision.stage), decision.round_number
         where, owners = (round_number, decision.stage), set[PeerId]()
         tokens = payload_bytes = 0
@@ -157,14 +158,15 @@ class OpenRound:
             reason = None if problem is None else cut(problem.text)
             cited = sequence if problem is None else problem.sequence
             yield LeftOut(reason, cited, *where, self._numbers[owner])
-        yield from self._missed(decision, stage)
-        outcome = COMMITTED if decision.committed else ABORTED
+        if not rests:  # nobody offers for a stage that rests
+            yield from self._missed(decision, stage)
+        outcome = COMMITTED if decision.committed else RESTED if rests else ABORTED
         totals = len(owners), payload_bytes, tokens
         yield self._now(
             decision.stage, round_number, outcome, milliseconds(at), sequence, *totals, cut(decision.reason)
         )
         run_tokens = tokens if decision.stage == 0 else 0
-        is_aborted = not decision.committed and decision.restore_round is None
+        is_aborted = outcome == ABORTED and decision.restore_round is None
         yield Decided(int(decision.committed), int(is_aborted), run_tokens, tokens)
         if decision.stage == 0:
             yield RoundTokens(tokens, round_number)

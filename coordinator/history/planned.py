@@ -59,4 +59,4 @@ class Planned:
         named = (plan for plan, _ in self._plans if plan.epoch == descriptor.epoch)
         plan = next(named, None) or self.of_round(descriptor.round_number)[0]
         replica = self.replica_of(plan, descriptor.owner)
-        return payload_tokens(self._spec, replica, descriptor.weight) if replica else 0
+        return payload_tokens(self._spec, replica, descriptor) if replica else 0

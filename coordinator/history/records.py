@@ -17,11 +17,12 @@ from protocol.types import PeerId, Plan
 
 
 class Outcome(StrEnum):
-    """How a (stage, round) ended."""
+    """How a (stage, round) ended. RESTED: the stage had no turn in the round (outer.turns)."""
 
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
+    RESTED = "rested"
 
 
 class Standing(StrEnum):

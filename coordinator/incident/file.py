@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from coordinator.incident.pseudonyms import MOST_PEERS
 from coordinator.incident.redaction import peers_in
 from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import Event, RoundAborted, RoundCommitted
+from coordinator.state.events import DecisionEvent, Event
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -115,7 +115,7 @@ def up_to_round(log: Sequence[Event], round_number: int) -> tuple[Event, ...]:
     decisions = (
         number
         for number, event in enumerate(log, start=1)
-        if isinstance(event, RoundCommitted | RoundAborted) and event.decision.round_number <= round_number
+        if isinstance(event, DecisionEvent) and event.decision.round_number <= round_number
     )
     return tuple(log[: max(decisions, default=0)])
 

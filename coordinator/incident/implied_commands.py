@@ -52,7 +52,7 @@ def signed(event: Event, signers: Signers) -> Event:
     """`event` with the signatures that redaction has left out, made with the keys of the pseudonyms."""
     if isinstance(event, events.PayloadOffered):
         return replace(event, descriptor=_signed(event.descriptor, signers))
-    if isinstance(event, events.RoundCommitted | events.RoundAborted):
+    if isinstance(event, events.DecisionEvent):
         entries = tuple(
             replace(entry, descriptor=_signed(entry.descriptor, signers)) for entry in event.decision.entries
         )
@@ -276,6 +276,7 @@ _CONSEQUENCES = (
     events.PeerQuarantined,
     events.RoundCommitted,
     events.RoundAborted,
+    events.StageRested,
     events.RunRolledBack,
     events.RunFinished,
 )

@@ -14,6 +14,7 @@ from coordinator.rounds.attestation import settled_digest
 from coordinator.state.apply_rounds import owners_of
 from coordinator.state.events import (
     AssignmentReserved,
+    DecisionEvent,
     Event,
     GroupClosed,
     HoldingsReported,
@@ -21,6 +22,7 @@ from coordinator.state.events import (
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
+    StageRested,
 )
 from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
@@ -65,7 +67,7 @@ class Invariants:
     def check_event(self, before: State, event: Event, after: State) -> None:
         """`event` has changed `before` to `after`."""
         _require(after.current_round >= before.current_round, "the current round went back")
-        of_round = isinstance(event, PayloadOffered | GroupClosed | RoundCommitted | RoundAborted)
+        of_round = isinstance(event, PayloadOffered | GroupClosed | DecisionEvent)
         is_rollback = isinstance(event, RoundAborted) and event.decision.round_number in before.restored
         goes_on = of_round and not is_rollback
         _require(not (before.is_held and goes_on), "a round goes on although the run is paused before it")
@@ -77,7 +79,7 @@ class Invariants:
                 held = self._held.setdefault((event.stage, event.round_number), {})
                 owners = owners_of(before.round_of(event.stage, event.round_number), event)
                 held[event.peer] = held.get(event.peer, frozenset()) | owners
-            case RoundCommitted() | RoundAborted():
+            case RoundCommitted() | RoundAborted() | StageRested():
                 self._check_decision(before, event.decision, after)
             case PlanAdopted():
                 if before.plans:

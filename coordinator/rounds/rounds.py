@@ -8,7 +8,6 @@ Refusals are raised as HetnodeError. Events that a rule added before its refusal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -33,8 +32,10 @@ from coordinator.rounds.arbitration import (
 from coordinator.rounds.attestation import note_divergence, settled_digest
 from coordinator.rounds.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.rounds.holdings import record_holdings
+from coordinator.rounds.majority import lacks_weight
 from coordinator.rounds.missing import all_have_answered, all_have_reported
 from coordinator.rounds.phases import check_not_early, earliest
+from coordinator.rounds.resting import check_due, let_others_rest
 from coordinator.rounds.results import agree, check_result, record_result
 from coordinator.rounds.silence import remove_silent
 from coordinator.state import events
@@ -43,6 +44,7 @@ from coordinator.state.lines import uplink_of, with_most_uplink
 from coordinator.state.state import Round, State
 from coordinator.state.text import counted, listed
 from coordinator.state.transaction import Transaction
+from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunPhase
 from protocol.types import (
@@ -58,8 +60,6 @@ from protocol.types import (
 
 MAX_HOLDERS = 16
 """Most holders per payload in a manifest. With all of them it would grow with the square of the swarm."""
-_ROUNDING = 1e-6
-"""Sums of weights are rounded."""
 
 
 def offer(transaction: Transaction, command: Offer) -> None:
@@ -78,6 +78,7 @@ def offer(transaction: Transaction, command: Offer) -> None:
     live_peer(transaction.state, sender)
     if descriptor.owner != sender:
         raise bad_request(f"{sender} offers a payload of {descriptor.owner}")
+    check_due(transaction.state, stage, round_number)
     if transaction.state.is_decided(stage, round_number):
         return
     check_host(transaction.state, sender, stage, round_number)
@@ -132,6 +133,7 @@ def withhold(transaction: Transaction, command: Await) -> None:
         raise bad_request(f"there is no stage {stage} in round {round_number}")
     round_state = state.round_of(stage, round_number)
     is_open = round_number == state.current_round and not state.is_decided(stage, round_number)
+    is_open &= is_due(state.spec, stage, round_number)
     if not is_open or round_state.group is not None or sender in {*round_state.offers, *round_state.withheld}:
         return
     assignment = state.assignment(sender, round_number)
@@ -155,6 +157,7 @@ def report(transaction: Transaction, command: Report) -> None:
     """
     sender, stage, round_number, held = command.peer, command.stage, command.round_number, command.held
     live_peer(transaction.state, sender)
+    check_due(transaction.state, stage, round_number)
     if transaction.state.is_decided(stage, round_number):
         return
     check_host(transaction.state, sender, stage, round_number)
@@ -198,8 +201,8 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     """
     state = transaction.state
     round_number = state.current_round
-    is_decided = state.is_decided(stage, round_number)
-    if not 1 <= round_number <= state.spec.rounds or is_decided or state.is_held or is_stalled(state):
+    is_open = 1 <= round_number <= state.spec.rounds and not state.is_decided(stage, round_number)
+    if not is_open or not is_due(state.spec, stage, round_number) or state.is_held or is_stalled(state):
         return
     round_state = state.round_of(stage, round_number)
     if round_state.group is None:
@@ -220,10 +223,10 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     # After a restart the peers get the whole time again: they could not report in between.
     waits_since = max(round_state.closed_at, transaction.state.started_at)
     is_late = transaction.now - waits_since >= decide_seconds(state.spec, round_state.group)
-    is_due = is_late or all_have_reported(transaction.state, round_state)
-    if is_due and state.spec.outer.exchange == "reduced":
+    can_decide = is_late or all_have_reported(transaction.state, round_state)
+    if can_decide and state.spec.outer.exchange == "reduced":
         _decide_sum(transaction, stage, round_state, round_state.group)
-    elif is_due and not awaits_arbiter(transaction, stage, round_state, round_state.group):
+    elif can_decide and not awaits_arbiter(transaction, stage, round_state, round_state.group):
         _decide(transaction, stage, round_state, round_state.group)
 
 
@@ -285,7 +288,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
             holders = [*holders[: MAX_HOLDERS - 1], state.arbiter]
         entries.append(ManifestEntry(descriptor, tuple(sorted(holders))))
     peers = counted(holdings.least, "peer")
-    if entries and (lacks := _lacks_weight(state, stage, group, entries)):
+    if entries and (lacks := lacks_weight(state, stage, group, entries)):
         entries, reason = [], lacks
     elif not entries:
         reason = (
@@ -302,35 +305,9 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
 def _decide_sum(transaction: Transaction, stage: int, round_state: Round, group: ExchangeGroup) -> None:
     """Commit the result of the reduction on which the group agrees, or abort."""
     found = agree(transaction.state, round_state, group)
-    lacks = _lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
+    lacks = lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)
     conclude(transaction, stage, entries, lacks or found.reason, result)
-
-
-def _lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequence[ManifestEntry]) -> str:
-    """Why replicas that weigh so little cannot decide the round; "" if they can.
-
-    They need more than half of what the plan assigns to the replicas that could have contributed. Half is
-    enough if others have offered, and their payloads cannot count: of two replicas, one may send rubbish.
-
-    A replica counts with its whole weight even if it has done a part of its phase: a slow one is present.
-    Replicas that lack a member or withhold do not count, or nothing could be committed without them.
-    """
-    round_number = state.current_round
-    owners = {entry.descriptor.owner for entry in entries}
-    offering = {descriptor.owner for descriptor in group.descriptors}
-    live = {replica.index for replica in state.complete_replicas(round_number)}
-    withheld, weight, offered, live_weight = state.round_of(stage, round_number).withheld, 0.0, 0.0, 0.0
-    for replica in state.plan_for(round_number).replicas:
-        host = replica.host_of(stage).peer
-        weight += (host in owners) * replica.weight
-        offered += (host in offering) * replica.weight
-        could_contribute = host in offering or (replica.index in live and host not in withheld)
-        live_weight += could_contribute * replica.weight
-    half = live_weight / 2
-    if weight > half + _ROUNDING or (weight > half - _ROUNDING and offered > half + _ROUNDING):
-        return ""
-    return f"replicas that weigh {weight:g} of {live_weight:g} contribute, and more than half must"
 
 
 def conclude(
@@ -340,12 +317,16 @@ def conclude(
     reason: str,
     result: CommittedResult | None = None,
 ) -> None:
-    """Decide the current round of `stage`: committed if there are `entries`, else aborted."""
+    """Decide the current round of `stage`: committed if there are `entries`, else aborted.
+
+    The first decision of a round also decides that the stages without a turn rest.
+    """
     round_number = transaction.state.current_round
     epoch = next_epoch(transaction, round_number)
     decision = Decision(stage, round_number, bool(entries), entries, epoch, reason, result=result)
     kind = events.RoundCommitted if entries else events.RoundAborted
     transaction.add(kind(transaction.now, decision))
+    let_others_rest(transaction, round_number, epoch)
 
 
 def next_epoch(transaction: Transaction, round_number: int) -> int:

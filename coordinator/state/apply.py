@@ -81,8 +81,8 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_rounds.reject(state, event)
         case events.ArbiterAppointed() | events.PayloadsContested() | events.PayloadArbitrated():
             return apply_rounds.arbitrate(state, event)
-        case events.RoundCommitted() | events.RoundAborted():
-            return apply_rounds.decide(state, event.at, event.decision)
+        case events.RoundCommitted() | events.RoundAborted() | events.StageRested():
+            return apply_rounds.decide(state, event)
         case events.DigestAttested():
             return apply_rounds.attest(state, event)
         case events.AnchorDiverged():

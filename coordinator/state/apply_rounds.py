@@ -141,7 +141,8 @@ def _with_round(state: State, event: events.StageEvent, round_state: Round) -> S
     return replace(state, rounds={**state.rounds, (event.stage, event.round_number): round_state})
 
 
-def decide(state: State, at: float, decision: Decision) -> State:
+def decide(state: State, event: events.DecisionEvent) -> State:
+    decision, at, rests = event.decision, event.at, isinstance(event, events.StageRested)
     round_number = decision.round_number
     state = replace(
         state,
@@ -149,10 +150,14 @@ def decide(state: State, at: float, decision: Decision) -> State:
         decided=state.decided + 1,
         tokens=state.tokens + decided_tokens(state, decision),
         committed=state.committed + decision.committed,
+        rested=state.rested + rests,
         committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
-        silences=_silences(state, decision) if decision.restore_round is None else {},
     )
+    if decision.restore_round is not None:
+        state = replace(state, silences={})
+    elif not rests:  # nobody answers about a stage that rests
+        state = replace(state, silences=_silences(state, decision))
     if state.spec.outer.exchange == "reduced" and not decision.committed and decision.restore_round is None:
         failed = failed_reducers(state.round_of(decision.stage, round_number))
         state = replace(state, benches=with_benches(state.benches, round_number, failed))

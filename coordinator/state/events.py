@@ -315,6 +315,13 @@ class RoundAborted(_Event):
 
 
 @dataclass(frozen=True)
+class StageRested(_Event):
+    """The stage has no turn in the round (outer.turns), and its progress counts in a later one."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True)
 class DigestAttested(StageEvent):
     part: str
     peer: PeerId
@@ -409,7 +416,7 @@ InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated
-DecisionEvent: TypeAlias = RoundCommitted | RoundAborted
+DecisionEvent: TypeAlias = RoundCommitted | RoundAborted | StageRested
 AnchorEvent: TypeAlias = DigestAttested | AnchorDiverged
 RoundEvent: TypeAlias = ExchangeEvent | ArbitrationEvent | DecisionEvent | AnchorEvent
 Event: TypeAlias = RunEvent | PeerEvent | InviteEvent | AssignmentReserved | RoundEvent

@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections import OrderedDict
 
-from coordinator.state.events import Event, RoundAborted, RoundCommitted
+from coordinator.state.events import DecisionEvent, Event
 from coordinator.storage.store import Store
 from protocol.types import Decision
 
@@ -39,7 +39,7 @@ class DecisionLog:
     def note(self, event: Event) -> None:
         """Count `event`, the next one of the log."""
         self._length += 1
-        if isinstance(event, RoundCommitted | RoundAborted):
+        if isinstance(event, DecisionEvent):
             place = self._place(event.decision.stage, event.decision.round_number)
             lacking = place + 1 - len(self._numbers)
             self._numbers.extend([0] * lacking)
@@ -65,7 +65,7 @@ class DecisionLog:
         else:
             found = self._store.read(number, number)
         ((_, event),) = found
-        assert isinstance(event, RoundCommitted | RoundAborted), "the number of a decision"
+        assert isinstance(event, DecisionEvent), "the number of a decision"
         return event.decision
 
     def _place(self, stage: int, round_number: int) -> int:

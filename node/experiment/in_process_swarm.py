@@ -25,7 +25,6 @@ from node.experiment.measured_weights import MeasuredWeights
 from node.experiment.offload import ReplicaOffload
 from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
-from node.experiment.turns import due_stages
 from node.experiment.variation import UNVARIED, Variation
 from node.experiment.variation_plans import plans_of, varied
 from node.experiment.variation_runner import VariationRunner
@@ -34,6 +33,7 @@ from node.optimizer.outcome import Outcome, WeightedPayload
 from node.optimizer.outer_stage import CommittedState
 from node.worker.compute import Compute
 from protocol.algorithm.sampling import sample_range
+from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica
@@ -339,7 +339,9 @@ class LocalSwarm:
         """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
         counts = self._share(result) >= self.spec.recovery.least_share
-        stages = due_stages(self.spec, self.position + 1, self._variation.turns)
+        stages = [
+            stage for stage in range(self.spec.swarm.stages) if is_due(self.spec, stage, self.position + 1)
+        ]
         return _Phase(result, replica.propose(stages if counts else ()))
 
     def _share(self, result: InnerResult) -> float:

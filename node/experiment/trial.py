@@ -135,7 +135,7 @@ def trial_in_mode(
     if mode is Mode.DATA_PARALLEL:
         tree["rounds"] = spec.total_steps
         tree["inner"]["steps"] = 1
-        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "eager": False}
+        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "eager": False, "turns": 1}
         # What says which values are sent in few bits has no meaning here.
         tree["outer"] |= {"selection": "largest", "dense_every": 0, "dense_quantizer": None}
         changes = {"average_gradients": True, **changes}

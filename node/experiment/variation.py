@@ -78,7 +78,6 @@ class Variation(BaseModel):
     replicas_by_round: tuple[tuple[int, int], ...] = Field(
         (), description="(round, n): only the first n replicas train from that round on; from round 1 on"
     )
-    turns: int = Field(1, ge=1, description="a round exchanges every turns-th stage, the last round all")
     reducer_leaves_every: int = Field(
         0,
         ge=0,
@@ -101,8 +100,8 @@ class Variation(BaseModel):
 
     @model_validator(mode="after")
     def _full_replicas_weigh_more_in_rounds_alone(self) -> Variation:
-        if self.average_gradients and (self.full_weight != 1 or self.turns != 1):
-            raise ValueError("full_weight and turns have no effect where gradients are averaged")
+        if self.average_gradients and self.full_weight != 1:
+            raise ValueError("full_weight has no effect where gradients are averaged")
         return self
 
     @model_validator(mode="after")

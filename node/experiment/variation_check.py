@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import gcd
-
 from node.experiment.variation import Variation
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
@@ -35,10 +33,6 @@ def _check_replicas(spec: RunSpec, variation: Variation) -> None:
             "replicas that average their gradients are clipped alike, but a link.table or trained_ends have "
             "gradients of one replica alone"
         )
-    if variation.turns > 1 and spec.outer.selection == "random":
-        raise ValueError("turns leave out rounds of a stage, and with them positions of selection 'random'")
-    if spec.outer.dense_every and gcd(variation.turns, spec.outer.dense_every) > 1:
-        raise ValueError("some stages have no turn in a dense round: choose another dense_every")
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     if any(count > replicas for _, count in variation.replicas_by_round):
         raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")

@@ -17,6 +17,7 @@ from node.ipc.worker_calls import (
 )
 from node.train.services import Services
 from protocol.algorithm.comparison import Comparison, measured_position, next_of_kind
+from protocol.algorithm.turns import is_due
 from protocol.status import PayloadAgreement
 from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor
 
@@ -47,7 +48,7 @@ class Commits:
     """
 
     def __init__(self, services: Services) -> None:
-        self._worker, self._peer = services.worker, services.identity.peer
+        self._worker, self._peer, self._spec = services.worker, services.identity.peer, services.spec
         self._membership = services.membership
         self.pending: dict[int, Proposal] = {}
         # The round and result of the last commit of each stage, and what was measured of another's payload.
@@ -97,7 +98,8 @@ class Commits:
     async def abort(self, decision: Decision) -> None:
         """Drop the proposal: the anchor stays."""
         stage, round_number = decision.stage, decision.round_number
-        log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
+        if is_due(self._spec, stage, round_number):
+            log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
         await self._worker.call(Abort(stage, round_number))
         self.pending.pop(stage, None)
 

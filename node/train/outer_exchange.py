@@ -37,6 +37,7 @@ from node.train.embedding_snapshots import EmbeddingSnapshots
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
 from node.transport.transport import RoundEnd
+from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import PayloadAgreement, Wait
 from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, Rollback, StageRange
@@ -219,6 +220,10 @@ class OuterExchange:
         self, plan: Plan, stage: int, round_number: int, share: float, overlap: Overlap | None
     ) -> tuple[Decision, int]:
         """One stage's transaction: propose, match, exchange, check, report, apply."""
+        if not is_due(self._spec, stage, round_number):
+            if overlap is not None:
+                overlap.mark_proposed(stage)
+            return await self._follow_part(stage, Part.STAGE, round_number, overlap=overlap), 0
         payload = await self._propose(stage, round_number, share)
         if overlap is not None:
             overlap.mark_proposed(stage)

@@ -29,13 +29,13 @@ _MOST_ROWS = 24
 
 
 def payload_bytes(spec: RunSpec) -> list[int]:
-    """Bytes of one payload, by stage; mean over the rounds."""
-    return [round(mean_nbytes(spec, stage)) for stage in range(spec.swarm.stages)]
+    """Bytes of one payload, by stage; mean over the rounds, in some of which it may rest."""
+    return [round(mean_nbytes(spec, stage) / spec.outer.turns) for stage in range(spec.swarm.stages)]
 
 
 def _longest_gather_seconds(spec: RunSpec, found: Forecast) -> float:
     """Seconds to gather the payloads of a dense round, if the run has any: about as their size."""
-    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages))
+    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages)) / spec.outer.turns
     return found.gather_seconds * longest / sum(payload_bytes(spec))
 
 

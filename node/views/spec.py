@@ -48,6 +48,8 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
             "dense rounds",
             f"every {every} rounds, of {size} per replica; the table has means of all rounds",
         )
+    if (turns := spec.outer.turns) > 1:
+        yield "turns", f"a round exchanges one of {turns} parts of the stages, each in its turn"
     if spec.outer.is_masked:
         yield "positions", "random, of the seed and the round: payloads have values only"
     if spec.outer.exchange == "reduced":
@@ -65,7 +67,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     total = 0
     for stage in range(spec.swarm.stages):
         parameters = parameter_count(spec, stage)
-        payload = round(mean_nbytes(spec, stage))
+        payload = round(mean_nbytes(spec, stage) / spec.outer.turns)
         layers = spec.layers_of(stage)
         total += parameters
         stages.add_row(

@@ -74,6 +74,13 @@ class OuterSpec(Section):
         description="steps that overlap start from an estimate of the update, that of the replica's own "
         "payload, which the update replaces",
     )
+    turns: int = Field(
+        1,
+        ge=1,
+        le=8,  # the coordinator measures by the last 8 rounds
+        description="a round exchanges every so-many-th stage, in turn, and the last round all; the other "
+        "stages keep their progress until they are due",
+    )
     exchange: Literal["gathered", "reduced"] = Field(
         "gathered",
         description="replicas gather all payloads of a stage; or each reduces a part of the stage for all",
@@ -124,7 +131,7 @@ class OuterSpec(Section):
         """Whether exchange "reduced" is possible with all other fields as they are."""
         varies = self.dense_every or self.dense_quantizer
         sends_sums = self.selection == "largest" and self.weighting == "assigned"
-        return self.layout == "flat" and sends_sums and not varies
+        return self.layout == "flat" and sends_sums and not varies and self.turns == 1
 
     @property
     def of_result(self) -> OuterSpec:
@@ -167,6 +174,8 @@ class OuterSpec(Section):
             tree.pop("dense_every", None)
         if self.dense_quantizer is None:
             tree.pop("dense_quantizer", None)
+        if self.turns == 1:
+            tree.pop("turns", None)
         return tree
 
     @model_validator(mode="after")
@@ -183,7 +192,8 @@ class OuterSpec(Section):
         if not self.can_be_reduced:
             raise ValueError(
                 "exchange 'reduced' needs layout 'flat' (reducers take runs of elements), selection "
-                "'largest' (they send the largest sums), and no dense_every and dense_quantizer"
+                "'largest' (they send the largest sums), turns 1 (reducers keep sums of every round), and no "
+                "dense_every and dense_quantizer"
             )
         # The limits of top_k hold for results, too. model_copy has not checked them.
         OuterSpec.model_validate(dict(self.of_result))
@@ -207,6 +217,15 @@ class OuterSpec(Section):
             raise ValueError("top_k 0 makes every round dense: leave out dense_every, or set top_k")
         if self.dense and self.selection == "random":
             raise ValueError("selection 'random' needs a top_k; 0 sends all values")
+        if self.turns > 1 and self.selection == "random":
+            raise ValueError(
+                "turns leave out rounds of a stage, and with them positions of selection 'random'"
+            )
+        if self.dense_every and math.gcd(self.turns, self.dense_every) > 1:
+            raise ValueError(
+                f"with turns {self.turns} some stages have no turn in a dense round: choose a dense_every "
+                f"without a common divisor, not {self.dense_every}"
+            )
         if self.dense_quantizer and not (self.dense or self.dense_every):
             raise ValueError("dense_quantizer is for dense rounds: set dense_every, or top_k 0")
         return self

@@ -74,6 +74,11 @@ class RunSpec(Section):
                 f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "
                 "update is applied before the next payloads are made"
             )
+        if self.outer.turns > stages:
+            raise ValueError(
+                f"outer.turns {self.outer.turns} exceeds swarm.stages {stages}: "
+                "some rounds would exchange nothing"
+            )
         if stages > self.model.layers:
             raise ValueError(
                 f"swarm.stages {stages} exceeds model.layers {self.model.layers}: "

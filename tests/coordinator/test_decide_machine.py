@@ -70,9 +70,11 @@ class RandomRun(CheckedMachine):
         gathered=st.sampled_from([True] * 4 + [False]),
         spares=st.integers(0, 2),
         arbitrated=st.booleans(),
+        turns=st.sampled_from([1, 1, 2]),
     )
-    def begin(self, gathered: bool, spares: int, arbitrated: bool) -> object:
+    def begin(self, gathered: bool, spares: int, arbitrated: bool, turns: int) -> object:
         options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
+        options["outer__turns"] = turns
         links = {"link__least_k": 2, "link__most_k": 16, "link__uncompressed": True}
         self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
         self.run.accept(Start())
@@ -404,7 +406,7 @@ TestRandomRuns.settings = settings(max_examples=60, stateful_step_count=40, dead
 def test_the_last_decision_under_a_plan_is_checked_by_who_was_absent_then() -> None:
     """A new plan follows at once, and the state forgets the absent members of the one before."""
     machine = RandomRun()
-    machine.begin(gathered=True, spares=0, arbitrated=False)
+    machine.begin(gathered=True, spares=0, arbitrated=False, turns=1)
     machine.hosts_offer(absent=set(), good=0, stage=0)
     machine.retreat(older=0, peer=PEERS[0])
     machine.a_round_goes_well(absent={*PEERS[:2]})

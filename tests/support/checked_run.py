@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from coordinator.incident.invariants import Invariants
-from coordinator.state.events import Event, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.state.events import DecisionEvent, Event, PlanAdopted
 from coordinator.state.state import KEPT_DECISIONS
 from protocol.spec.run import RunSpec
 from protocol.types import Decision
@@ -46,7 +46,7 @@ class CheckedMachine(RuleBasedStateMachine):
     @invariant()
     def decisions_are_single_and_final(self) -> None:
         """The whole list, which the checks above do not read again."""
-        found = [e.decision for e in self.run.events if isinstance(e, RoundCommitted | RoundAborted)]
+        found = [e.decision for e in self.run.events if isinstance(e, DecisionEvent)]
         by_key = {(decision.stage, decision.round_number): decision for decision in found}
         assert len(by_key) == len(found)
         state = self.run.state

@@ -13,6 +13,7 @@ from coordinator.state.commands import Attest, Command, Drain, Heartbeat, Leave,
 from coordinator.state.events import Event, PeerMeasured
 from coordinator.state.state import State
 from protocol.algorithm.sampling import sample_range
+from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
@@ -90,16 +91,23 @@ def play_round(run: Run, followers: tuple[Keyed, ...] = (), done: Mapping[int, f
     `done`: by replica, the finished share of the H steps of its members; 1 by default.
     """
     number = run.state.current_round
-    for stage in range(run.spec.swarm.stages):
-        play_stage(run, stage, done)
+    stages = range(run.spec.swarm.stages)
+    for stage in sorted(stages, key=lambda stage: not is_due(run.spec, stage, number)):
+        play_stage(run, stage, done, number)
     for peer in followers:
         attest(run, peer, number)
     assert run.state.current_round == number + 1
 
 
-def play_stage(run: Run, stage: int, done: Mapping[int, float] | None = None) -> None:
-    """As :func:`play_round`, of one stage. The round ends with the last of them."""
-    number, by_peer = run.state.current_round, {keyed(i).peer: keyed(i) for i in range(40)}
+def play_stage(
+    run: Run, stage: int, done: Mapping[int, float] | None = None, number: int | None = None
+) -> None:
+    """As :func:`play_round`, of one stage of round `number`. The round ends with the last of them.
+
+    Of a stage that rests there are attestations alone.
+    """
+    number = run.state.current_round if number is None else number
+    by_peer = {keyed(i).peer: keyed(i) for i in range(40)}
     hosts = [
         by_peer[peer]
         for peer, assignment in run.state.assignments[run.state.plan_for(number).epoch].items()
@@ -111,10 +119,11 @@ def play_stage(run: Run, stage: int, done: Mapping[int, float] | None = None) ->
         for peer in hosts
         for replica in [run.state.assignment(peer.peer, number).replica]
     )
-    for peer, payload in zip(hosts, payloads, strict=True):
-        offer(run, peer, payload)
-    for peer in hosts:
-        run.accept(Report(peer.peer, stage, number, payloads))
+    if is_due(run.spec, stage, number):
+        for peer, payload in zip(hosts, payloads, strict=True):
+            offer(run, peer, payload)
+        for peer in hosts:
+            run.accept(Report(peer.peer, stage, number, payloads))
     for peer in hosts:
         run.accept(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
 

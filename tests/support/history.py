@@ -7,6 +7,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from coordinator.history.ledger import Ledger
 from coordinator.history.records import Page
 from coordinator.history.row_builder import BuilderRecord, RowBuilder
 from coordinator.history.rows import milliseconds
-from coordinator.state.events import Event, PeerSeen, PlanAdopted, RoundAborted, RoundCommitted
+from coordinator.state.events import DecisionEvent, Event, PeerSeen, PlanAdopted, RoundCommitted, StageRested
 from coordinator.state.record_codec import pack, unpack
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_database import HistoryDatabase
+from protocol.algorithm.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import PeerId
@@ -82,7 +84,10 @@ def recount(spec: RunSpec, events: Iterable[Event]) -> dict[PeerId, Counts]:
                 samples = spec.inner.steps * microbatches * spec.inner.microbatch_size
                 share = payload.weight / replica.weight if replica else 0.0
                 tokens, rounds, nbytes = found[payload.owner]
-                tokens += round(share * samples * spec.model.context)
+                earlier = range(payload.round_number - 1, 0, -1)
+                resting = takewhile(lambda each: not is_due(spec, event.decision.stage, each), earlier)
+                trained = 1 + sum(1 for _ in resting)
+                tokens += round(share * samples * spec.model.context * trained)
                 found[payload.owner] = tokens, rounds + 1, nbytes + payload.nbytes
     return dict(found)
 
@@ -113,12 +118,13 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         assert credited(history) == recount(run.spec, events)
         assert credits.tokens == summary.tokens == run.state.tokens
         assert credits.stage_tokens == summary.stage_tokens == sum(n for n, *_ in credited(history).values())
-        decisions = [each.decision for each in events if isinstance(each, RoundCommitted | RoundAborted)]
+        decisions = [each.decision for each in events if isinstance(each, DecisionEvent)]
         committed = [each for each in decisions if each.committed]
         assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
         assert summary.stage_rounds_committed == len(committed)
         rollbacks = [each for each in decisions if each.restore_round is not None]
-        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks)
+        rests = [each for each in events if isinstance(each, StageRested)]
+        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks) - len(rests)
         assert run.state.aborted == summary.stage_rounds_aborted
         assert summary.rounds_decided == run.state.rounds_decided
         assert summary.sequence == len(events)

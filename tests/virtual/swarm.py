@@ -17,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.rounds.rollback import problem_of
-from coordinator.state.events import AnchorDiverged, Event, RoundAborted, RoundCommitted
+from coordinator.state.events import AnchorDiverged, DecisionEvent, Event
 from coordinator.state.state import State
 from coordinator.status.messages import run_message
 from node import hooks
@@ -228,7 +228,7 @@ class VirtualSwarm:
 
     @property
     def decisions(self) -> list[Decision]:
-        return [event.decision for event in self.events if isinstance(event, RoundCommitted | RoundAborted)]
+        return [event.decision for event in self.events if isinstance(event, DecisionEvent)]
 
     def committed(self, stage: int = 0) -> list[int]:
         return [each.round_number for each in self.decisions if each.committed and each.stage == stage]

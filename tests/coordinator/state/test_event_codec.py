@@ -31,6 +31,7 @@ LATER_KINDS = {
     "RoleChanged",
     "OwnRelayTold",
     "RunPaused",
+    "StageRested",
     "RunResumed",
     "PeerNamed",
     "AlarmRaised",

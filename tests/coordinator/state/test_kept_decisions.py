@@ -51,7 +51,8 @@ def test_memory_is_bounded_and_counters_go_on(run: Run) -> None:
     assert not state.is_decided(-1, 1)
     assert not state.is_decided(stages, 1)
     replica = state.plans[-1].replicas[0]
-    of_round = 2 * payload_tokens(run.spec, replica, replica.weight)
+    payload = A.payload(run.spec, 0, 1, weight=replica.weight)
+    of_round = 2 * payload_tokens(run.spec, replica, payload)
     assert state.tokens == ROUNDS * of_round
     assert all(state.keeps_digests(number) for number in state.tokens_at)
     assert all(state.tokens_at[number] == number * of_round for number in state.tokens_at)

@@ -73,7 +73,7 @@ def test_a_payload_that_names_a_plan_that_is_not_kept_counts_by_the_plan_of_its_
     planned = Planned(run.spec)
     for sequence, plan in adopted:
         planned.add(plan, sequence)
-    of_last = payload_tokens(run.spec, run.state.plans[-1].replicas[0], 1.0)
+    of_last = payload_tokens(run.spec, run.state.plans[-1].replicas[0], A.payload(run.spec, 0, ROUNDS))
     for epoch in (0, 1, run.state.epoch):
         assert planned.tokens_of(A.payload(run.spec, 0, ROUNDS, epoch=epoch)) == of_last
     assert planned.of_round(ROUNDS) == adopted[-1][::-1]

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
-from node.experiment.turns import due_stages
 from node.experiment.variation import Variation
 from node.experiment.variation_check import check
 from node.model.link_table import LinkTable
@@ -115,8 +114,6 @@ def test_a_replica_that_returns_begins_without_what_its_tables_had_learned() -> 
         ({}, {"share_tables": True, "uncompressed_pipelines": 1}, "uncompressed_pipelines"),
         ({}, {"average_gradients": True}, "link.table"),
         ({"link.table": False}, {"average_gradients": True, "trained_ends": True}, "trained_ends"),
-        ({"outer.dense_every": 6, "outer.top_k": 64}, {"turns": 4}, "dense_every"),
-        ({"outer.selection": "random", "outer.top_k": 64}, {"turns": 2}, "selection"),
     ],
 )
 def test_what_would_give_a_wrong_measurement_is_refused(
@@ -124,10 +121,3 @@ def test_what_would_give_a_wrong_measurement_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=match):
         check(couple(**spec), Variation(**changes))
-
-
-def test_dense_rounds_in_turn_come_to_all_stages() -> None:
-    spec, turns = couple(**{"outer.dense_every": 9, "outer.top_k": 64, "rounds": 1000}), 4
-    check(spec, Variation(turns=turns))
-    dense = [due_stages(spec, each, turns) for each in range(1, 40) if spec.outer.is_dense_in(each)]
-    assert {stage for stages in dense for stage in stages} == set(range(spec.swarm.stages))

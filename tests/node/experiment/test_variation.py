@@ -145,8 +145,8 @@ def test_links_that_change_otherwise_use_no_snapshots(other: dict[str, Any]) -> 
 def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(
     overlap: dict[str, Any], turns: int
 ) -> None:
-    spec = pair(**{**overlap, "inner.steps": 2, "rounds": 6})
-    swarm = LocalSwarm(spec, variation=Variation(turns=turns))
+    spec = pair(**{**overlap, "inner.steps": 2, "rounds": 6, "outer.turns": turns})
+    swarm = LocalSwarm(spec)
     anchors = [swarm.replicas[0].members[0].outer[stage].digest() for stage in range(4)]
     for round_number in range(1, 7):
         in_turn = {stage for stage in range(4) if stage % turns == round_number % turns}
@@ -165,17 +165,12 @@ def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(
 def test_a_stage_that_is_not_due_keeps_its_progress_for_its_round() -> None:
     """Of one replica with a dense exchange the anchors are what it has learned, whenever it exchanges."""
     alone = {"swarm.replicas": 1, "swarm.pipelines": 0, "outer.quantizer": "none"}
-    usual, in_turn = (LocalSwarm(mixed(**alone), variation=Variation(turns=each)) for each in (1, 4))
+    usual, in_turn = (LocalSwarm(mixed(**alone, **{"outer.turns": each})) for each in (1, 4))
     for _ in range(4):
         usual.train_round()
         in_turn.train_round()
     for name, value in parameters(in_turn.replicas[0]).items():
         torch.testing.assert_close(value, parameters(usual.replicas[0])[name], rtol=1e-3, atol=1e-5)
-
-
-def test_replicas_that_average_their_gradients_have_no_turns() -> None:
-    with pytest.raises(ValidationError, match="turns"):
-        Variation(average_gradients=True, turns=2)
 
 
 def test_averaged_gradients_are_the_mean_and_keep_replicas_together(

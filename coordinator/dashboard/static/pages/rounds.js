@@ -7,7 +7,7 @@ const page = document.getElementById("page");
 const list = el("div");
 page.append(list);
 const given = Number(new URLSearchParams(location.search).get("before")) || 0;
-const KINDS = { open: "", committed: "good", aborted: "bad" };
+const KINDS = { open: "", committed: "good", aborted: "bad", rested: "" };
 
 function outcome(round, stages, restored) {
   if (round.round_number in restored) return badge(`rollback to ${restored[round.round_number]}`, "wait");
@@ -18,13 +18,18 @@ function outcome(round, stages, restored) {
   return Object.keys(KINDS).filter((each) => counts[each]).map((each) => [badge(`${counts[each]} ${each}`, KINDS[each]), " "]);
 }
 
+function payloads(stages) {
+  const least = stages.length ? Math.min(...stages.map((each) => each.counted)) : 0;
+  return `${least} of ${Math.max(0, ...stages.map((each) => each.offered))}`;
+}
+
 function draw(found) {
   const rows = found.rounds;
   const oldest = rows.length ? rows[rows.length - 1].round_number : 0;
   show(list, card("Rounds", rows.length === 0 ? el("p", { class: "quiet" }, "No round has begun.") : table([
     { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
     { title: "outcome", cell: (row) => outcome(row, found.stages, found.restored) },
-    { title: "payloads", kind: "number", cell: (row) => `${Math.min(...row.stages.map((each) => each.counted), Infinity) === Infinity ? 0 : Math.min(...row.stages.map((each) => each.counted))} of ${Math.max(0, ...row.stages.map((each) => each.offered))}` },
+    { title: "payloads", kind: "number", cell: (row) => payloads(row.stages.filter((each) => each.outcome !== "rested")) },
     { title: "loss", kind: "number", cell: (row) => f.loss(row.validation_loss) },
     { title: "took", kind: "number", cell: (row) => f.duration(row.seconds) },
     { title: "tokens", kind: "number wide", cell: (row) => f.scaled(row.tokens) },

@@ -1,0 +1,97 @@
+"""Stages that exchange in turn: who has no turn rests with the first decision of the round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.history.records import Outcome
+from coordinator.state.commands import Await, Offer, Report
+from coordinator.state.events import PayloadWithheld, RoundAborted, RoundCommitted, StageRested
+from coordinator.state.tokens import payload_tokens
+from coordinator.status.messages import run_message
+from protocol.errors import ErrorCode
+from tests.builders import keyed
+from tests.support.coordinator_run import (
+    Run,
+    offer,
+    pass_time,
+    play_rounds,
+    play_stage,
+    started,
+    started_and_attested,
+)
+from tests.support.explaining import text_of
+from tests.support.explaining_runs import asked
+from tests.support.history import stored, write_history
+
+A, B = keyed(0), keyed(1)
+
+
+@pytest.fixture
+def run() -> Run:
+    """Stage 1 is due in odd rounds, stage 0 in even ones, and both in the last."""
+    return started_and_attested(rounds=5, outer__turns=2)
+
+
+def test_all_other_stages_rest_with_the_first_decision_of_a_round(run: Run) -> None:
+    play_stage(run, 1)
+    kinds = [type(event) for event in run.events if isinstance(event, RoundCommitted | StageRested)]
+    assert kinds == [RoundCommitted, StageRested]
+    assert run.state.current_round == 2
+    committed, rested = (run.state.decisions[stage, 1] for stage in (1, 0))
+    assert (rested.committed, rested.entries, rested.next_epoch) == (False, (), committed.next_epoch)
+    assert (run.state.committed, run.state.aborted, run.state.silences) == (1, 0, {})
+
+
+def test_a_whole_run_aborts_nothing_and_counts_every_token_once(run: Run, tmp_path: Path) -> None:
+    play_rounds(run, 5)
+    state = run.state
+    assert (state.committed, state.rested, state.aborted) == (6, 4, 0)
+    payload = A.payload(run.spec, 0, 5)
+    of_round = 2 * payload_tokens(run.spec, state.plans[-1].replicas[0], payload)
+    assert state.tokens == 5 * of_round  # that payload has one round of progress, as the one before was due
+    history = write_history(tmp_path / "history.sqlite", run.spec, stored(run.events))
+    found = {each.round_number: [stage.outcome for stage in each.stages] for each in history.rounds(None, 9)}
+    assert found[1] == [Outcome.RESTED, Outcome.COMMITTED]
+    assert found[2] == [Outcome.COMMITTED, Outcome.RESTED]
+    assert found[5] == [Outcome.COMMITTED] * 2
+
+
+def test_a_stage_rests_too_if_the_round_of_the_due_stage_is_aborted(run: Run) -> None:
+    offer(run, A, A.payload(run.spec, 1, 1))
+    offer(run, B, B.payload(run.spec, 1, 1))
+    for peer in (A, B):
+        run.accept(Report(peer.peer, 1, 1, ()))
+    pass_time(run, run.spec.timing.decide + 1, A, B)
+    kinds = [type(event) for event in run.events if isinstance(event, RoundAborted | StageRested)]
+    assert kinds == [RoundAborted, StageRested]
+    assert (run.state.current_round, run.state.aborted) == (2, 1)
+
+
+def test_a_payload_or_a_report_of_a_resting_stage_is_refused_without_a_strike(run: Run) -> None:
+    payload = A.payload(run.spec, 0, 1)
+    for command in (Offer(A.peer, payload), Report(A.peer, 0, 1, (payload,))):
+        assert "no turn" in run.refuse(command, ErrorCode.BAD_REQUEST).cause
+    assert run.state.strikes == {}
+
+
+def test_nobody_withholds_a_payload_of_a_resting_stage(run: Run) -> None:
+    run.accept(Await(A.peer, 0, 1, run.state.epoch))
+    assert not any(isinstance(event, PayloadWithheld) for event in run.events)
+    assert run.state.answered == {}
+
+
+def test_the_message_of_the_run_speaks_of_due_stages_alone(run: Run) -> None:
+    offer(run, A, A.payload(run.spec, 1, 1))
+    assert run_message(run.state).endswith("waiting for replica-1 at stage 1")
+
+
+def test_the_explanation_of_a_round_names_who_rests() -> None:
+    run = started(rounds=9, outer__turns=2)
+    play_rounds(run, 3)
+    text = text_of(asked(run)(2))
+    assert "committed at stage 0" in text
+    assert "Other turns have stage 1, whose progress counts in later rounds" in text
+    assert "ABORTED" not in text

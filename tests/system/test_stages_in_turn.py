@@ -1,0 +1,93 @@
+"""Swarms whose stages exchange in turn: who is due commits, who rests loses nothing, all anchors agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.state.events import StageRested
+from coordinator.state.tokens import payload_tokens
+from protocol.algorithm.turns import is_due
+from protocol.types import Finding, Verdict
+from tests.support.fault_script import Action, Moment
+from tests.support.faults import FaultPlan
+from tests.support.overlap import Records, assert_balanced
+from tests.virtual.hive import VirtualArbiter
+from tests.virtual.scenario import FULL, MIXED, Play, return_after, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+TURNS = {"outer.turns": 2}
+EAGER = {**TURNS, "outer.overlap": 1, "outer.eager": True}
+
+
+async def not_found(*_: object) -> Verdict:
+    """VirtualArbiter.arbitrate if no peer sends the payload to the arbiter."""
+    return Verdict(Finding.NOT_FOUND, "no peer sends it")
+
+
+def assert_turns(swarm: VirtualSwarm) -> None:
+    """Each stage was committed in its rounds and the last one, and rested in the others."""
+    rounds = range(1, swarm.spec.rounds + 1)
+    rested = [each.decision for each in swarm.events if isinstance(each, StageRested)]
+    for stage in range(swarm.spec.swarm.stages):
+        due = [number for number in rounds if is_due(swarm.spec, stage, number)]
+        assert swarm.committed(stage) == due
+        assert [each.round_number for each in rested if each.stage == stage] == [
+            number for number in rounds if number not in due
+        ]
+
+
+@pytest.mark.parametrize("options", [TURNS, EAGER], ids=["", "eager"])
+def test_full_and_pipeline_replicas_exchange_the_stages_in_turn(play: Play, options: dict[str, Any]) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert_turns(swarm)
+        state = swarm.state
+        assert (state.aborted, state.silences) == (0, {})
+        embeddings = {swarm.trainer(name).outer.embedding_digest() for name in MIXED}
+        assert len(embeddings) == 1, "members without stage 0 follow it"
+        # The progress of all rounds is exchanged once, and counts once.
+        plan = state.plans[-1]
+        [decision] = [each for each in swarm.decisions if (each.stage, each.round_number) == (0, 5)]
+        in_round = 0
+        for payload in (entry.descriptor for entry in decision.entries):
+            replica = plan.replica_of(payload.owner)
+            assert replica is not None
+            in_round += payload_tokens(swarm.spec, replica, payload)
+        assert state.tokens == swarm.spec.rounds * in_round
+
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=5, **options))
+
+
+def test_who_is_killed_comes_back_by_replay(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("b", 0, 4, Moment.DECIDED, Action.KILL)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*FULL)
+        await return_after(swarm, "b", 6)
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert_turns(swarm)
+
+    play(scenario, FULL, swarm_spec(FULL, rounds=10, **TURNS))
+
+
+def test_an_aborted_round_of_a_due_stage_loses_nothing(
+    play: Play, plan: FaultPlan, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FULL:
+        plan.fail_at(name, 1, 3, Moment.GATHERED, Action.DENY)
+    monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert (swarm.committed(0), swarm.committed(1)) == ([2, 4, 6], [1, 5, 6])
+        assert swarm.state.aborted == 1
+        assert_balanced(swarm, records, *FULL)
+
+    play(scenario, FULL, swarm_spec(FULL, rounds=6, **TURNS, **{"outer.error_decay": 1.0}))

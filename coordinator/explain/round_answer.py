@@ -80,7 +80,8 @@ def _outcome(story: RoundStory) -> Iterator[Sentence]:
     by_reason: dict[tuple[bool, str], list[tuple[int, int]]] = {}
     resting: list[tuple[int, int]] = []
     for number, _, decision in story.decisions:
-        if is_due(story.state.spec, decision.stage, decision.round_number):
+        rests = not is_due(story.state.spec, decision.stage, decision.round_number)
+        if decision.restore_round is not None or not rests:
             by_reason.setdefault((decision.committed, decision.reason), []).append((decision.stage, number))
         else:
             resting.append((decision.stage, number))

@@ -7,7 +7,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,11 @@ def recount(spec: RunSpec, events: Iterable[Event]) -> dict[PeerId, Counts]:
                 samples = spec.inner.steps * microbatches * spec.inner.microbatch_size
                 share = payload.weight / replica.weight if replica else 0.0
                 tokens, rounds, nbytes = found[payload.owner]
-                earlier = range(payload.round_number - 1, 0, -1)
-                resting = takewhile(lambda each: not is_due(spec, event.decision.stage, each), earlier)
-                trained = 1 + sum(1 for _ in resting)
+                trained = 1
+                while trained < payload.round_number and not is_due(
+                    spec, payload.stage, payload.round_number - trained
+                ):
+                    trained += 1
                 tokens += round(share * samples * spec.model.context * trained)
                 found[payload.owner] = tokens, rounds + 1, nbytes + payload.nbytes
     return dict(found)
@@ -149,9 +150,12 @@ def _check_rounds(run: Run, history: SqliteHistory) -> None:
         assert counted == {entry.descriptor.owner for entry in decision.entries}
         assert found.summary.counted == len(counted)
         assert found.summary.tokens == sum(each.tokens for each in found.contributions)
-        assert found.summary.outcome == ("committed" if decision.committed else "aborted")
+        rests = decision.restore_round is None and not is_due(run.spec, stage, round_number)
+        assert found.summary.outcome == (
+            "committed" if decision.committed else "rested" if rests else "aborted"
+        )
         standings = {each.standing for each in found.contributions}
         assert "offered" not in standings
         assert all(each.reason for each in found.contributions if each.standing in ("left out", "missing"))
         hosts = {replica.host_of(stage).peer for replica in run.state.plan_for(round_number).replicas}
-        assert hosts <= {each.peer for each in found.contributions}
+        assert rests or hosts <= {each.peer for each in found.contributions}

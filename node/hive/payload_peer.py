@@ -225,8 +225,8 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         async for chunk in outgoing(parts, wanted.round, self._stage, self._line):
             sent += len(chunk.data)
             yield chunk
-        # A receiver that was told another length does not close the stream.
-        if sent == (wanted.nbytes if nbytes is None else nbytes):
+        # A receiver that was told another length, or of no bytes, does not close the stream.
+        if sent and sent == (wanted.nbytes if nbytes is None else nbytes):
             await linger()
 
     async def rpc_push(self, stream: AsyncIterator[PayloadChunk], context: P2PContext) -> PushReply:

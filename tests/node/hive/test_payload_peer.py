@@ -21,7 +21,7 @@ from node.security.identity import open_identity
 from node.transport import payload_exchange
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import RANGES
-from protocol.pb.payload_pb2 import PayloadChunk
+from protocol.pb.payload_pb2 import PayloadChunk, RangeRequest
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 
@@ -242,3 +242,15 @@ async def test_ranges_of_other_bytes_are_a_fault_of_their_sender(tmp_path: Path,
         await bench.peer.payloads.hold(bench.mine, PAYLOAD)
         faults = await bench.peer.payloads.gather(bench.mine, [theirs], 1.0, push=False)
     assert theirs.owner in faults
+
+
+async def test_a_request_for_no_bytes_ends_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def linger() -> None:
+        raise AssertionError("nothing was sent that could be lost")
+
+    monkeypatch.setattr(payload_peer, "linger", linger)
+    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
+    with bench.peer.payloads.exchange(5):
+        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+    request = RangeRequest(descriptor=descriptor_to_pb(bench.mine), first=2, nbytes=0)
+    assert [chunk async for chunk in bench.peer.rpc_fetch_range(request, context)] == []

@@ -231,7 +231,7 @@ class SimulatedSwarm:
             case (
                 events.RoundCommitted(decision=decision)
                 | events.RoundAborted(decision=decision)
-                | events.StageRested(decision=decision)
+                | events.StageSkipped(decision=decision)
             ):
                 self.decisions.append(decision)
                 self._apply(decision)

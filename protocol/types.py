@@ -336,7 +336,7 @@ class Decision:
     Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner). With
     `result` it applies these bytes instead, and `entries` are the payloads in them.
     Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
-    Resting, for a stage without a turn in the round (outer.turns): as aborted, by the specification.
+    Skipped, for a stage without a turn in the round (outer.turns): as aborted, by the specification.
     `next_epoch` names the plan of the next round.
     Rolled back, if `restore_round` is set: there are no entries, and the anchor after this round is that
     after `restore_round`. The decisions of all stages say so, or none.

@@ -191,12 +191,12 @@ class LogIndex:
             case (
                 events.RoundCommitted(decision=decision)
                 | events.RoundAborted(decision=decision)
-                | events.StageRested(decision=decision)
+                | events.StageSkipped(decision=decision)
             ):
                 for entry in decision.entries:
                     self._contributions[entry.descriptor.owner] = self.length
-                rests = isinstance(event, events.StageRested)
-                self._outcomes[decision.stage] = None if rests else decision.committed
+                is_skipped = isinstance(event, events.StageSkipped)
+                self._outcomes[decision.stage] = None if is_skipped else decision.committed
                 if len(self._outcomes) == self._stages:
                     self._end_round(decision.stage, event.at)
             case _ if type(event) in _KEPT:

@@ -11,7 +11,7 @@ from coordinator.history.rows import (
     COMMITTED,
     OFFERED,
     OPEN,
-    RESTED,
+    SKIPPED,
     WITHHELD,
     Counted,
     Credited,
@@ -141,7 +141,7 @@ class OpenRound:
             sequence, "its payload starts from another anchor than those of the others"
         )
 
-    def decide(self, sequence: int, at: float, decision: Decision, rests: bool) -> Iterator[Row]:
+    def decide(self, sequence: int, at: float, decision: Decision, is_skipped: bool) -> Iterator[Row]:
         stage, round_number = self._stage(decision.stage), decision.round_number
         where, owners = (round_number, decision.stage), set[PeerId]()
         tokens = payload_bytes = 0
@@ -158,9 +158,9 @@ class OpenRound:
             reason = None if problem is None else cut(problem.text)
             cited = sequence if problem is None else problem.sequence
             yield LeftOut(reason, cited, *where, self._numbers[owner])
-        if not rests:  # nobody offers for a stage that rests
+        if not is_skipped:  # nobody offers for a stage without a turn
             yield from self._missed(decision, stage)
-        outcome = COMMITTED if decision.committed else RESTED if rests else ABORTED
+        outcome = COMMITTED if decision.committed else SKIPPED if is_skipped else ABORTED
         totals = len(owners), payload_bytes, tokens
         yield self._now(
             decision.stage, round_number, outcome, milliseconds(at), sequence, *totals, cut(decision.reason)

@@ -17,12 +17,12 @@ from protocol.types import PeerId, Plan
 
 
 class Outcome(StrEnum):
-    """How a (stage, round) ended. RESTED: the stage had no turn in the round (outer.turns)."""
+    """How a (stage, round) ended. SKIPPED: the stage had no turn in the round (outer.turns)."""
 
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"
-    RESTED = "rested"
+    SKIPPED = "skipped"
 
 
 class Standing(StrEnum):

@@ -153,7 +153,7 @@ class RowBuilder:
                 yield from self._estimate(sequence, event)
             case events.PlanAdopted():
                 yield from self._adopt(sequence, event)
-            case events.RoundCommitted() | events.RoundAborted() | events.StageRested():
+            case events.RoundCommitted() | events.RoundAborted() | events.StageSkipped():
                 yield from self._decide(sequence, event)
             case events.PayloadRejected() | events.PayloadArbitrated():
                 yield from self._open.rows(sequence, event)
@@ -248,8 +248,8 @@ class RowBuilder:
 
     def _decide(self, sequence: int, event: events.DecisionEvent) -> Iterator[Row]:
         decision, at = event.decision, milliseconds(event.at)
-        rests = isinstance(event, events.StageRested)
-        yield from self._open.decide(sequence, event.at, decision, rests)
+        is_skipped = isinstance(event, events.StageSkipped)
+        yield from self._open.decide(sequence, event.at, decision, is_skipped)
         if self._open.decided < self._spec.swarm.stages:
             return
         yield RoundDecided(at, decision.round_number)

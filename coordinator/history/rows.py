@@ -14,7 +14,7 @@ from protocol.types import PeerId, Role
 
 OFFERED, COUNTED, LEFT_OUT, WITHHELD, MISSING = range(5)
 """The stored form of :class:`coordinator.history.records.Standing`, in its order."""
-OPEN, COMMITTED, ABORTED, RESTED = range(4)
+OPEN, COMMITTED, ABORTED, SKIPPED = range(4)
 """The stored form of :class:`coordinator.history.records.Outcome`, in its order."""
 
 MOST_TEXT = 400

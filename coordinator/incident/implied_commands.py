@@ -276,7 +276,7 @@ _CONSEQUENCES = (
     events.PeerQuarantined,
     events.RoundCommitted,
     events.RoundAborted,
-    events.StageRested,
+    events.StageSkipped,
     events.RunRolledBack,
     events.RunFinished,
 )

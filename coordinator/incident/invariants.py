@@ -22,7 +22,7 @@ from coordinator.state.events import (
     PlanAdopted,
     RoundAborted,
     RoundCommitted,
-    StageRested,
+    StageSkipped,
 )
 from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
@@ -79,7 +79,7 @@ class Invariants:
                 held = self._held.setdefault((event.stage, event.round_number), {})
                 owners = owners_of(before.round_of(event.stage, event.round_number), event)
                 held[event.peer] = held.get(event.peer, frozenset()) | owners
-            case RoundCommitted() | RoundAborted() | StageRested():
+            case RoundCommitted() | RoundAborted() | StageSkipped():
                 self._check_decision(before, event.decision, after)
             case PlanAdopted():
                 if before.plans:

@@ -35,9 +35,9 @@ from coordinator.rounds.holdings import record_holdings
 from coordinator.rounds.majority import lacks_weight
 from coordinator.rounds.missing import all_have_answered, all_have_reported
 from coordinator.rounds.phases import check_not_early, earliest
-from coordinator.rounds.resting import check_due, let_others_rest
 from coordinator.rounds.results import agree, check_result, record_result
 from coordinator.rounds.silence import remove_silent
+from coordinator.rounds.skipping import check_due, skip_others
 from coordinator.state import events
 from coordinator.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.state.lines import uplink_of, with_most_uplink
@@ -319,14 +319,14 @@ def conclude(
 ) -> None:
     """Decide the current round of `stage`: committed if there are `entries`, else aborted.
 
-    The first decision of a round also decides that the stages without a turn rest.
+    With the first decision of a round the stages without a turn are skipped.
     """
     round_number = transaction.state.current_round
     epoch = next_epoch(transaction, round_number)
     decision = Decision(stage, round_number, bool(entries), entries, epoch, reason, result=result)
     kind = events.RoundCommitted if entries else events.RoundAborted
     transaction.add(kind(transaction.now, decision))
-    let_others_rest(transaction, round_number, epoch)
+    skip_others(transaction, round_number, epoch)
 
 
 def next_epoch(transaction: Transaction, round_number: int) -> int:

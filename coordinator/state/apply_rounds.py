@@ -142,7 +142,7 @@ def _with_round(state: State, event: events.StageEvent, round_state: Round) -> S
 
 
 def decide(state: State, event: events.DecisionEvent) -> State:
-    decision, at, rests = event.decision, event.at, isinstance(event, events.StageRested)
+    decision, at, is_skipped = event.decision, event.at, isinstance(event, events.StageSkipped)
     round_number = decision.round_number
     state = replace(
         state,
@@ -150,13 +150,13 @@ def decide(state: State, event: events.DecisionEvent) -> State:
         decided=state.decided + 1,
         tokens=state.tokens + decided_tokens(state, decision),
         committed=state.committed + decision.committed,
-        rested=state.rested + rests,
+        skipped=state.skipped + is_skipped,
         committed_at=at if decision.committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
     )
     if decision.restore_round is not None:
         state = replace(state, silences={})
-    elif not rests:  # nobody answers about a stage that rests
+    elif not is_skipped:  # nobody answers about a stage without a turn
         state = replace(state, silences=_silences(state, decision))
     if state.spec.outer.exchange == "reduced" and not decision.committed and decision.restore_round is None:
         failed = failed_reducers(state.round_of(decision.stage, round_number))

@@ -315,7 +315,7 @@ class RoundAborted(_Event):
 
 
 @dataclass(frozen=True)
-class StageRested(_Event):
+class StageSkipped(_Event):
     """The stage has no turn in the round (outer.turns), and its progress counts in a later one."""
 
     decision: Decision
@@ -416,7 +416,7 @@ InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated
-DecisionEvent: TypeAlias = RoundCommitted | RoundAborted | StageRested
+DecisionEvent: TypeAlias = RoundCommitted | RoundAborted | StageSkipped
 AnchorEvent: TypeAlias = DigestAttested | AnchorDiverged
 RoundEvent: TypeAlias = ExchangeEvent | ArbitrationEvent | DecisionEvent | AnchorEvent
 Event: TypeAlias = RunEvent | PeerEvent | InviteEvent | AssignmentReserved | RoundEvent

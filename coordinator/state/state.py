@@ -293,7 +293,7 @@ class State:
         strikes: by peer, the rounds for which it got a strike.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
-        rested: decisions about stages that had no turn in their round.
+        skipped: decisions about stages that had no turn in their round.
         diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
         banned: the peers that the operator excludes, with the reasons.
@@ -349,7 +349,7 @@ class State:
     digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)
     digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)
     committed: int = 0
-    rested: int = 0
+    skipped: int = 0
     committed_at: float = 0.0
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
@@ -372,8 +372,8 @@ class State:
 
     @property
     def aborted(self) -> int:
-        """Decisions that aborted their (stage, round); those of a rollback or of a resting stage are none."""
-        return self.decided - self.committed - self.rested - len(self.restored) * self.stages
+        """Decisions that aborted their (stage, round); those of a rollback or of a skipped stage are none."""
+        return self.decided - self.committed - self.skipped - len(self.restored) * self.stages
 
     def name_of(self, peer: PeerId) -> str:
         """The public name of `peer`, or ""."""

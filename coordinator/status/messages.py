@@ -167,8 +167,8 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
     match event:
         case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
-        case events.StageRested(decision=decision):
-            return f"stage {decision.stage} rests in round {decision.round_number}: {decision.reason}"
+        case events.StageSkipped(decision=decision):
+            return f"round {decision.round_number} skips stage {decision.stage}: {decision.reason}"
         case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
             restores = decision.restore_round is not None
             outcome = "committed" if decision.committed else "a rollback" if restores else "aborted"

@@ -145,8 +145,8 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR09
                 "position": reservation.position,
                 "stages": str(reservation.stages),
             }
-        case events.StageRested(decision=decision):
-            return "rest", {"stage": decision.stage, "round": decision.round_number}
+        case events.StageSkipped(decision=decision):
+            return "skip", {"stage": decision.stage, "round": decision.round_number}
         case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
             return "decision", {
                 "stage": decision.stage,

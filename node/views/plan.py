@@ -29,7 +29,7 @@ _MOST_ROWS = 24
 
 
 def payload_bytes(spec: RunSpec) -> list[int]:
-    """Bytes of one payload, by stage; mean over the rounds, in some of which it may rest."""
+    """Bytes of one payload, by stage; mean over the rounds, which may skip the stage."""
     return [round(mean_nbytes(spec, stage) / spec.outer.turns) for stage in range(spec.swarm.stages)]
 
 

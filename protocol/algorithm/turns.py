@@ -1,8 +1,8 @@
 """Stages that exchange in turn, as the fragments of Streaming DiLoCo (arXiv 2501.18512).
 
-With n turns a round exchanges every n-th stage. The others rest: they keep their progress for the round in
-which they are due, as after an aborted round. So n rounds of H steps lie between two updates of a stage, an
-overlap of D steps delays its update by D of these n H steps, and the exchange of a round has 1/n of the
+With n turns a round exchanges every n-th stage. It skips the others: they keep their progress for the round
+in which they are due, as after an aborted round. So n rounds of H steps lie between two updates of a stage,
+an overlap of D steps delays its update by D of these n H steps, and the exchange of a round has 1/n of the
 bytes.
 """
 

@@ -104,7 +104,7 @@ def play_stage(
 ) -> None:
     """As :func:`play_round`, of one stage of round `number`. The round ends with the last of them.
 
-    Of a stage that rests there are attestations alone.
+    Of a stage without a turn there are attestations alone.
     """
     number = run.state.current_round if number is None else number
     by_peer = {keyed(i).peer: keyed(i) for i in range(40)}

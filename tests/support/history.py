@@ -14,7 +14,7 @@ from coordinator.history.ledger import Ledger
 from coordinator.history.records import Page
 from coordinator.history.row_builder import BuilderRecord, RowBuilder
 from coordinator.history.rows import milliseconds
-from coordinator.state.events import DecisionEvent, Event, PeerSeen, PlanAdopted, RoundCommitted, StageRested
+from coordinator.state.events import DecisionEvent, Event, PeerSeen, PlanAdopted, RoundCommitted, StageSkipped
 from coordinator.state.record_codec import pack, unpack
 from coordinator.storage.history import SqliteHistory
 from coordinator.storage.history_database import HistoryDatabase
@@ -124,8 +124,8 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
         assert summary.stage_rounds_committed == len(committed)
         rollbacks = [each for each in decisions if each.restore_round is not None]
-        rests = [each for each in events if isinstance(each, StageRested)]
-        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks) - len(rests)
+        skipped = [each for each in events if isinstance(each, StageSkipped)]
+        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks) - len(skipped)
         assert run.state.aborted == summary.stage_rounds_aborted
         assert summary.rounds_decided == run.state.rounds_decided
         assert summary.sequence == len(events)
@@ -150,12 +150,12 @@ def _check_rounds(run: Run, history: SqliteHistory) -> None:
         assert counted == {entry.descriptor.owner for entry in decision.entries}
         assert found.summary.counted == len(counted)
         assert found.summary.tokens == sum(each.tokens for each in found.contributions)
-        rests = decision.restore_round is None and not is_due(run.spec, stage, round_number)
+        is_skipped = decision.restore_round is None and not is_due(run.spec, stage, round_number)
         assert found.summary.outcome == (
-            "committed" if decision.committed else "rested" if rests else "aborted"
+            "committed" if decision.committed else "skipped" if is_skipped else "aborted"
         )
         standings = {each.standing for each in found.contributions}
         assert "offered" not in standings
         assert all(each.reason for each in found.contributions if each.standing in ("left out", "missing"))
         hosts = {replica.host_of(stage).peer for replica in run.state.plan_for(round_number).replicas}
-        assert rests or hosts <= {each.peer for each in found.contributions}
+        assert is_skipped or hosts <= {each.peer for each in found.contributions}

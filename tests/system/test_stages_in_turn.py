@@ -1,4 +1,4 @@
-"""Swarms whose stages exchange in turn: who is due commits, who rests loses nothing, all anchors agree."""
+"""Swarms whose stages exchange in turn: who is due commits, others lose nothing, all anchors agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.state.events import StageRested
+from coordinator.state.events import StageSkipped
 from coordinator.state.tokens import payload_tokens
 from protocol.algorithm.turns import is_due
 from protocol.types import Finding, Verdict
@@ -27,13 +27,13 @@ async def not_found(*_: object) -> Verdict:
 
 
 def assert_turns(swarm: VirtualSwarm) -> None:
-    """Each stage was committed in its rounds and the last one, and rested in the others."""
+    """Each stage was committed in its rounds and the last one, and was skipped in the others."""
     rounds = range(1, swarm.spec.rounds + 1)
-    rested = [each.decision for each in swarm.events if isinstance(each, StageRested)]
+    skipped = [each.decision for each in swarm.events if isinstance(each, StageSkipped)]
     for stage in range(swarm.spec.swarm.stages):
         due = [number for number in rounds if is_due(swarm.spec, stage, number)]
         assert swarm.committed(stage) == due
-        assert [each.round_number for each in rested if each.stage == stage] == [
+        assert [each.round_number for each in skipped if each.stage == stage] == [
             number for number in rounds if number not in due
         ]
 

@@ -1,4 +1,4 @@
-"""Stages that exchange in turn: who has no turn rests with the first decision of the round."""
+"""Stages that exchange in turn: who has no turn is skipped with the first decision of the round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.history.records import Outcome
 from coordinator.state.commands import Await, Offer, Report
-from coordinator.state.events import PayloadWithheld, RoundAborted, RoundCommitted, StageRested
+from coordinator.state.events import PayloadWithheld, RoundAborted, RoundCommitted, StageSkipped
 from coordinator.state.tokens import payload_tokens
 from coordinator.status.messages import run_message
 from protocol.errors import ErrorCode
@@ -35,49 +35,49 @@ def run() -> Run:
     return started_and_attested(rounds=5, outer__turns=2)
 
 
-def test_all_other_stages_rest_with_the_first_decision_of_a_round(run: Run) -> None:
+def test_all_other_stages_are_skipped_with_the_first_decision_of_a_round(run: Run) -> None:
     play_stage(run, 1)
-    kinds = [type(event) for event in run.events if isinstance(event, RoundCommitted | StageRested)]
-    assert kinds == [RoundCommitted, StageRested]
+    kinds = [type(event) for event in run.events if isinstance(event, RoundCommitted | StageSkipped)]
+    assert kinds == [RoundCommitted, StageSkipped]
     assert run.state.current_round == 2
-    committed, rested = (run.state.decisions[stage, 1] for stage in (1, 0))
-    assert (rested.committed, rested.entries, rested.next_epoch) == (False, (), committed.next_epoch)
+    committed, skipped = (run.state.decisions[stage, 1] for stage in (1, 0))
+    assert (skipped.committed, skipped.entries, skipped.next_epoch) == (False, (), committed.next_epoch)
     assert (run.state.committed, run.state.aborted, run.state.silences) == (1, 0, {})
 
 
 def test_a_whole_run_aborts_nothing_and_counts_every_token_once(run: Run, tmp_path: Path) -> None:
     play_rounds(run, 5)
     state = run.state
-    assert (state.committed, state.rested, state.aborted) == (6, 4, 0)
+    assert (state.committed, state.skipped, state.aborted) == (6, 4, 0)
     payload = A.payload(run.spec, 0, 5)
     of_round = 2 * payload_tokens(run.spec, state.plans[-1].replicas[0], payload)
     assert state.tokens == 5 * of_round  # that payload has one round of progress, as the one before was due
     history = write_history(tmp_path / "history.sqlite", run.spec, stored(run.events))
     found = {each.round_number: [stage.outcome for stage in each.stages] for each in history.rounds(None, 9)}
-    assert found[1] == [Outcome.RESTED, Outcome.COMMITTED]
-    assert found[2] == [Outcome.COMMITTED, Outcome.RESTED]
+    assert found[1] == [Outcome.SKIPPED, Outcome.COMMITTED]
+    assert found[2] == [Outcome.COMMITTED, Outcome.SKIPPED]
     assert found[5] == [Outcome.COMMITTED] * 2
 
 
-def test_a_stage_rests_too_if_the_round_of_the_due_stage_is_aborted(run: Run) -> None:
+def test_a_stage_is_skipped_too_if_the_round_of_the_due_stage_is_aborted(run: Run) -> None:
     offer(run, A, A.payload(run.spec, 1, 1))
     offer(run, B, B.payload(run.spec, 1, 1))
     for peer in (A, B):
         run.accept(Report(peer.peer, 1, 1, ()))
     pass_time(run, run.spec.timing.decide + 1, A, B)
-    kinds = [type(event) for event in run.events if isinstance(event, RoundAborted | StageRested)]
-    assert kinds == [RoundAborted, StageRested]
+    kinds = [type(event) for event in run.events if isinstance(event, RoundAborted | StageSkipped)]
+    assert kinds == [RoundAborted, StageSkipped]
     assert (run.state.current_round, run.state.aborted) == (2, 1)
 
 
-def test_a_payload_or_a_report_of_a_resting_stage_is_refused_without_a_strike(run: Run) -> None:
+def test_a_payload_or_a_report_of_a_stage_without_a_turn_is_refused_without_a_strike(run: Run) -> None:
     payload = A.payload(run.spec, 0, 1)
     for command in (Offer(A.peer, payload), Report(A.peer, 0, 1, (payload,))):
         assert "no turn" in run.refuse(command, ErrorCode.BAD_REQUEST).cause
     assert run.state.strikes == {}
 
 
-def test_nobody_withholds_a_payload_of_a_resting_stage(run: Run) -> None:
+def test_nobody_withholds_a_payload_of_a_stage_without_a_turn(run: Run) -> None:
     run.accept(Await(A.peer, 0, 1, run.state.epoch))
     assert not any(isinstance(event, PayloadWithheld) for event in run.events)
     assert run.state.answered == {}
@@ -88,7 +88,7 @@ def test_the_message_of_the_run_speaks_of_due_stages_alone(run: Run) -> None:
     assert run_message(run.state).endswith("waiting for replica-1 at stage 1")
 
 
-def test_the_explanation_of_a_round_names_who_rests() -> None:
+def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
     run = started(rounds=9, outer__turns=2)
     play_rounds(run, 3)
     text = text_of(asked(run)(2))

@@ -31,7 +31,7 @@ LATER_KINDS = {
     "RoleChanged",
     "OwnRelayTold",
     "RunPaused",
-    "StageRested",
+    "StageSkipped",
     "RunResumed",
     "PeerNamed",
     "AlarmRaised",

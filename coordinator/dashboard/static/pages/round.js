@@ -12,7 +12,7 @@ const reason = el("div");
 const all = el("div", { class: "stack" });
 page.append(head, reason, all);
 const why = new Explanation(reason, "Why it went so", String(number));
-const KINDS = { open: "", committed: "good", aborted: "bad", rested: "", offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
+const KINDS = { open: "", committed: "good", aborted: "bad", skipped: "", offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
 const PHASES = [["inner", "until the first payload"], ["offer", "until the group was closed"], ["group", "until all had reported"], ["decision", "until the decision"]];
 
 function phases(seconds) {

@@ -7,7 +7,7 @@ const page = document.getElementById("page");
 const list = el("div");
 page.append(list);
 const given = Number(new URLSearchParams(location.search).get("before")) || 0;
-const KINDS = { open: "", committed: "good", aborted: "bad", rested: "" };
+const KINDS = { open: "", committed: "good", aborted: "bad", skipped: "" };
 
 function outcome(round, stages, restored) {
   if (round.round_number in restored) return badge(`rollback to ${restored[round.round_number]}`, "wait");
@@ -29,7 +29,7 @@ function draw(found) {
   show(list, card("Rounds", rows.length === 0 ? el("p", { class: "quiet" }, "No round has begun.") : table([
     { title: "round", kind: "id", cell: (row) => el("a", { href: `/round/${row.round_number}` }, f.count(row.round_number)) },
     { title: "outcome", cell: (row) => outcome(row, found.stages, found.restored) },
-    { title: "payloads", kind: "number", cell: (row) => payloads(row.stages.filter((each) => each.outcome !== "rested")) },
+    { title: "payloads", kind: "number", cell: (row) => payloads(row.stages.filter((each) => each.outcome !== "skipped")) },
     { title: "loss", kind: "number", cell: (row) => f.loss(row.validation_loss) },
     { title: "took", kind: "number", cell: (row) => f.duration(row.seconds) },
     { title: "tokens", kind: "number wide", cell: (row) => f.scaled(row.tokens) },

@@ -369,11 +369,16 @@ class SimulatedSwarm:
         self.at(self.now + decide_seconds(self.spec, group) + _LATENCY, self._tell_time)
 
     def _stages_in(self, group: ExchangeGroup) -> dict[PeerId, int]:
-        """How many stages each member of a group hosts."""
+        """How many stages each member of a group exchanges in its round."""
         found = {
             each.owner: self.state.assignment(each.owner, each.round_number) for each in group.descriptors
         }
-        return {peer: len(each.member.stages) for peer, each in found.items() if each is not None}
+        number = group.descriptors[0].round_number
+        return {
+            peer: sum(is_due(self.spec, stage, number) for stage in each.member.stages)
+            for peer, each in found.items()
+            if each is not None
+        }
 
     def _report(self, report: commands.Report) -> None:
         is_decided = (report.stage, report.round_number) in self.state.decisions

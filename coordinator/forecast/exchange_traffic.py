@@ -33,12 +33,14 @@ class Traffic:
 def gather_traffic(
     survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
 ) -> dict[PeerId, Traffic]:
-    """Traffic of the payloads between the hosts of each stage."""
+    """Traffic of the payloads between the hosts of each stage; a stage with 0 bytes exchanges nothing."""
     others = len(replicas) - 1
+    due = [stage for stage, nbytes in enumerate(payload_bytes) if nbytes]
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
-    for stage, nbytes in enumerate(payload_bytes):
-        hosts = [replica.host_of(stage) for replica in replicas]
-        schedule = schedule_of(str(stage), {host.peer: _line(survey, host) for host in hosts})
+    for stage in due:
+        nbytes, hosts = payload_bytes[stage], [replica.host_of(stage) for replica in replicas]
+        lines = {host.peer: _line(survey, host, len({*due} & {*host.stages})) for host in hosts}
+        schedule = schedule_of(str(stage), lines)
         sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
         for host in hosts:
             traffic[host.peer] += Traffic(sent.get(host.peer, others) * nbytes, others * nbytes)
@@ -53,7 +55,7 @@ def reduction_traffic(
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
     for stage, nbytes in enumerate(payload_bytes):
         hosts = sorted((replica.host_of(stage) for replica in replicas), key=lambda each: each.peer)
-        of_hosts = reduction_of([_line(survey, host) for host in hosts], ratio)
+        of_hosts = reduction_of([_line(survey, host, len(host.stages)) for host in hosts], ratio)
         for host, each in zip(hosts, of_hosts, strict=True):
             traffic[host.peer] += each * nbytes
     return dict(traffic)
@@ -100,9 +102,9 @@ def result_ratio(outer: OuterSpec) -> float:
     return outer.of_result.bits_per_parameter / outer.bits_per_parameter
 
 
-def _line(survey: Survey, host: Member) -> MemberLine:
-    """The line of a member as the coordinator tells it to the group of one stage."""
-    capacity, stages = survey.capacity(host.peer), len(host.stages)
+def _line(survey: Survey, host: Member, stages: int) -> MemberLine:
+    """The line of a member that exchanges so many stages, as the coordinator tells it to the group of one."""
+    capacity = survey.capacity(host.peer)
     uplink, downlink = (rounded_rate(rate / stages) for rate in (capacity.uplink, capacity.downlink))
     return MemberLine(uplink, downlink, bool(host.endpoint) and not host.relayed)
 

@@ -82,7 +82,8 @@ class Forecast:
 
     Attributes:
         inner_seconds: of the inner phase of one round.
-        gather_seconds: of gathering payloads in one round.
+        gather_seconds: of gathering payloads in one round; the mean over the turns of the stages.
+        all_stages_seconds: the same in a round in which all stages exchange, as they do in the last one.
         embedding_seconds: of fetching the embedding's update in one round.
         hidden_seconds: the part of these two during which inner steps of the next round run
             (`outer.overlap`). The activations that the links carry at the same time are left out.
@@ -94,6 +95,7 @@ class Forecast:
     replicas: tuple[ReplicaForecast, ...]
     inner_seconds: float
     gather_seconds: float
+    all_stages_seconds: float
     embedding_seconds: float
     hidden_seconds: float
     tokens_per_round: int
@@ -143,20 +145,17 @@ def forecast(
             members without stage 0 fetch the payloads of stage 0 in every round.
     """
     embedding_every = embedding_every or spec.link.embedding_every
-    steps = _steps(spec, survey, replicas)
+    steps, turns = _steps(spec, survey, replicas), spec.outer.turns
     inner = spec.inner.steps * max(step.seconds for step in steps)
-    if spec.outer.exchange == "reduced":
-        gathering = reduction_traffic(spec, survey, replicas, payload_bytes)
-    else:
-        gathering = gather_traffic(survey, replicas, payload_bytes)
-    gather = _seconds(survey, gathering)
+    gather, gathering = _gathering(spec, survey, replicas, payload_bytes)
+    in_last, _ = (gather, {}) if turns == 1 else _of_stages(spec, survey, replicas, payload_bytes)
     if embedding_every:
         whole_table = snapshot_traffic(spec, survey, replicas)
         unhidden = max(0.0, _seconds(survey, whole_table) - embedding_snapshot.LAG * inner)
         fetching = {peer: each * (1 / embedding_every) for peer, each in whole_table.items()}
         fetch = unhidden / embedding_every
     else:
-        fetching = embedding_traffic(spec, survey, replicas, payload_bytes[0])
+        fetching = embedding_traffic(spec, survey, replicas, round(payload_bytes[0] / turns))
         fetch = _seconds(survey, fetching)
     # With `outer.overlap`, that many inner steps of the next round run during the exchange.
     hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
@@ -170,7 +169,33 @@ def forecast(
     members = tuple(map(ReplicaForecast, replicas, steps, shares))
     tokens = spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas)
     cause = _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching))
-    return Forecast(members, inner, gather, fetch, hidden, tokens, dict(traffic), cause)
+    return Forecast(members, inner, gather, in_last, fetch, hidden, tokens, dict(traffic), cause)
+
+
+def _gathering(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> tuple[float, dict[PeerId, Traffic]]:
+    """Seconds and traffic of gathering, mean over the turns of the stages."""
+    turns, seconds = spec.outer.turns, 0.0
+    traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
+    for turn in range(turns):
+        due = [nbytes * (stage % turns == turn) for stage, nbytes in enumerate(payload_bytes)]
+        of_turn, bytes_of_turn = _of_stages(spec, survey, replicas, due)
+        seconds += of_turn / turns
+        for peer, each in bytes_of_turn.items():
+            traffic[peer] += each * (1 / turns)
+    return seconds, dict(traffic)
+
+
+def _of_stages(
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
+) -> tuple[float, dict[PeerId, Traffic]]:
+    """Seconds and traffic of a round whose payloads have these bytes; 0 where a stage has none."""
+    if spec.outer.exchange == "reduced":
+        traffic = reduction_traffic(spec, survey, replicas, payload_bytes)
+    else:
+        traffic = gather_traffic(survey, replicas, payload_bytes)
+    return _seconds(survey, traffic), traffic
 
 
 def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[StepTime]:

@@ -168,6 +168,7 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         error_shares=tuple(share for share in shares if share is not None),
         contributors=_contributors(state, round_number),
         is_dense=state.spec.outer.is_dense_in(round_number),
+        turn=round_number % state.spec.outer.turns,
     )
 
 

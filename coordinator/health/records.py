@@ -35,6 +35,7 @@ class RoundFigures:
     Attributes:
         work: of the replicas of the plan, by index (protocol.algorithm.batch).
         is_dense: whether payloads have all values, in a run in which most rounds have fewer.
+        turn: which stages exchange, where they do so in turn.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
         payloads: those that were measured.
@@ -48,6 +49,7 @@ class RoundFigures:
     error_shares: tuple[float, ...] = ()
     contributors: frozenset[PeerId] = frozenset()
     is_dense: bool = False
+    turn: int = 0
 
 
 def same_kind(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
@@ -55,12 +57,18 @@ def same_kind(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
     return [each for each in rounds if each.is_dense == rounds[-1].is_dense]
 
 
+def same_turn(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
+    """Those of `rounds` in which the same stages had their turn as in the last one."""
+    return [each for each in rounds if each.turn == rounds[-1].turn]
+
+
 def turnover(window: Sequence[RoundFigures], now: RoundFigures) -> float:
     """How much the contributors of `now` are others than those of the rounds of `window`: 0 to 1.
 
     It is the mean Jaccard distance to the rounds with contributors; 0 if there is nothing to compare.
     """
-    former = [each.contributors for each in window if each.contributors]
+    # The members of a pipeline contribute in different turns.
+    former = [each.contributors for each in window if each.contributors and each.turn == now.turn]
     if not former or not now.contributors:
         return 0.0
     shares = [len(each & now.contributors) / len(each | now.contributors) for each in former]

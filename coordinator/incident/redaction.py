@@ -78,6 +78,7 @@ PHRASES = (
     "no replica had a payload to offer",
     "no peer offered a payload before the round closed",
     "it has answered in none of the last",
+    "it has no turn in this round",
     "already offered another payload",
     "it signed two payloads",
     "its payload is not valid",

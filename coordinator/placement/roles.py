@@ -170,11 +170,11 @@ def whole_model_obstacle(state: State, peer: Peer) -> str:
 
 def payload_bytes(spec: RunSpec) -> float:
     """About the bytes of one replica's payloads of all stages, mean over the rounds."""
-    return _values(spec) * spec.outer.bits_per_parameter / 8
+    return _values(spec) * spec.outer.bits_per_parameter / 8 / spec.outer.turns
 
 
 def _longest_payload_bytes(spec: RunSpec) -> float:
-    """As :func:`payload_bytes`, in a dense round if the run has any."""
+    """As :func:`payload_bytes`, in the last round, or a dense one if the run has any."""
     return _values(spec) * spec.outer.most_bits_per_parameter / 8
 
 

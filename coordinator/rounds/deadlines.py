@@ -18,7 +18,10 @@ LEAST_GATHER_SECONDS = 5.0
 LINK_SECONDS = 10.0
 """Within these the members of a new pipeline report a link that cannot be opened."""
 _MARGIN = 3.0
-"""How much longer than measured a group may take to gather its payloads."""
+"""How much longer than measured a group may take to gather its payloads.
+
+Where stages exchange in turn, twice as many share the lines in the last round as before.
+"""
 
 
 def closes_at(state: State) -> float | None:

@@ -16,10 +16,11 @@ def remove_silent(transaction: Transaction) -> None:
     to open its links, and rounds may be shorter, so it must have been silent for as long, too.
     """
     state, timing = transaction.state, transaction.state.spec.timing
+    turns = state.spec.outer.turns
     round_number, epoch = state.current_round, state.plan_for(state.current_round).epoch
     for peer, silence in sorted(state.silences.items()):
         is_long = transaction.now - silence.since >= timing.link + timing.match_window
-        is_silent = silence.rounds >= MOST_SILENT_ROUNDS and silence.last == round_number - 1
+        is_silent = silence.rounds >= MOST_SILENT_ROUNDS and silence.last >= round_number - turns
         if is_silent and is_long and state.takes_part(peer, round_number):
             reason = f"it has answered in none of the last {silence.rounds} rounds"
             transaction.add(PeerRetreated(transaction.now, peer, epoch, reason))

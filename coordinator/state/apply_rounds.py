@@ -201,7 +201,8 @@ def _silences(state: State, decision: Decision) -> dict[PeerId, Silence]:
     """The silences after a decision: of the members without an answer, which every round has waited for."""
     stage, round_number = decision.stage, decision.round_number
     round_state = state.round_of(stage, round_number)
-    silences = {peer: each for peer, each in state.silences.items() if each.last >= round_number - 1}
+    oldest = round_number - state.spec.outer.turns  # when the stages of this round were due before
+    silences = {peer: each for peer, each in state.silences.items() if each.last >= oldest}
     for replica in state.complete_replicas(round_number):
         peer = replica.host_of(stage).peer
         former = silences.get(peer, Silence(0, round_number - 1, state.began_at))

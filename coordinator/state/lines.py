@@ -11,6 +11,7 @@ from itertools import groupby
 from math import log2
 
 from coordinator.state.state import State
+from protocol.algorithm.turns import is_due
 from protocol.types import MemberLine, PayloadDescriptor, PeerId, Reachability
 
 _MOST = 1e15
@@ -54,7 +55,7 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
 
     Where payloads are reduced, only those that may reduce are told as open (coordinator.state.reducers).
 
-    A peer that hosts several stages exchanges their payloads at the same time, so each stage gets its part.
+    A peer exchanges the payloads of all its stages that are due at the same time, so each gets its part.
     """
     lines = []
     reduces = state.spec.outer.exchange == "reduced"
@@ -63,7 +64,8 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
         reported = state.estimates.get(peer.peer)
         capacity = reported.capacity if reported else peer.capacity
         assignment = state.assignment(peer.peer, descriptor.round_number)
-        stages = len(assignment.member.stages) if assignment else 1
+        hosted = assignment.member.stages if assignment else (descriptor.stage,)
+        stages = sum(is_due(state.spec, stage, descriptor.round_number) for stage in hosted)
         lines.append(
             MemberLine(
                 rounded_rate(capacity.uplink / stages),

@@ -26,6 +26,7 @@ _DETAILS = (
     events.HoldingsReported,
     events.ResultReported,
     events.DigestAttested,
+    events.StageSkipped,
 )
 
 

@@ -33,6 +33,8 @@ def _check_replicas(spec: RunSpec, variation: Variation) -> None:
             "replicas that average their gradients are clipped alike, but a link.table or trained_ends have "
             "gradients of one replica alone"
         )
+    if variation.average_gradients and spec.outer.turns > 1:
+        raise ValueError("outer.turns has no effect where gradients are averaged")
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     if any(count > replicas for _, count in variation.replicas_by_round):
         raise ValueError(f"replicas_by_round has more than the {replicas} replicas of the specification")

@@ -256,7 +256,7 @@ class OuterExchange:
     async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
         """The payload of `stage`; None where the replica has trained too little, is late or has diverged."""
         if share < self._spec.recovery.least_share or self._membership.run_view.round_number > round_number:
-            log.warning("round %d closed without this node: its progress counts in the next", round_number)
+            log.warning("round %d closed without this node: its progress counts in a later one", round_number)
             return None
         async with self.between_steps:
             payload = await self._worker.call(Propose(stage))

@@ -29,14 +29,14 @@ _MOST_ROWS = 24
 
 
 def payload_bytes(spec: RunSpec) -> list[int]:
-    """Bytes of one payload, by stage; mean over the rounds, which may skip the stage."""
-    return [round(mean_nbytes(spec, stage) / spec.outer.turns) for stage in range(spec.swarm.stages)]
+    """Bytes of one payload, by stage; mean over the rounds in which it is due."""
+    return [round(mean_nbytes(spec, stage)) for stage in range(spec.swarm.stages)]
 
 
 def _longest_gather_seconds(spec: RunSpec, found: Forecast) -> float:
-    """Seconds to gather the payloads of a dense round, if the run has any: about as their size."""
-    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages)) / spec.outer.turns
-    return found.gather_seconds * longest / sum(payload_bytes(spec))
+    """Seconds to gather most: in a dense round if the run has any, and of all stages as in the last round."""
+    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages))
+    return found.all_stages_seconds * longest / sum(payload_bytes(spec))
 
 
 _GATHER_MARGIN = 1.5
@@ -138,6 +138,7 @@ def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
         return []
     least = math.ceil(_GATHER_MARGIN * longest)
     where = " of a dense round" if spec.outer.dense_every else ""
+    where += " of all stages, in the last round," if spec.outer.turns > 1 else ""
     return [
         f"gathering payloads{where} takes {longest:,.1f} s and timing.fetch allows {allowed:g} s: "
         "rounds would lack payloads or be aborted. "

@@ -43,13 +43,13 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield "link tables", f"{count:,} parameters, {size} with moments, for each member behind a link"
     if every := spec.outer.dense_every:
         stages = range(spec.swarm.stages)
-        size = run_history.size(sum(longest_nbytes(spec, stage) for stage in stages))
+        size = run_history.size(sum(longest_nbytes(spec, stage) for stage in stages) / spec.outer.turns)
         yield (
             "dense rounds",
             f"every {every} rounds, of {size} per replica; the table has means of all rounds",
         )
-    if (turns := spec.outer.turns) > 1:
-        yield "turns", f"a round exchanges one of {turns} parts of the stages, each in its turn"
+    if spec.outer.turns > 1:
+        yield "turns", "a round exchanges every second stage, in turn, and the last round all"
     if spec.outer.is_masked:
         yield "positions", "random, of the seed and the round: payloads have values only"
     if spec.outer.exchange == "reduced":

@@ -77,8 +77,8 @@ class OuterSpec(Section):
     turns: int = Field(
         1,
         ge=1,
-        le=8,  # the coordinator measures by the last 8 rounds
-        description="a round exchanges every so-many-th stage, in turn, and the last round all; the other "
+        le=2,  # more lose more than they hide (docs/experiments.md), and deadlines allow for two
+        description="2: a round exchanges every second stage, in turn, and the last round all; the other "
         "stages keep their progress until they are due",
     )
     exchange: Literal["gathered", "reduced"] = Field(

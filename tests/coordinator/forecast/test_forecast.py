@@ -73,6 +73,28 @@ def test_overlapping_steps_hide_the_exchange_for_as_long_as_they_last() -> None:
     assert hidden.round_seconds == pytest.approx(hidden.inner_seconds)
 
 
+@pytest.mark.parametrize(
+    ("pair", "mean", "all_stages"),
+    [
+        # A full replica sends the payloads of one stage in a round, and of both in the last.
+        ([full(0, "a"), full(1, "b")], (3000 + 2000) / 2 / 1e3, 5000 / 1e3),
+        # A host of one stage sends its whole payload in its turn.
+        ([pipeline(0, "a", "c"), pipeline(1, "b", "d")], (3000 + 2000) / 2 / 1e3, 3000 / 1e3),
+    ],
+    ids=["full", "pipelines"],
+)
+def test_stages_in_turn_are_gathered_in_the_mean_time_of_their_rounds(
+    pair: list[Replica], mean: float, all_stages: float
+) -> None:
+    survey = Survey({PeerId(name): capacity(uplink=1e3, downlink=1e6) for name in "abcd"})
+    in_turn = SPEC.model_copy(update={"outer": SPEC.outer.model_copy(update={"turns": 2})})
+    found = forecast(in_turn, survey, pair, PAYLOADS)
+    assert found.gather_seconds == pytest.approx(mean)
+    assert found.all_stages_seconds == pytest.approx(all_stages)
+    usual = forecast(SPEC, survey, pair, PAYLOADS)
+    assert usual.gather_seconds == usual.all_stages_seconds == pytest.approx(all_stages)
+
+
 def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
     replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
     survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})

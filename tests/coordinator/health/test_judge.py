@@ -365,3 +365,21 @@ def test_dense_rounds_are_compared_with_each_other_alone(dense_every: int, facto
     # The rounds between two dense ones were aborted, so they have no figures.
     kept = [each for each in rounds if not 20 < each.round_number < 24 or each.is_dense]
     assert not [each.findings for each in judged(kept) if each.findings]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_payloads_that_do_not_agree_any_more_raise_an_alarm_also_where_stages_exchange_in_turn(
+    turns: int,
+) -> None:
+    def in_turn(each: RoundFigures) -> RoundFigures:
+        turn = each.round_number % turns
+        return replace(
+            each, turn=turn, payloads=tuple(replace(payload, stage=turn) for payload in each.payloads)
+        )
+
+    def unlike(payload: PayloadFigures) -> PayloadFigures:
+        return replace(payload, cosine=0.0)
+
+    found = judged([in_turn(each) for each in with_payloads(healthy(40), 26, unlike)])
+    assert not any(each.alarm for each in found[:25])
+    assert any("hardly agree any more" in (each.alarm or "") for each in found[25:30])

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
+from coordinator.dashboard.view import RunView, phase_of
 from coordinator.history.records import Outcome
-from coordinator.state.commands import Await, Offer, Report
-from coordinator.state.events import PayloadWithheld, RoundAborted, RoundCommitted, StageSkipped
+from coordinator.state.commands import Attest, Await, Offer, Report
+from coordinator.state.events import (
+    PayloadWithheld,
+    PeerRetreated,
+    RoundAborted,
+    RoundCommitted,
+    StageSkipped,
+)
+from coordinator.state.lines import lines_of, rounded_rate
 from coordinator.state.tokens import payload_tokens
+from coordinator.status.event_levels import log_level
 from coordinator.status.messages import run_message
+from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
-from tests.builders import keyed
+from tests.builders import anchor_of, keyed
 from tests.support.coordinator_run import (
     Run,
+    measure,
     offer,
     pass_time,
     play_rounds,
@@ -95,3 +107,54 @@ def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
     assert "committed at stage 0" in text
     assert "Other turns have stage 1, whose progress counts in later rounds" in text
     assert "ABORTED" not in text
+
+
+def test_a_member_that_is_silent_in_all_its_turns_loses_its_assignment() -> None:
+    timing = {"timing__link": 20.0, "timing__match_window": 10.0}
+    run = started(1, 1, rounds=60, outer__turns=2, **timing)
+    full, upper, lower = keyed(0), keyed(1), keyed(2)
+    for stage, peers in ((0, (full, upper)), (1, (full, lower))):
+        for peer in peers:
+            run.accept(Attest(peer.peer, stage, 0, "stage", anchor_of(stage, 0)))
+    while not any(isinstance(event, PeerRetreated) for event in run.events):
+        number = run.state.current_round
+        assert number < 30, "it is silent for so long"
+        stage = number % 2
+        pass_time(run, 2, full, upper, lower, step=1.0)
+        offering = (full, lower) if stage else (full,)
+        payloads = tuple(peer.payload(run.spec, stage, number) for peer in offering)
+        for peer, payload in zip(offering, payloads, strict=True):
+            run.send(Offer(peer.peer, payload))
+        while run.state.round_of(stage, number).group is None:
+            pass_time(run, 1, full, upper, lower, step=1.0)
+        for peer in offering:
+            run.send(Report(peer.peer, stage, number, payloads))
+        while run.state.current_round == number:
+            pass_time(run, 1, full, upper, lower, step=1.0)
+        for stage, peers in ((0, (full, upper)), (1, (full, lower))):
+            for peer in peers:
+                run.send(Attest(peer.peer, stage, number, "stage", anchor_of(stage, number)))
+    [retreated] = [event for event in run.events if isinstance(event, PeerRetreated)]
+    assert retreated.peer == upper.peer
+
+
+def test_a_replica_exchanges_when_the_group_of_the_due_stage_is_closed(run: Run) -> None:
+    for peer in (A, B):
+        offer(run, peer, peer.payload(run.spec, 1, 1))
+    view = RunView(run.state, run_status(run.state, (), run.now, run.now))
+    assert {phase_of(view, each)[0] for each in view.replicas} == {"exchanges"}
+
+
+def test_a_full_replica_has_its_whole_line_for_the_due_stage(run: Run) -> None:
+    measure(run, A, bandwidth=8e6)
+    measure(run, B, bandwidth=8e6)
+    [line, _] = lines_of(run.state, [peer.payload(run.spec, 1, 1) for peer in (A, B)])
+    [last, _] = lines_of(run.state, [peer.payload(run.spec, 1, 5) for peer in (A, B)])
+    assert line.uplink == rounded_rate(8e6)
+    assert last.uplink == rounded_rate(4e6)
+
+
+def test_the_log_of_people_does_not_tell_of_each_skipped_stage(run: Run) -> None:
+    play_rounds(run, 1)
+    [skipped] = [event for event in run.events if isinstance(event, StageSkipped)]
+    assert log_level(skipped) == logging.DEBUG

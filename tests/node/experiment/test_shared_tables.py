@@ -114,6 +114,7 @@ def test_a_replica_that_returns_begins_without_what_its_tables_had_learned() -> 
         ({}, {"share_tables": True, "uncompressed_pipelines": 1}, "uncompressed_pipelines"),
         ({}, {"average_gradients": True}, "link.table"),
         ({"link.table": False}, {"average_gradients": True, "trained_ends": True}, "trained_ends"),
+        ({"link.table": False, "outer.turns": 2}, {"average_gradients": True}, "turns"),
     ],
 )
 def test_what_would_give_a_wrong_measurement_is_refused(

@@ -141,10 +141,10 @@ def test_links_that_change_otherwise_use_no_snapshots(other: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("overlap", [{}, {"outer.overlap": 1, "outer.eager": True}], ids=["", "eager"])
-@pytest.mark.parametrize("turns", [2, 4])
 def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(
-    overlap: dict[str, Any], turns: int
+    overlap: dict[str, Any],
 ) -> None:
+    turns = 2
     spec = pair(**{**overlap, "inner.steps": 2, "rounds": 6, "outer.turns": turns})
     swarm = LocalSwarm(spec)
     anchors = [swarm.replicas[0].members[0].outer[stage].digest() for stage in range(4)]
@@ -165,7 +165,7 @@ def test_stages_in_turn_each_exchange_in_their_rounds_and_all_in_the_last(
 def test_a_stage_that_is_not_due_keeps_its_progress_for_its_round() -> None:
     """Of one replica with a dense exchange the anchors are what it has learned, whenever it exchanges."""
     alone = {"swarm.replicas": 1, "swarm.pipelines": 0, "outer.quantizer": "none"}
-    usual, in_turn = (LocalSwarm(mixed(**alone, **{"outer.turns": each})) for each in (1, 4))
+    usual, in_turn = (LocalSwarm(mixed(**alone, **{"outer.turns": each})) for each in (1, 2))
     for _ in range(4):
         usual.train_round()
         in_turn.train_round()

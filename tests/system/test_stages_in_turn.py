@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from coordinator.state.events import StageSkipped
+from coordinator.state.events import PeerLost, StageSkipped
 from coordinator.state.tokens import payload_tokens
 from protocol.algorithm.turns import is_due
 from protocol.types import Finding, Verdict
@@ -14,6 +15,7 @@ from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import Records, assert_balanced
 from tests.virtual.hive import VirtualArbiter
+from tests.virtual.rollback import attested, resume, roll_back
 from tests.virtual.scenario import FULL, MIXED, Play, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
@@ -91,3 +93,39 @@ def test_an_aborted_round_of_a_due_stage_loses_nothing(
         assert_balanced(swarm, records, *FULL)
 
     play(scenario, FULL, swarm_spec(FULL, rounds=6, **TURNS, **{"outer.error_decay": 1.0}))
+
+
+@pytest.mark.parametrize("moment", [Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
+def test_a_coordinator_that_is_killed_in_a_turn_decides_it_when_it_is_back(
+    play: Play, plan: FaultPlan, moment: Moment
+) -> None:
+    plan.fail_at("a", 1, 3, moment, Action.DELAY, seconds=0.0)
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_fired("a")
+        swarm.coordinator.kill()
+        await asyncio.sleep(10)
+        await swarm.coordinator.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert {1, 5, 6} <= {*swarm.committed(1)}
+        assert swarm.committed(0) == [2, 4, 6]
+        assert not any(isinstance(event, PeerLost) for event in swarm.events)
+
+    play(scenario, FULL, swarm_spec(FULL, rounds=6, **TURNS))
+
+
+def test_a_rollback_is_one_of_all_stages(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(5)
+        number = await roll_back(swarm, 2)
+        await swarm.until(attested(number, 3), "the rollback")
+        await resume(swarm)
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert (swarm.committed(0), swarm.committed(1)) == ([2, 4, 6, 7], [1, 3, 7])
+        assert swarm.state.aborted == 0
+
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=7, **EAGER, **{"recovery.checkpoint_every": 1}))

@@ -263,7 +263,7 @@ async def offer_unavailable_payload(attacker: Peer, scout: Peer, stage: int, rou
     anchor = await honest_digest(scout, stage, round_number - 1)
     await attacker.attest(stage, round_number - 1, anchor)
     own = attacker.descriptor(stage, round_number, anchor_digest=anchor)
-    group = await attacker.call("Match", descriptor=own)
+    group = await attacker.offer(own)
     others = [each for each in group.descriptors if each.owner != attacker.id]
     rejected = [{"descriptor": each, "reason": "because"} for each in others]
     await attacker.call("Report", stage=stage, round=round_number, held=[own], rejected=rejected)

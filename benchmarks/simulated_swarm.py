@@ -32,7 +32,7 @@ from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from protocol.algorithm.partition import group_shares
-from protocol.algorithm.turns import is_due
+from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -294,9 +294,7 @@ class SimulatedSwarm:
         share = phase.steps / spec.inner.steps
         self._measure(phase)
         for member in phase.replica.members:
-            for stage in member.stages:
-                if not is_due(spec, stage, phase.round_number):
-                    continue
+            for stage in due_stages(spec, phase.round_number, member.stages):
                 if share < spec.recovery.least_share:
                     withheld = commands.Await(member.peer, stage, phase.round_number, phase.epoch)
                     self._send(withheld)
@@ -375,7 +373,7 @@ class SimulatedSwarm:
         }
         number = group.descriptors[0].round_number
         return {
-            peer: sum(is_due(self.spec, stage, number) for stage in each.member.stages)
+            peer: len(due_stages(self.spec, number, each.member.stages))
             for peer, each in found.items()
             if each is not None
         }

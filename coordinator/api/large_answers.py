@@ -26,7 +26,7 @@ class LargeAnswers:
     def __init__(self, places: int = _PLACES, seconds: float = _PLACE_SECONDS) -> None:
         self._places, self._seconds = asyncio.Semaphore(places), seconds
 
-    async def turn(self, answer: Message, context: Context) -> None:
+    async def wait_for_place(self, answer: Message, context: Context) -> None:
         """Wait until the call of `context` may send `answer`. Small answers do not wait."""
         if answer.ByteSize() < _LARGE_BYTES:
             return

@@ -301,7 +301,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return group
 
         group = await self._until(peer, group_topic(*key), closed)
-        return await self._in_turn(self._messages.of_group(group, request.packs), context)
+        return await self._with_place(self._messages.of_group(group, request.packs), context)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
@@ -313,16 +313,16 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         await self._command_loop.execute(commands.Report(*about, held, rejected, result))
         decision = await self._decision(peer, request.stage, request.round)
         answer = self._messages.of_decision(decision, request.packs, by_positions)
-        return await self._in_turn(answer, context)
+        return await self._with_place(answer, context)
 
     async def AwaitDecision(self, request: pb.AwaitDecisionRequest, context: Context) -> pb.DecisionReply:
         peer = self._access.peer(context, request.peer)
         await self._command_loop.execute(commands.Await(peer, request.stage, request.round, request.withheld))
         decision = await self._decision(peer, request.stage, request.round)
-        return await self._in_turn(self._messages.of_decision(decision, request.packs), context)
+        return await self._with_place(self._messages.of_decision(decision, request.packs), context)
 
-    async def _in_turn(self, answer: M, context: Context) -> M:
-        await self._large_answers.turn(answer, context)
+    async def _with_place(self, answer: M, context: Context) -> M:
+        await self._large_answers.wait_for_place(answer, context)
         return answer
 
     async def _decision(self, peer: PeerId, stage: int, round_number: int) -> Decision:

@@ -9,7 +9,7 @@ from coordinator.placement.cost_model import Survey
 from coordinator.placement.relays import with_relays
 from coordinator.placement.replan import obstacles
 from coordinator.state.state import State
-from protocol.algorithm.turns import is_due
+from protocol.algorithm.turns import due_stages
 from protocol.status import Measurement, PeerStatus, RunPhase, RunStatus
 from protocol.types import PeerId, Replica, StageRange
 
@@ -97,8 +97,7 @@ def phase_of(view: RunView, replica: Replica) -> tuple[str, str]:
     if not view.is_training or state.is_held:
         waits = ("paused", "waits for the end of the pause")
         return waits if view.is_training else ("done", "the run is over")
-    due = [stage for stage in range(state.stages) if is_due(state.spec, stage, number)]
-    answers = [_answer_of(view, replica, stage) for stage in due]
+    answers = [_answer_of(view, replica, stage) for stage in due_stages(state.spec, number)]
     if all(answer == "decided" for answer in answers):
         return "decided", f"round {number} is decided"
     if not any(answers):

@@ -78,21 +78,21 @@ def _title(story: RoundStory) -> str:
 
 def _outcome(story: RoundStory) -> Iterator[Sentence]:
     by_reason: dict[tuple[bool, str], list[tuple[int, int]]] = {}
-    waiting: list[tuple[int, int]] = []
+    skipped: list[tuple[int, int]] = []
     for number, _, decision in story.decisions:
         has_turn = is_due(story.state.spec, decision.stage, decision.round_number)
         if decision.restore_round is not None or has_turn:
             by_reason.setdefault((decision.committed, decision.reason), []).append((decision.stage, number))
         else:
-            waiting.append((decision.stage, number))
+            skipped.append((decision.stage, number))
     for (committed, reason), found in sorted(by_reason.items()):
         stages = "every stage" if len(found) == story.state.stages else stage_names([s for s, _ in found])
         outcome = f"committed at {stages}" if committed else f"ABORTED at {stages}, so nothing counts there"
         yield say(f"It was {outcome}: {reason}", *(number for _, number in found))
-    if waiting:
-        stages = stage_names([stage for stage, _ in waiting])
-        cited = [number for _, number in waiting]
-        yield say(f"Other turns have {stages}, whose progress counts in later rounds", *cited)
+    if skipped:
+        stages = stage_names([stage for stage, _ in skipped])
+        cited = [number for _, number in skipped]
+        yield say(f"It skipped {stages}: their progress counts in another round, in their turn", *cited)
     for number, alarm in story.of(events.AlarmRaised):
         yield say(f"An alarm was raised about round {alarm.round_number}: {alarm.reason}", number)
 

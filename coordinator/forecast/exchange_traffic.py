@@ -103,7 +103,7 @@ def result_ratio(outer: OuterSpec) -> float:
 
 
 def _line(survey: Survey, host: Member, stages: int) -> MemberLine:
-    """The line of a member that exchanges so many stages, as the coordinator tells it to the group of one."""
+    """The line of a member in a round in which it exchanges `stages` stages: each has an equal part of it."""
     capacity = survey.capacity(host.peer)
     uplink, downlink = (rounded_rate(rate / stages) for rate in (capacity.uplink, capacity.downlink))
     return MemberLine(uplink, downlink, bool(host.endpoint) and not host.relayed)

@@ -34,6 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from statistics import fmean
 
 from coordinator.forecast.exchange_traffic import (
     Traffic,
@@ -78,12 +79,12 @@ class ReplicaForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predicted rounds of a plan.
+    """The predicted rounds of a plan. Where stages exchange in turn, figures are means over the turns.
 
     Attributes:
         inner_seconds: of the inner phase of one round.
-        gather_seconds: of gathering payloads in one round; the mean over the turns of the stages.
-        all_stages_seconds: the same in a round in which all stages exchange, as they do in the last one.
+        gather_seconds: of gathering payloads in one round.
+        all_stages_seconds: the same in the last round, in which all stages exchange.
         embedding_seconds: of fetching the embedding's update in one round.
         hidden_seconds: the part of these two during which inner steps of the next round run
             (`outer.overlap`). The activations that the links carry at the same time are left out.
@@ -142,23 +143,26 @@ def forecast(
         survey: capacities of peers and measurements of links.
         payload_bytes: of one payload, by stage.
         embedding_every: rounds between two snapshots of the embedding; 0: as `spec` has it. Without snapshots
-            members without stage 0 fetch the payloads of stage 0 in every round.
+            members without stage 0 fetch the payloads of stage 0 in every round in which it is due.
     """
     embedding_every = embedding_every or spec.link.embedding_every
     steps, turns = _steps(spec, survey, replicas), spec.outer.turns
     inner = spec.inner.steps * max(step.seconds for step in steps)
-    gather, gathering = _gathering(spec, survey, replicas, payload_bytes)
-    in_last, _ = (gather, {}) if turns == 1 else _of_stages(spec, survey, replicas, payload_bytes)
+    gathers, gathering = _gathering(spec, survey, replicas, payload_bytes)
+    in_last, _ = (gathers[0], {}) if turns == 1 else _of_stages(spec, survey, replicas, payload_bytes)
     if embedding_every:
         whole_table = snapshot_traffic(spec, survey, replicas)
         unhidden = max(0.0, _seconds(survey, whole_table) - embedding_snapshot.LAG * inner)
         fetching = {peer: each * (1 / embedding_every) for peer, each in whole_table.items()}
-        fetch = unhidden / embedding_every
+        fetches = [unhidden / embedding_every] * turns
     else:
-        fetching = embedding_traffic(spec, survey, replicas, round(payload_bytes[0] / turns))
-        fetch = _seconds(survey, fetching)
+        of_stage_0 = embedding_traffic(spec, survey, replicas, payload_bytes[0])
+        fetching = {peer: each * (1 / turns) for peer, each in of_stage_0.items()}
+        fetches = [_seconds(survey, of_stage_0), *[0.0] * (turns - 1)]
     # With `outer.overlap`, that many inner steps of the next round run during the exchange.
-    hidden = min(gather + fetch, inner * spec.outer.overlap / spec.inner.steps)
+    most = inner * spec.outer.overlap / spec.inner.steps
+    hidden = fmean(min(sum(each), most) for each in zip(gathers, fetches, strict=True))
+    gather, fetch = fmean(gathers), fmean(fetches)
     whole = inner + gather + fetch - hidden
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
     for part in (_inner_phase_traffic(spec, replicas), gathering, fetching):
@@ -174,14 +178,14 @@ def forecast(
 
 def _gathering(
     spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
-) -> tuple[float, dict[PeerId, Traffic]]:
-    """Seconds and traffic of gathering, mean over the turns of the stages."""
-    turns, seconds = spec.outer.turns, 0.0
+) -> tuple[list[float], dict[PeerId, Traffic]]:
+    """Seconds of gathering in each turn, and the traffic, mean over the turns."""
+    turns, seconds = spec.outer.turns, []
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
     for turn in range(turns):
         due = [nbytes * (stage % turns == turn) for stage, nbytes in enumerate(payload_bytes)]
         of_turn, bytes_of_turn = _of_stages(spec, survey, replicas, due)
-        seconds += of_turn / turns
+        seconds.append(of_turn)
         for peer, each in bytes_of_turn.items():
             traffic[peer] += each * (1 / turns)
     return seconds, dict(traffic)

@@ -158,7 +158,7 @@ class OpenRound:
             reason = None if problem is None else cut(problem.text)
             cited = sequence if problem is None else problem.sequence
             yield LeftOut(reason, cited, *where, self._numbers[owner])
-        if not is_skipped:  # nobody offers for a stage without a turn
+        if not is_skipped:  # no payload was expected
             yield from self._missed(decision, stage)
         outcome = COMMITTED if decision.committed else SKIPPED if is_skipped else ABORTED
         totals = len(owners), payload_bytes, tokens

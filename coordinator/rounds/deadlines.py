@@ -20,7 +20,7 @@ LINK_SECONDS = 10.0
 _MARGIN = 3.0
 """How much longer than measured a group may take to gather its payloads.
 
-Where stages exchange in turn, twice as many share the lines in the last round as before.
+In the last round of a run with two turns, a line carries the payloads of twice as many stages as before.
 """
 
 

@@ -1,4 +1,4 @@
-"""Stages that have no turn in a round (outer.turns): nobody offers for them."""
+"""The stages that a round skips, because they have no turn in it (outer.turns)."""
 
 from __future__ import annotations
 

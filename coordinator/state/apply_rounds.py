@@ -156,7 +156,7 @@ def decide(state: State, event: events.DecisionEvent) -> State:
     )
     if decision.restore_round is not None:
         state = replace(state, silences={})
-    elif not is_skipped:  # nobody answers about a stage without a turn
+    elif not is_skipped:  # no answer was expected
         state = replace(state, silences=_silences(state, decision))
     if state.spec.outer.exchange == "reduced" and not decision.committed and decision.restore_round is None:
         failed = failed_reducers(state.round_of(decision.stage, round_number))

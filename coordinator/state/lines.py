@@ -11,7 +11,7 @@ from itertools import groupby
 from math import log2
 
 from coordinator.state.state import State
-from protocol.algorithm.turns import is_due
+from protocol.algorithm.turns import due_stages
 from protocol.types import MemberLine, PayloadDescriptor, PeerId, Reachability
 
 _MOST = 1e15
@@ -65,7 +65,7 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
         capacity = reported.capacity if reported else peer.capacity
         assignment = state.assignment(peer.peer, descriptor.round_number)
         hosted = assignment.member.stages if assignment else (descriptor.stage,)
-        stages = sum(is_due(state.spec, stage, descriptor.round_number) for stage in hosted)
+        stages = len(due_stages(state.spec, descriptor.round_number, hosted))
         lines.append(
             MemberLine(
                 rounded_rate(capacity.uplink / stages),

@@ -33,7 +33,7 @@ from node.optimizer.outcome import Outcome, WeightedPayload
 from node.optimizer.outer_stage import CommittedState
 from node.worker.compute import Compute
 from protocol.algorithm.sampling import sample_range
-from protocol.algorithm.turns import is_due
+from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica
@@ -339,10 +339,8 @@ class LocalSwarm:
         """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
         counts = self._share(result) >= self.spec.recovery.least_share
-        stages = [
-            stage for stage in range(self.spec.swarm.stages) if is_due(self.spec, stage, self.position + 1)
-        ]
-        return _Phase(result, replica.propose(stages if counts else ()))
+        stages = due_stages(self.spec, self.position + 1) if counts else ()
+        return _Phase(result, replica.propose(stages))
 
     def _share(self, result: InnerResult) -> float:
         """Share of the spec's steps that were taken, at most 1."""

@@ -138,7 +138,7 @@ def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
         return []
     least = math.ceil(_GATHER_MARGIN * longest)
     where = " of a dense round" if spec.outer.dense_every else ""
-    where += " of all stages, in the last round," if spec.outer.turns > 1 else ""
+    where += " of all stages in the last round" if spec.outer.turns > 1 else ""
     return [
         f"gathering payloads{where} takes {longest:,.1f} s and timing.fetch allows {allowed:g} s: "
         "rounds would lack payloads or be aborted. "

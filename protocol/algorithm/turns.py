@@ -8,6 +8,8 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocol.spec.run import RunSpec
 
 
@@ -15,6 +17,12 @@ def is_due(spec: RunSpec, stage: int, round_number: int) -> bool:
     """Whether `stage` exchanges in a round: in its turn, and in the last one, so that no progress is left."""
     turns = spec.outer.turns
     return round_number == spec.rounds or stage % turns == round_number % turns
+
+
+def due_stages(spec: RunSpec, round_number: int, among: Iterable[int] | None = None) -> list[int]:
+    """The stages that exchange in a round; `among`: those that are asked about, by default all."""
+    stages = range(spec.swarm.stages) if among is None else among
+    return [stage for stage in stages if is_due(spec, stage, round_number)]
 
 
 def rounds_behind(spec: RunSpec, stage: int, round_number: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
 from node.transport.transport import ExchangeResult
 from protocol.algorithm.sampling import sample_range
-from protocol.types import Finding, PayloadDescriptor, Role, Verdict
+from protocol.types import PayloadDescriptor, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import (
@@ -26,7 +26,7 @@ from tests.support.overlap import (
 )
 from tests.virtual.hive import VirtualArbiter, VirtualTransport
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import FULL, MIXED, TWO, Play, contributions, departures, return_after
+from tests.virtual.scenario import FULL, MIXED, TWO, Play, contributions, departures, not_found, return_after
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -47,11 +47,6 @@ def holding_only_its_own(rounds: set[int], stage: int) -> Any:
         return await exchange(self, payload, descriptor, *args, **more)
 
     return alone
-
-
-async def not_found(*_: object) -> Verdict:
-    """VirtualArbiter.arbitrate if no peer sends the payload to the arbiter."""
-    return Verdict(Finding.NOT_FOUND, "no peer sends it")
 
 
 EAGER = {"outer.eager": True}

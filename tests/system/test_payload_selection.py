@@ -8,22 +8,25 @@ import pytest
 
 from coordinator.state.events import PayloadArbitrated
 from node.model.payloads import payload_layout
-from protocol.types import Finding, Role, Verdict
+from protocol.types import Finding, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import Records, assert_balanced
-from tests.virtual.hive import VirtualArbiter
-from tests.virtual.scenario import FULL, MIXED, TWO, Play, contributions, return_after, swarm_spec
+from tests.virtual.scenario import (
+    FULL,
+    MIXED,
+    TWO,
+    Play,
+    contributions,
+    deny_payloads,
+    return_after,
+    swarm_spec,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 DENSE = {"outer.dense_every": 3}
 RANDOM = {"outer.selection": "random", "outer.top_k": 144}
 OPTIONS: list[dict[str, Any]] = [DENSE, RANDOM, {**RANDOM, **DENSE, "outer.dense_quantizer": "1bit"}]
-
-
-async def not_found(*_: object) -> Verdict:
-    """VirtualArbiter.arbitrate if no peer sends the payload to the arbiter."""
-    return Verdict(Finding.NOT_FOUND, "no peer sends it")
 
 
 def assert_forms(swarm: VirtualSwarm) -> None:
@@ -76,9 +79,7 @@ def test_who_is_killed_or_comes_late_follows_dense_rounds(
 def test_an_aborted_dense_round_loses_nothing(
     play: Play, plan: FaultPlan, records: Records, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    for name in FULL:
-        plan.fail_at(name, 1, 3, Moment.GATHERED, Action.DENY)
-    monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
+    deny_payloads(plan, monkeypatch, stage=1, round_number=3)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()

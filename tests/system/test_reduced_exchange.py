@@ -17,7 +17,7 @@ from protocol.wire.reduction import Reducer
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import current_machine
-from tests.virtual.rollback import attested, resume, roll_back
+from tests.virtual.rollback import roll_back_and_end
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, cut_off, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
@@ -131,13 +131,7 @@ def test_one_replica_alone_commits_its_own_results(play: Play) -> None:
 
 def test_after_a_rollback_all_reduce_again(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(5)
-        number = await roll_back(swarm, 2)
-        await swarm.until(attested(number, 3), "the rollback")
-        await resume(swarm)
-        await swarm.until_over()
-        swarm.assert_all_agree()
+        await roll_back_and_end(swarm, at=5, restore_round=2)
         assert swarm.committed(0) == [1, 2, 3, 4, 6, 7]
 
     options = {**REDUCED, "recovery.checkpoint_every": 1}

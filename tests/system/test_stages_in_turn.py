@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,22 +9,23 @@ import pytest
 from coordinator.state.events import PeerLost, StageSkipped
 from coordinator.state.tokens import payload_tokens
 from protocol.algorithm.turns import is_due
-from protocol.types import Finding, Verdict
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import Records, assert_balanced
-from tests.virtual.hive import VirtualArbiter
-from tests.virtual.rollback import attested, resume, roll_back
-from tests.virtual.scenario import FULL, MIXED, Play, return_after, swarm_spec
+from tests.virtual.rollback import roll_back_and_end
+from tests.virtual.scenario import (
+    FULL,
+    MIXED,
+    Play,
+    deny_payloads,
+    restart_coordinator,
+    return_after,
+    swarm_spec,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 TURNS = {"outer.turns": 2}
 EAGER = {**TURNS, "outer.overlap": 1, "outer.eager": True}
-
-
-async def not_found(*_: object) -> Verdict:
-    """VirtualArbiter.arbitrate if no peer sends the payload to the arbiter."""
-    return Verdict(Finding.NOT_FOUND, "no peer sends it")
 
 
 def assert_turns(swarm: VirtualSwarm) -> None:
@@ -80,9 +80,7 @@ def test_who_is_killed_comes_back_by_replay(play: Play, plan: FaultPlan) -> None
 def test_an_aborted_round_of_a_due_stage_loses_nothing(
     play: Play, plan: FaultPlan, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in FULL:
-        plan.fail_at(name, 1, 3, Moment.GATHERED, Action.DENY)
-    monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
+    deny_payloads(plan, monkeypatch, stage=1, round_number=3)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -103,10 +101,7 @@ def test_a_coordinator_that_is_killed_in_a_turn_decides_it_when_it_is_back(
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
-        await swarm.until_fired("a")
-        swarm.coordinator.kill()
-        await asyncio.sleep(10)
-        await swarm.coordinator.start()
+        await restart_coordinator(swarm, "a")
         await swarm.until_over()
         swarm.assert_all_agree()
         assert {1, 5, 6} <= {*swarm.committed(1)}
@@ -118,13 +113,7 @@ def test_a_coordinator_that_is_killed_in_a_turn_decides_it_when_it_is_back(
 
 def test_a_rollback_is_one_of_all_stages(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(5)
-        number = await roll_back(swarm, 2)
-        await swarm.until(attested(number, 3), "the rollback")
-        await resume(swarm)
-        await swarm.until_over()
-        swarm.assert_all_agree()
+        await roll_back_and_end(swarm, at=5, restore_round=2)
         assert (swarm.committed(0), swarm.committed(1)) == ([2, 4, 6, 7], [1, 3, 7])
         assert swarm.state.aborted == 0
 

@@ -16,7 +16,16 @@ from protocol.types import Lifecycle, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
-from tests.virtual.scenario import FULL, MIXED, Play, contributions, cut_off, return_after, swarm_spec
+from tests.virtual.scenario import (
+    FULL,
+    MIXED,
+    Play,
+    contributions,
+    cut_off,
+    restart_coordinator,
+    return_after,
+    swarm_spec,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -176,10 +185,7 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
-        await swarm.until_fired("a")
-        swarm.coordinator.kill()
-        await asyncio.sleep(10)
-        await swarm.coordinator.start()
+        await restart_coordinator(swarm, "a")
         await swarm.until_over()
         swarm.assert_all_agree()
         assert len(swarm.committed(0)) >= 4

@@ -20,6 +20,17 @@ async def resume(swarm: VirtualSwarm) -> None:
     await swarm.coordinator.command_loop.execute(ResumeRun())
 
 
+async def roll_back_and_end(swarm: VirtualSwarm, at: int, restore_round: int) -> None:
+    """Start a run, roll back in round `at`, go on, and wait until the run is over. All must agree."""
+    swarm.start()
+    await swarm.until_round(at)
+    number = await roll_back(swarm, restore_round)
+    await swarm.until(attested(number, 3), "the rollback")
+    await resume(swarm)
+    await swarm.until_over()
+    swarm.assert_all_agree()
+
+
 def attested(number: int, count: int) -> Callable[[State], bool]:
     """Whether `count` peers have attested each stage after that round."""
 

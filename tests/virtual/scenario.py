@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from coordinator.state.events import PeerLeft
 from protocol.roles import RoleWish
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Role
+from protocol.types import Finding, Role, Verdict
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
+from tests.virtual.hive import VirtualArbiter
 from tests.virtual.swarm import VirtualSwarm
 
 T = TypeVar("T")
@@ -88,6 +92,26 @@ async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
     await swarm.until_fired(name)
     await asyncio.sleep(seconds)
     swarm.start(name)
+
+
+async def restart_coordinator(swarm: VirtualSwarm, name: str) -> None:
+    """Wait for the planned fault of a node, kill the coordinator, and start it again 10 seconds later."""
+    await swarm.until_fired(name)
+    swarm.coordinator.kill()
+    await asyncio.sleep(10)
+    await swarm.coordinator.start()
+
+
+def deny_payloads(plan: FaultPlan, monkeypatch: pytest.MonkeyPatch, stage: int, round_number: int) -> None:
+    """Let no member of FULL hold payloads there, and the arbiter find none: the round is aborted."""
+    for name in FULL:
+        plan.fail_at(name, stage, round_number, Moment.GATHERED, Action.DENY)
+    monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
+
+
+async def not_found(*_: object) -> Verdict:
+    """VirtualArbiter.arbitrate if no peer sends the payload to the arbiter."""
+    return Verdict(Finding.NOT_FOUND, "no peer sends it")
 
 
 def contributions(swarm: VirtualSwarm, name: str) -> list[int]:

@@ -37,35 +37,42 @@ async def _rest() -> None:
 
 async def test_a_large_answer_waits_until_a_call_before_it_has_ended() -> None:
     answers, calls = LargeAnswers(places=2, seconds=FOREVER), [Call() for _ in range(4)]
-    turns = [asyncio.create_task(answers.turn(LARGE, call)) for call in calls]
+    waits = [asyncio.create_task(answers.wait_for_place(LARGE, call)) for call in calls]
     await _rest()
-    assert [turn.done() for turn in turns] == [True, True, False, False]
-    await answers.turn(SMALL, Call())  # not behind the large ones
+    assert [wait.done() for wait in waits] == [True, True, False, False]
+    await answers.wait_for_place(SMALL, Call())  # not behind the large ones
     calls[1].end()
     await _rest()
-    assert [turn.done() for turn in turns] == [True, True, True, False]
-    turns[3].cancel()
+    assert [wait.done() for wait in waits] == [True, True, True, False]
+    waits[3].cancel()
 
 
-async def test_a_caller_that_does_not_take_its_answer_gives_its_place_free_once() -> None:
-    answers, calls = LargeAnswers(places=1, seconds=0.01), [Call() for _ in range(2)]
-    await answers.turn(LARGE, calls[0])
-    await answers.turn(LARGE, calls[1])  # the first call never ends
-    calls[0].end()
-    waiting = asyncio.create_task(answers.turn(LARGE, Call()))
+async def test_a_caller_that_does_not_take_its_answer_gives_its_place_free() -> None:
+    answers = LargeAnswers(places=1, seconds=0.01)
+    await answers.wait_for_place(LARGE, Call())
+    await answers.wait_for_place(LARGE, Call())  # the first call never ends
+
+
+async def test_a_call_gives_its_place_free_once() -> None:
+    answers, first = LargeAnswers(places=1, seconds=FOREVER), Call()
+    await answers.wait_for_place(LARGE, first)
+    first.end()
+    first.end()
+    await answers.wait_for_place(LARGE, Call())
+    waiting = asyncio.create_task(answers.wait_for_place(LARGE, Call()))
     await _rest()
     assert not waiting.done()
-    await waiting
+    waiting.cancel()
 
 
 async def test_a_cancelled_wait_takes_no_place() -> None:
     answers, first = LargeAnswers(places=1, seconds=FOREVER), Call()
-    await answers.turn(LARGE, first)
-    waiting = asyncio.create_task(answers.turn(LARGE, Call()))
+    await answers.wait_for_place(LARGE, first)
+    waiting = asyncio.create_task(answers.wait_for_place(LARGE, Call()))
     await _rest()
     waiting.cancel()
     first.end()
-    await answers.turn(LARGE, Call())
+    await answers.wait_for_place(LARGE, Call())
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ async def stub() -> AsyncIterator[Any]:
     answers = LargeAnswers(places=1, seconds=FOREVER)
 
     async def answer(_: bytes, context: Any) -> pb.MatchReply:
-        await answers.turn(LARGE, context)
+        await answers.wait_for_place(LARGE, context)
         return LARGE
 
     server = grpc.aio.server()

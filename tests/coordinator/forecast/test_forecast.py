@@ -95,6 +95,27 @@ def test_stages_in_turn_are_gathered_in_the_mean_time_of_their_rounds(
     assert usual.gather_seconds == usual.all_stages_seconds == pytest.approx(all_stages)
 
 
+def test_an_overlap_hides_at_most_the_exchange_of_each_turn() -> None:
+    outer = SPEC.outer.model_copy(update={"turns": 2, "overlap": 2})
+    in_turn = SPEC.model_copy(update={"outer": outer})
+    most = 2 * 4 * microbatch_flops(SPEC, WHOLE) / FLOPS
+    # The exchanges of the two turns take 1.2 and 0.8 of the steps that overlap.
+    survey = Survey({PeerId(name): capacity(uplink=2500 / most, downlink=1e9) for name in "ab"})
+    found = forecast(in_turn, survey, [full(0, "a"), full(1, "b")], PAYLOADS)
+    assert found.gather_seconds == pytest.approx(most)
+    assert found.hidden_seconds == pytest.approx((1.0 + 0.8) / 2 * most)
+
+
+def test_the_embedding_is_fetched_in_the_turn_of_stage_0_alone() -> None:
+    replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
+    survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})
+    usual = forecast(SPEC, survey, replicas, PAYLOADS)
+    in_turn = SPEC.model_copy(update={"outer": SPEC.outer.model_copy(update={"turns": 2})})
+    assert forecast(in_turn, survey, replicas, PAYLOADS).embedding_seconds == pytest.approx(
+        usual.embedding_seconds / 2
+    )
+
+
 def test_a_pipeline_sends_every_microbatch_and_fetches_the_embedding() -> None:
     replicas = [full(0, "whole"), pipeline(1, "upper", "lower")]
     survey = Survey({PeerId(name): capacity() for name in ("whole", "upper", "lower")})

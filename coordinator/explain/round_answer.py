@@ -92,7 +92,8 @@ def _outcome(story: RoundStory) -> Iterator[Sentence]:
     if skipped:
         stages = stage_names([stage for stage, _ in skipped])
         cited = [number for _, number in skipped]
-        yield say(f"It skipped {stages}: their progress counts in another round, in their turn", *cited)
+        counts = "what was trained there counts in a later round"
+        yield say(f"It skipped {stages}, without a turn: {counts}", *cited)
     for number, alarm in story.of(events.AlarmRaised):
         yield say(f"An alarm was raised about round {alarm.round_number}: {alarm.reason}", number)
 

@@ -105,7 +105,7 @@ def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
     play_rounds(run, 3)
     text = text_of(asked(run)(2))
     assert "committed at stage 0" in text
-    assert "It skipped stage 1: their progress counts in another round, in their turn" in text
+    assert "It skipped stage 1, without a turn: what was trained there counts in a later round" in text
     assert "ABORTED" not in text
 
 

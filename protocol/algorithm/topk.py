@@ -126,7 +126,8 @@ class SparseTensor:
         """
         codes_s = self.codes_s.numpy()
         if self.magnitudes is None:
-            return _sum(codes_s.astype(np.float64) ** 2)
+            squares_s = codes_s.astype(np.float64)
+            return _sum(np.square(squares_s, out=squares_s))
         count = len(self.magnitudes)
         keys_s = codes_s % count
         if self.scales_s is not None:
@@ -284,13 +285,13 @@ class TensorLayout:
 
 
 def _sum(values: NDArray[np.float64]) -> float:
-    """The sum by repeated halving: numpy's own sum may use another order on another processor."""
-    while len(values) > 1:
-        half = (len(values) + 1) // 2
-        rest = values[half:]
-        values = values[:half].copy()
-        values[: len(rest)] += rest
-    return float(values[0]) if len(values) else 0.0
+    """The sum by repeated halving, in place: numpy's own sum may use another order on another processor."""
+    count = len(values)
+    while count > 1:
+        half = (count + 1) // 2
+        values[: count - half] += values[half:count]
+        count = half
+    return float(values[0]) if count else 0.0
 
 
 def _largest_divisor(n: int, limit: int) -> int:

@@ -12,7 +12,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Replica
 
 SNAPSHOT_ROUNDS = (1, 5, 10)
-"""Values of link.embedding_every whose loss is measured (docs/experiments.md)."""
+"""Values of link.embedding_every whose loss is measured (docs/findings.md)."""
 _LEAST_GAIN = 0.02
 _NEARLY = 1.01
 """Of values whose rounds are at most so much longer than the shortest round, the smallest is named."""

@@ -2,7 +2,7 @@
 
 No byte crosses the link for it, since the receiving end knows the token ids. It is no part of the model: only
 the member behind the link trains it, and it is never exchanged or exported. So a pipeline need not bend the
-model that all replicas share to what its own links lose (measured: docs/experiments.md).
+model that all replicas share to what its own links lose (measured: docs/findings.md).
 
 Shapes: b microbatch, L tokens, d width, V vocabulary, m rows.
 """

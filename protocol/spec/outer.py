@@ -77,7 +77,7 @@ class OuterSpec(Section):
     turns: int = Field(
         1,
         ge=1,
-        le=2,  # more lose more than they hide (docs/experiments.md), and deadlines allow for two
+        le=2,  # more lose more than they hide (docs/findings.md), and deadlines allow for two
         description="2: a round exchanges every second stage, in turn, and the last round all; the other "
         "stages keep their progress until they are due",
     )

@@ -63,7 +63,8 @@ reproduce-quick: $(VENV)/installed-hf
 	$(VENV)/bin/hetnode experiment report $(QUICK) --results runs/reproduction-quick/results.jsonl \
 	    --write runs/reproduction-quick/page.md --figures runs/reproduction-quick/figures
 
-# Five seeds and 1,000 steps of what came out unlike the paper; a model ten times as large. Two hours, and one.
+# H = 1, weight projection and Grassmann updates with five seeds and 1,000 steps; a model ten times as large. Two hours,
+# and half an hour.
 reproduce-claims reproduce-larger: reproduce-%: $(VENV)/installed-hf
 	$(VENV)/bin/hetnode experiment run benchmarks/reproduction/$*.toml --out runs/$*
 	$(VENV)/bin/hetnode experiment report benchmarks/reproduction/$*.toml --results runs/$*/results.jsonl \

@@ -23,7 +23,7 @@ from node.experiment.trial import Planned, Trial, TrialOptions
 from node.generate import validation_loss
 from node.ipc.worker_calls import Precision
 from node.measure import hardware
-from node.worker.compute import Compute
+from node.worker.compute import Compute, chosen_precision
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
@@ -212,8 +212,12 @@ class Measurement:
 
 
 def _device_name(options: TrialOptions) -> str:
-    """A description of the device for people, without host names and paths."""
+    """The device and how it computes, for people, without host names and paths."""
+    precision = chosen_precision(torch.device(options.device), Precision(options.precision))
+    how = [precision] * (precision != Precision.FP32) + ["compiled"] * options.compile
     if options.device.startswith("cuda"):
-        return torch.cuda.get_device_name(options.device)
-    threads = options.threads
-    return f"{hardware.processor()}, {threads} thread{'s' * (threads != 1)} of {os.cpu_count()}"
+        device = [torch.cuda.get_device_name(options.device)]
+    else:
+        threads = options.threads
+        device = [hardware.processor(), f"{threads} thread{'s' * (threads != 1)} of {os.cpu_count()}"]
+    return ", ".join(device + how)

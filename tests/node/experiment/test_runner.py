@@ -142,8 +142,13 @@ def test_a_result_holds_the_losses_the_bytes_and_how_they_were_computed(corpus: 
     assert result.plain == pytest.approx(full, rel=1e-6)
     assert result.link_bytes > 0
     assert result.payload_bytes > 0
-    assert "1 thread" in result.device
+    assert result.device.endswith(f"1 thread of {os.cpu_count()}")
     assert str(corpus.parent) not in result.line
+
+
+def test_a_result_says_that_it_was_computed_in_bf16(corpus: Path, tmp_path: Path) -> None:
+    result = finished(Measurement(planned(corpus), tmp_path / "trial", options(precision="bf16")))
+    assert result.device.endswith(f"1 thread of {os.cpu_count()}, bf16")
 
 
 def test_a_trial_goes_on_from_where_it_was_saved_to_the_same_bits(corpus: Path, tmp_path: Path) -> None:

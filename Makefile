@@ -51,24 +51,25 @@ package: $(VENV)/installed-test
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
-# The paper's tables in small, docs/reproduction.md: about three hours. Interrupted, the same command goes on.
+# Run the matrix $(1) in the folder $(2), or go on with it, and write the page $(3) with its figures in the folder $(4).
+define page
+	$(VENV)/bin/hetnode experiment run $(1) --out $(2)
+	$(VENV)/bin/hetnode experiment report $(1) --results $(2)/results.jsonl --write $(3) --figures $(4)
+endef
+
+# The paper's tables in small, docs/reproduction.md: about three hours.
 reproduce: $(VENV)/installed-hf
-	$(VENV)/bin/hetnode experiment run $(SMALL) --out runs/reproduction
-	$(VENV)/bin/hetnode experiment report $(SMALL) --results runs/reproduction/results.jsonl \
-	    --write docs/reproduction.md --figures docs/reproduction
+	$(call page,$(SMALL),runs/reproduction,docs/reproduction.md,docs/reproduction)
+	cp runs/reproduction/results.jsonl docs/reproduction/small.jsonl
 
 # Its orderings on a short schedule, in a quarter of an hour at most.
 reproduce-quick: $(VENV)/installed-hf
-	$(VENV)/bin/hetnode experiment run $(QUICK) --out runs/reproduction-quick
-	$(VENV)/bin/hetnode experiment report $(QUICK) --results runs/reproduction-quick/results.jsonl \
-	    --write runs/reproduction-quick/page.md --figures runs/reproduction-quick/figures
+	$(call page,$(QUICK),runs/reproduction-quick,runs/reproduction-quick/page.md,runs/reproduction-quick/figures)
 
-# H = 1, weight projection and Grassmann updates with five seeds and 1,000 steps; a model ten times as large. Two hours,
-# and half an hour.
+# H = 1, weight projection and Grassmann updates with five seeds and 1,000 steps: two hours. A larger model: half an hour.
 reproduce-claims reproduce-larger: reproduce-%: $(VENV)/installed-hf
-	$(VENV)/bin/hetnode experiment run benchmarks/reproduction/$*.toml --out runs/$*
-	$(VENV)/bin/hetnode experiment report benchmarks/reproduction/$*.toml --results runs/$*/results.jsonl \
-	    --write docs/reproduction/$*.md --figures docs/reproduction/$*
+	$(call page,benchmarks/reproduction/$*.toml,runs/$*,docs/reproduction/$*.md,docs/reproduction/$*)
+	cp runs/$*/results.jsonl docs/reproduction/$*.jsonl
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

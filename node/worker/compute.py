@@ -153,7 +153,8 @@ def _try_compiler(device: torch.device, backend: str) -> None:
         raise device_unavailable(
             f"torch.compile cannot be used on '{device}'",
             error,
-            "Leave out --compile, or install a C++ compiler (and Triton for a GPU).",
+            "Leave out --compile (where a matrix sets it: --no-compile), or install a C++ compiler "
+            "(and Triton for a GPU).",
         ) from None
 
 

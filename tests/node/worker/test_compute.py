@@ -202,6 +202,7 @@ def test_a_compiler_that_is_not_there_is_said_before_anything_counts_on_it(
     with pytest.raises(HetnodeError) as refused:
         Worker().check_device(CheckDevice(ComputeOptions("cpu", compile=True)))
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
+    assert "--no-compile" in refused.value.remedy
     assert "torch.compile" in refused.value.cause
 
 

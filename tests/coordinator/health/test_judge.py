@@ -35,10 +35,13 @@ def test_a_healthy_run_has_no_findings(seed: int) -> None:
     assert not [each.findings for each in judged(healthy(30, seed)) if each.findings]
 
 
-def test_no_recorded_run_raises_an_alarm() -> None:
-    """The losses of 64 trials of docs/reproduction, 300 rounds in ten of them."""
-    lines = (ROOT / "docs" / "reproduction" / "results.jsonl").read_text().splitlines()
+@pytest.mark.parametrize("recorded", ["small", "larger", "claims"])
+def test_no_recorded_run_raises_an_alarm(recorded: str) -> None:
+    """Losses of docs/reproduction; those of single steps are noisier than what nodes measure."""
+    lines = (ROOT / "docs" / "reproduction" / f"{recorded}.jsonl").read_text().splitlines()
     for trial in map(json.loads, lines):
+        if trial["spec"]["inner"]["steps"] == 1:
+            continue
         losses = trial["train"]
         rounds = [RoundFigures(number + 1, {0: 1.0}, {0: loss}) for number, loss in enumerate(losses)]
         alarms = [each.alarm for each in judged(rounds) if each.alarm]

@@ -17,10 +17,10 @@ phases: there they include AdamW, the norm, and the time that its other processe
 **Messages.** Each microbatch sends an activation and the token ids to the next member, and a gradient back.
 On a link of k dimensions (d where k = 0) they have
 
-    forward  = b L k e + b (L + 1) i bytes        backward = b L k e bytes
+    forward  = b L k e + b (L + 1) i bytes        backward = b L k g bytes
 
-where e is the size of a value in `link.dtype` (int8 and int4 add a scale per token) and i the size of a
-token id. A message takes bytes / bandwidth for its transfer, and then one delay. The bandwidth from a to b is
+where e is the size of a value in `link.dtype`, g that in `link.gradient_dtype` (formats of 8 bits and fewer
+add a scale per token), and i the size of a token id. A message takes bytes / bandwidth for its transfer, and then one delay. The bandwidth from a to b is
 
     what b saw arrive from a, else what a measured towards b, else min(uplink of a, downlink of b)
 
@@ -194,12 +194,12 @@ def memory_budget(spec: RunSpec, capacity: Capacity) -> float:
 def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:
     """Bytes of one microbatch's message downstream, token ids included, and of its message upstream."""
     tokens = spec.inner.microbatch_size * spec.model.context
-    per_token = spec.link.token_bytes(k or spec.model.width)
+    activation, gradient = spec.link.token_bytes(k or spec.model.width)
     vocabulary = spec.model.vocabulary
     # As the node packs them: the smallest unsigned integers that hold all ids, one more id than tokens.
     id_bytes = 1 if vocabulary <= 2**8 else 2 if vocabulary <= 2**16 else 4
     ids = spec.inner.microbatch_size * (spec.model.context + 1) * id_bytes
-    return tokens * per_token + ids, tokens * per_token
+    return tokens * activation + ids, tokens * gradient
 
 
 def compute_seconds(spec: RunSpec, survey: Survey, peer: PeerId, stages: StageRange) -> float:

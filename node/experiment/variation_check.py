@@ -71,7 +71,9 @@ def _check_tables(spec: RunSpec, variation: Variation) -> None:
 
 def _check_rounding(spec: RunSpec, variation: Variation) -> None:
     for name, dtypes in (("stochastic_rounding", ["int4"]), ("link_feedback", LINK_QUANTIZERS)):
-        if getattr(variation, name) and not (_has_links(spec) and spec.link.dtype in dtypes):
+        if getattr(variation, name) and not (
+            _has_links(spec) and {spec.link.dtype, spec.link.dtype_of_gradients} <= {*dtypes}
+        ):
             raise ValueError(f"{name} needs links with a link.dtype of {', '.join(dtypes)}")
     if variation.link_feedback and spec.inner.microbatches < 2:
         raise ValueError("link_feedback goes from one microbatch to the next, and inner.microbatches is 1")

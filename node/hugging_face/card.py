@@ -139,7 +139,7 @@ def _tokens(facts: Facts) -> str:
 def _links(spec: RunSpec) -> str:
     if not spec.swarm.pipelines:
         return "none"
-    return f"{width_text(spec.link.possible_ks, spec.model.width)}, {spec.link.dtype}"
+    return f"{width_text(spec.link.possible_ks, spec.model.width)}, {spec.link.dtype_text}"
 
 
 def _losses(facts: Facts) -> str:

@@ -17,9 +17,18 @@ from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import PayloadLayout
 
 
-def link_bytes_per_token(spec: RunSpec, k: int) -> int:
-    """Bytes of one token on a link of `k` in one direction, without its id and the framing."""
-    return spec.link.token_bytes(k or spec.model.width)
+def _directions(spec: RunSpec, k: int) -> Iterator[tuple[str, int]]:
+    """What a link of `k` carries, and bytes of one token, without its id and the framing.
+
+    One line for both directions if they have the same number format.
+    """
+    link = spec.link
+    activation, gradient = link.token_bytes(k or spec.model.width)
+    if link.dtype_of_gradients == link.dtype:
+        yield link.dtype, activation
+    else:
+        yield f"activations {link.dtype}", activation
+        yield f"gradients {link.dtype_of_gradients}", gradient
 
 
 def batch_text(spec: RunSpec) -> str:
@@ -81,13 +90,13 @@ def spec_view(spec: RunSpec) -> RenderableType:
     tokens = spec.inner.microbatches * spec.inner.microbatch_size * spec.model.context
     link = Table("link", "per token and direction", "per inner step and direction", "against float32")
     for k in spec.link.possible_ks:
-        per_token = link_bytes_per_token(spec, k)
-        link.add_row(
-            f"{width_text([k], spec.model.width)}, {spec.link.dtype}",
-            f"{per_token} B",
-            run_history.size(per_token * tokens),
-            run_history.ratio(4 * spec.model.width, per_token),
-        )
+        for text, per_token in _directions(spec, k):
+            link.add_row(
+                f"{width_text([k], spec.model.width)}, {text}",
+                f"{per_token} B",
+                run_history.size(per_token * tokens),
+                run_history.ratio(4 * spec.model.width, per_token),
+            )
     facts = Table.grid(padding=(0, 2))
     facts.add_row("run", spec.name)
     facts.add_row("spec hash", spec.hash)

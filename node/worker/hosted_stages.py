@@ -151,14 +151,15 @@ class HostedStages:
             torch.autograd.backward(work.output / microbatches)
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
-            gradient = self.downstream.expand_backward(self._unpack("gradient", received, self.downstream))
+            wire = self._unpack("gradient", received, self.downstream, self._spec.link.dtype_of_gradients)
+            gradient = self.downstream.expand_backward(wire)
             backward_from(work.output, gradient.to(work.output.dtype))
         if work.received is None:
             return None
         assert self.upstream is not None
         assert work.received.grad is not None
         gradient = self.upstream.compress_backward(work.received.grad)
-        return Message(*pack_activation("gradient", gradient, self._spec.link.dtype))
+        return Message(*pack_activation("gradient", gradient, self._spec.link.dtype_of_gradients))
 
     def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
         """As :meth:`forward`, for a validation microbatch; the last member returns the loss."""
@@ -200,7 +201,7 @@ class HostedStages:
         shape = self._spec.inner.microbatch_size, model.context + 1
         ids = unpack_ids(received.tensors, received.payload, "tokens", shape, model.vocabulary)
         tokens_bl = to_device(ids, self.device)
-        wire = self._unpack("activation", received, self.upstream)
+        wire = self._unpack("activation", received, self.upstream, self._spec.link.dtype)
         # X^ = X~ U^T + T_perp[ids]. Detached: gradients cross the link as messages, not by autograd.
         return tokens_bl, self.upstream.expand_forward(wire, tokens_bl[:, :-1]).detach()
 
@@ -211,11 +212,11 @@ class HostedStages:
         rows_bld: Tensor = self.table(tokens_bl[:, :-1])
         return x + rows_bld.to(x.dtype)
 
-    def _unpack(self, name: str, received: Message, link: SendingEnd | ReceivingEnd) -> Tensor:
+    def _unpack(self, name: str, received: Message, link: SendingEnd | ReceivingEnd, dtype: str) -> Tensor:
         """The tensor [b, L, k] of a message that crossed `link`, on the device."""
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context, link.k or model.width
-        wire = unpack_activation(received.tensors, received.payload, name, shape, self._spec.link.dtype)
+        wire = unpack_activation(received.tensors, received.payload, name, shape, dtype)
         return to_device(wire, self.device)
 
     def _message(self, output: Tensor, tokens_bl: Tensor) -> Message:

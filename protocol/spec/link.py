@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -24,6 +24,9 @@ class LinkSpec(Section):
         False, description="a link that carries more than most_k may send activations uncompressed"
     )
     dtype: LinkQuantizerName = "bf16"
+    gradient_dtype: Literal[""] | LinkQuantizerName = Field(
+        "", description="number format of gradients, where it is not that of activations"
+    )
     embedding_every: int = Field(
         0, ge=0, description="rounds between snapshots of the embedding for links; 0: that of the last round"
     )
@@ -59,9 +62,23 @@ class LinkSpec(Section):
         """Whether a plan may have a link that projects activations."""
         return self.possible_ks != (UNCOMPRESSED,)
 
-    def token_bytes(self, width: int) -> int:
-        """Bytes of `width` values of one token, in one direction; with their scale, without the token id."""
-        return LINK_QUANTIZERS[self.dtype].token_bytes(width)
+    @property
+    def dtype_of_gradients(self) -> str:
+        return self.gradient_dtype or self.dtype
+
+    @property
+    def dtype_text(self) -> str:
+        """Such as "bf16" or "dither5, gradients dither3"."""
+        same = self.dtype_of_gradients == self.dtype
+        return self.dtype if same else f"{self.dtype}, gradients {self.dtype_of_gradients}"
+
+    def token_bytes(self, width: int) -> tuple[int, int]:
+        """Bytes of `width` values of one token, as an activation and as a gradient.
+
+        With their scale, without the token id.
+        """
+        forward, backward = (LINK_QUANTIZERS[each] for each in (self.dtype, self.dtype_of_gradients))
+        return forward.token_bytes(width), backward.token_bytes(width)
 
     @model_serializer(mode="wrap")
     def _omit_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -69,6 +86,8 @@ class LinkSpec(Section):
         tree: dict[str, Any] = handler(self)
         if not self.uncompressed:
             tree.pop("uncompressed", None)
+        if not self.gradient_dtype:
+            tree.pop("gradient_dtype", None)
         if not self.embedding_every:
             tree.pop("embedding_every", None)
         if not self.table:

@@ -35,5 +35,7 @@ LINK_QUANTIZERS: Mapping[str, LinkQuantizerEntry] = {
     "fp32": LinkQuantizerEntry("floats.Float32", lambda width: 4 * width),
     "int8": LinkQuantizerEntry("int8.Int8", lambda width: width + 4),
     "int4": LinkQuantizerEntry("int4.Int4", lambda width: -(-width // 2) + 1),
+    "dither5": LinkQuantizerEntry("dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
+    "dither3": LinkQuantizerEntry("dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
 }
-"""By the name in ``link.dtype``."""
+"""By the name in ``link.dtype`` and ``link.gradient_dtype``."""

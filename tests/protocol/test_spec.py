@@ -141,6 +141,18 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
     assert "embedding_every" not in usual.canonical_json
 
 
+def test_the_number_format_of_gradients_is_part_of_the_specification() -> None:
+    spec = resolve("nano", overrides={"link.dtype": "dither5", "link.gradient_dtype": "dither3"})
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    assert (spec.link.dtype_of_gradients, spec.link.dtype_text) == ("dither3", "dither5, gradients dither3")
+    assert spec.link.token_bytes(16) == (11, 7)
+    usual = resolve("nano", overrides={"link.gradient_dtype": ""})
+    assert usual.hash == resolve("nano").hash != spec.hash
+    assert "gradient_dtype" not in usual.canonical_json
+    assert (usual.link.dtype_of_gradients, usual.link.dtype_text) == ("bf16", "bf16")
+    assert usual.link.token_bytes(16) == (32, 32)
+
+
 def test_whether_links_have_tables_is_part_of_the_specification() -> None:
     spec = resolve("nano", overrides={"link.table": True, "link.table_rows": 4})
     assert RunSpec.from_json(spec.canonical_json) == spec

@@ -246,16 +246,23 @@ def test_parameters_of_a_stage_are_counted_as_the_node_creates_them(name: str) -
         assert stage_parameters(spec, stage) == parameter_count(spec, stage)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("dtype", "gradients"),
+    [("bf16", ""), ("fp32", ""), ("int8", ""), ("int4", ""), ("dither5", "dither3"), ("int8", "bf16")],
+)
 @pytest.mark.parametrize("vocabulary", [256, 300, 70_000])
-def test_message_bytes_equal_the_bytes_that_the_node_packs(dtype: Any, vocabulary: int) -> None:
-    spec = resolve("nano", overrides={"link.dtype": dtype, "model.vocabulary": vocabulary})
+def test_message_bytes_equal_the_bytes_that_the_node_packs(
+    dtype: str, gradients: str, vocabulary: int
+) -> None:
+    overrides = {"link.dtype": dtype, "link.gradient_dtype": gradients, "model.vocabulary": vocabulary}
+    spec = resolve("nano", overrides=overrides)
     size, context = spec.inner.microbatch_size, spec.model.context
     _, ids = pack_ids("tokens", torch.zeros(size, context + 1, dtype=torch.int64), vocabulary)
     for k in (0, 8):
         values = torch.zeros(size, context, k or spec.model.width)
-        _, packed = pack_activation("activation", values, dtype)
-        assert message_bytes(spec, k) == (len(packed) + len(ids), len(packed))
+        _, forward = pack_activation("activation", values, dtype)
+        _, backward = pack_activation("gradient", values, gradients or dtype)
+        assert message_bytes(spec, k) == (len(forward) + len(ids), len(backward))
 
 
 def test_flops_of_all_stages_add_up_to_six_per_weight_and_token_and_the_attention() -> None:

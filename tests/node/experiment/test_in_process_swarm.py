@@ -68,7 +68,7 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
 @pytest.mark.parametrize(
     ("dtype", "overlap", "eager"),
     [
-        *((dtype, overlap, False) for dtype in ("bf16", "int8", "int4") for overlap in (0, 2)),
+        *((dtype, overlap, False) for dtype in ("bf16", "int8", "int4", "dither3") for overlap in (0, 2)),
         ("bf16", 2, True),
     ],
 )
@@ -157,15 +157,21 @@ def _is_at_anchor(swarm: LocalSwarm) -> bool:
     return all(torch.equal(value, anchor[name]) for name, value in parameters(swarm).items())
 
 
-def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_nothing() -> None:
-    spec = mixed(**{"link.k": 8, "link.dtype": "bf16", "swarm.replicas": 1, "inner.microbatches": 2})
+@pytest.mark.parametrize(
+    ("dtype", "gradients", "bytes_there_and_back"), [("bf16", "", 16 + 16), ("dither5", "dither3", 6 + 4)]
+)
+def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_nothing(
+    dtype: str, gradients: str, bytes_there_and_back: int
+) -> None:
+    formats = {"link.dtype": dtype, "link.gradient_dtype": gradients}
+    spec = mixed(**{"link.k": 8, **formats, "swarm.replicas": 1, "inner.microbatches": 2})
     swarm = LocalSwarm(spec)
     report = swarm.train_round()
     assert swarm.replicas[0].bytes_sent == 0
     frames = spec.inner.steps * spec.inner.microbatches * 3  # over three links
     tokens = spec.inner.microbatch_size * spec.model.context
     ids = spec.inner.microbatch_size * (spec.model.context + 1)  # a byte each, forward only
-    assert report.link_bytes == frames * (2 * tokens * 2 * spec.link.k + ids)
+    assert report.link_bytes == frames * (tokens * bytes_there_and_back + ids)
     payload = sum(outer.layout.nbytes for outer in swarm.replicas[0].members[0].outer.values())
     assert report.payload_bytes == 2 * payload
     swarm.validate()

@@ -211,13 +211,13 @@ def test_what_goes_beyond_the_paper_sends_no_more_than_what_it_is_compared_with(
 
 
 def token_bytes(row: Row) -> float:
-    """Of a token over one link, as the mean over all rounds."""
+    """Of a token over one link, there and back, as the mean over all rounds."""
     trial = next(iter(row.trials.values())).trial
     sent, k = 0, trial.spec.link.k
     changes = dict(trial.variation.k_by_round)
     for number in range(1, trial.spec.rounds + 1):
         k = changes.get(number, k)
-        sent += trial.spec.link.token_bytes(k)
+        sent += sum(trial.spec.link.token_bytes(k))
     return sent / trial.spec.rounds
 
 

@@ -50,6 +50,7 @@ def spec_of(dtype: str) -> RunSpec:
         ("fp32", lambda k: 4 * k),
         ("int8", lambda k: k + 4),
         ("int4", lambda k: k // 2 + 1),
+        ("dither5", lambda k: 5 * k // 8 + 1),
     ],
 )
 async def test_a_token_costs_its_numbers_and_framing_below_one_percent(

@@ -26,6 +26,16 @@ def test_snapshots_of_the_embedding_are_shown_with_their_size() -> None:
     assert f"{kilobytes:.1f} kB" in line
 
 
+def test_activations_and_gradients_of_unlike_formats_have_a_line_each() -> None:
+    assert len([each for each in shown().splitlines() if "k = 8 of d = 32" in each]) == 1
+    text = shown(**{"link.dtype": "dither5", "link.gradient_dtype": "dither3"})
+    activations, gradients = (each for each in text.splitlines() if "k = 8 of d = 32" in each)
+    assert "activations dither5" in activations
+    assert "6 B" in activations
+    assert "gradients dither3" in gradients
+    assert "4 B" in gradients
+
+
 def test_dense_rounds_and_random_positions_are_shown() -> None:
     assert "dense" not in shown()
     text = shown(**{"outer.dense_every": 5, "outer.selection": "random"})

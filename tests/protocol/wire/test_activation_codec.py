@@ -36,7 +36,7 @@ def test_fp32_and_bf16_come_back_as_rounded(source: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [1, 6, 8])
 def test_a_token_takes_as_many_bytes_as_the_spec_says(dtype: str, width: int) -> None:
     _, data = pack_activation("x", some_activation()[..., :width], dtype)
-    assert len(data) == 10 * LinkSpec(dtype=dtype).token_bytes(width)
+    assert len(data) == 10 * LinkSpec(dtype=dtype).token_bytes(width)[0]
 
 
 def test_int8_is_within_half_a_step_of_each_tokens_own_scale() -> None:

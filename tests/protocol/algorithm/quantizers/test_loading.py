@@ -24,6 +24,8 @@ LINK_BYTES = {
     "bf16": "ae2ffa19b206f0ca",
     "int8": "b05ceddce9689d08",
     "int4": "f62adde5c70d0fd9",
+    "dither5": "9c6dd66daa42e959",
+    "dither3": "f3749cfa4715057f",
 }
 """sha-256 of what each quantizer packs: a member that packs other bytes belongs to another version."""
 
@@ -38,7 +40,7 @@ def test_the_bytes_of_a_link_are_these_and_as_many_as_the_spec_says(name: str) -
         assert array.shape == part.shape
         assert array.nbytes == part.nbytes
     data = b"".join(array.tobytes() for array in arrays)
-    assert len(data) == 24 * LinkSpec(dtype=name).token_bytes(5)
+    assert len(data) == 24 * LinkSpec(dtype=name).token_bytes(5)[0]
     assert hashlib.sha256(data).hexdigest()[:16] == LINK_BYTES[name]
 
 
@@ -57,7 +59,9 @@ def test_a_packed_payload_comes_back_as_it_was_quantized(name: str, codebook: st
         assert np.array_equal(mine, theirs) if mine is not None else theirs is None
 
 
-@pytest.mark.parametrize(("field", "known"), [("outer.quantizer", "2bit"), ("link.dtype", "int8")])
+@pytest.mark.parametrize(
+    ("field", "known"), [("outer.quantizer", "2bit"), ("link.dtype", "int8"), ("link.gradient_dtype", "int8")]
+)
 def test_an_unknown_quantizer_is_refused_with_the_known_ones(field: str, known: str) -> None:
     with pytest.raises(HetnodeError, match=f"'3bit' is not one of .*{known}") as caught:
         resolve("nano", overrides={field: "3bit"})

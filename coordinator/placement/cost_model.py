@@ -19,8 +19,9 @@ On a link of k dimensions (d where k = 0) they have
 
     forward  = b L k e + b (L + 1) i bytes        backward = b L k g bytes
 
-where e is the size of a value in `link.dtype`, g that in `link.gradient_dtype` (formats of 8 bits and fewer
-add a scale per token), and i the size of a token id. A message takes bytes / bandwidth for its transfer, and then one delay. The bandwidth from a to b is
+where e is the size of a value in `link.dtype`, g that of a gradient's (formats of 8 bits and fewer add a
+scale per token), and i the size of a token id. A message takes bytes / bandwidth for its transfer, and then
+one delay. The bandwidth from a to b is
 
     what b saw arrive from a, else what a measured towards b, else min(uplink of a, downlink of b)
 

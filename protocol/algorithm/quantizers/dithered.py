@@ -32,7 +32,7 @@ _ZERO, _NOT_FINITE = 0, 255
 _OF_TOKEN, _OF_VALUE = 0x91E1, 0xC13F
 """Offsets advance by these fractions of 2^16 from token to token, and from value to value.
 
-They are 1/p^2 and 1/p of the plastic ratio p, so that offsets that are near each other are unlike (R2, Roberts 2018).
+They are 1/p^2 and 1/p of the plastic ratio p: neighbours in both directions are unlike (R2, Roberts 2018).
 """
 _GROUP = 8
 """Values that are packed together: 8 of n bits fill n bytes."""

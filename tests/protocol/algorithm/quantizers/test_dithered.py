@@ -27,7 +27,7 @@ def received(x_blk: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def steps(x_blk: torch.Tensor, bits: int) -> torch.Tensor:
-    """The step of each token, by the definition: the least power of 2^(1/4) that reaches its largest value."""
+    """The step of each token: the least power of 2^(1/4) that reaches its largest value."""
     largest_bl1 = x_blk.double().abs().amax(-1, keepdim=True)
     return torch.exp2((4 * (largest_bl1 / (2 ** (bits - 1) - 0.5)).log2()).ceil() / 4)
 

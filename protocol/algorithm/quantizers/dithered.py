@@ -22,12 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.algorithm.quantizers.quantizer import Shape, little_endian
+from protocol.algorithm.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
-
-_PER_OCTAVE = 4
-_UNIT = 192
-"""The code of step 1: codes reach from 2^-47.75 to 2^15.5."""
-_ZERO, _NOT_FINITE = 0, 255
 
 _OF_TOKEN, _OF_VALUE = 0x91E1, 0xC13F
 """Offsets advance by these fractions of 2^16 from token to token, and from value to value.
@@ -58,8 +54,8 @@ class Dithered:
     def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
         x_blk = values.to(torch.float32)
         code_bl = self._step_codes(x_blk)
-        level_blk = x_blk / _steps(code_bl).unsqueeze(-1) + _offsets(rows, x_blk.device)
-        # NaN has no integer value. The code of such a token is _NOT_FINITE, so its levels do not matter.
+        level_blk = x_blk / divisors(code_bl).unsqueeze(-1) + _offsets(rows, x_blk.device)
+        # NaN has no integer value. The code of such a token says that, so its levels do not matter.
         level_blk = level_blk.floor_().add_(self._half).nan_to_num_(0.0).clamp_(0, 2 * self._half - 1)
         return [little_endian(self._packed(level_blk.long())), little_endian(code_bl)]
 
@@ -68,18 +64,12 @@ class Dithered:
         packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
         level_blk = self._unpacked(packed)[..., : rows[-1]]
-        step_bl = torch.where(code_bl == _ZERO, 0.0, _steps(code_bl))
-        step_bl = torch.where(code_bl == _NOT_FINITE, torch.nan, step_bl)
         middle_blk = level_blk.float() - (self._half - 0.5) - _offsets(rows, level_blk.device)
-        return middle_blk.mul_(step_bl.unsqueeze(-1))
+        return middle_blk.mul_(factors(code_bl).unsqueeze(-1))
 
     def _step_codes(self, x_blk: Tensor) -> Tensor:
-        largest_bl = x_blk.abs().amax(dim=-1)
-        # The next power: no value, moved by up to half a step, is beyond the outermost levels.
-        exponent_bl = _PER_OCTAVE * (largest_bl / (self._half - 0.5)).log2() + _UNIT
-        # log2(0) is -inf: a token of zeros gets the code _ZERO.
-        code_bl = exponent_bl.ceil().clamp(_ZERO, _NOT_FINITE - 1)
-        return torch.where(largest_bl.isfinite(), code_bl, _NOT_FINITE).to(torch.uint8)
+        # Rounded up: no value, moved by up to half a step, is beyond the outermost levels.
+        return step_codes(x_blk.abs().amax(dim=-1) / (self._half - 0.5), torch.ceil)
 
     def _packed(self, level_blk: Tensor) -> Tensor:
         """The bits of the levels [..., k], each from its lowest on, in bytes [..., ceil(k bits / 8)]."""
@@ -110,10 +100,6 @@ class ThreeBits(Dithered):
 
     def __init__(self) -> None:
         super().__init__(3)
-
-
-def _steps(code_bl: Tensor) -> Tensor:
-    return torch.exp2((code_bl.to(torch.float32) - _UNIT) / _PER_OCTAVE)
 
 
 def _offsets(rows: Shape, device: torch.device) -> Tensor:

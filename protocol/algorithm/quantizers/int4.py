@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.algorithm.quantizers.quantizer import Shape, little_endian
+from protocol.algorithm.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
 
 STEP_OF_RMS = 0.3352
@@ -24,10 +25,6 @@ STEP_OF_RMS = 0.3352
 
 _HALF = 8
 """Levels on either side of 0."""
-_PER_OCTAVE = 4
-_UNIT = 192
-"""The code of step 1: codes reach from 2^-47.75 to 2^15.5."""
-_ZERO, _NOT_FINITE = 0, 255
 
 
 class Int4:
@@ -44,8 +41,8 @@ class Int4:
     def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
         x_blk = values.to(torch.float32)
         code_bl = _step_codes(x_blk)
-        level_blk = (x_blk / _steps(code_bl).unsqueeze(-1)).floor_().add_(_HALF)
-        # NaN has no integer value. The code of such a token is _NOT_FINITE, so its levels do not matter.
+        level_blk = (x_blk / divisors(code_bl).unsqueeze(-1)).floor_().add_(_HALF)
+        # NaN has no integer value. The code of such a token says that, so its levels do not matter.
         level_blk = level_blk.nan_to_num_(_HALF).clamp_(0, 2 * _HALF - 1).to(torch.uint8)
         padded = torch.nn.functional.pad(level_blk, (0, level_blk.shape[-1] % 2))
         return [little_endian(padded[..., ::2] | padded[..., 1::2] << 4), little_endian(code_bl)]
@@ -55,23 +52,13 @@ class Int4:
         packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
         level_blk = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)[..., : rows[-1]]
-        step_bl = torch.where(code_bl == _ZERO, 0.0, _steps(code_bl))
-        step_bl = torch.where(code_bl == _NOT_FINITE, torch.nan, step_bl)
-        return (level_blk.to(torch.float32) - (_HALF - 0.5)).mul_(step_bl.unsqueeze(-1))
+        return (level_blk.to(torch.float32) - (_HALF - 0.5)).mul_(factors(code_bl).unsqueeze(-1))
 
 
 def steps_of(x_blk: Tensor) -> Tensor:
     """The step by which each token of [b, L, k] is rounded, float32 [b, L]."""
-    return _steps(_step_codes(x_blk.to(torch.float32)))
+    return divisors(_step_codes(x_blk.to(torch.float32)))
 
 
 def _step_codes(x_blk: Tensor) -> Tensor:
-    rms_bl = x_blk.square().mean(dim=-1).sqrt()
-    exponent_bl = _PER_OCTAVE * (rms_bl * STEP_OF_RMS).log2() + _UNIT
-    # log2(0) is -inf: a token of zeros gets the code _ZERO.
-    code_bl = exponent_bl.round().clamp(_ZERO, _NOT_FINITE - 1)
-    return torch.where(rms_bl.isfinite(), code_bl, _NOT_FINITE).to(torch.uint8)
-
-
-def _steps(code_bl: Tensor) -> Tensor:
-    return torch.exp2((code_bl.to(torch.float32) - _UNIT) / _PER_OCTAVE)
+    return step_codes(x_blk.square().mean(dim=-1).sqrt() * STEP_OF_RMS, torch.round)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.spec.quantizers import LINK_QUANTIZERS
-from protocol.spec.sections import LinkQuantizerName, Section
+from protocol.spec.sections import LinkQuantizerName, LinkQuantizerNameOrEmpty, Section
 
 UNCOMPRESSED = 0
 """k of a link that sends all d values of each token, without a projection."""
@@ -24,8 +24,8 @@ class LinkSpec(Section):
         False, description="a link that carries more than most_k may send activations uncompressed"
     )
     dtype: LinkQuantizerName = "bf16"
-    gradient_dtype: Literal[""] | LinkQuantizerName = Field(
-        "", description="number format of gradients, where it is not that of activations"
+    gradient_dtype: LinkQuantizerNameOrEmpty = Field(
+        "", description="number format of gradients; empty: that of activations, which is link.dtype"
     )
     embedding_every: int = Field(
         0, ge=0, description="rounds between snapshots of the embedding for links; 0: that of the last round"

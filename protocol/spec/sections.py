@@ -166,9 +166,9 @@ class InnerSpec(Section):
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 
 
-def one_of(names: Iterable[str]) -> AfterValidator:
+def one_of(names: Iterable[str], or_empty: bool = False) -> AfterValidator:
     def check(name: str) -> str:
-        if name not in names:
+        if name not in names and not (or_empty and name == ""):
             raise ValueError(f"'{name}' is not one of {', '.join(names)}")
         return name
 
@@ -176,6 +176,7 @@ def one_of(names: Iterable[str]) -> AfterValidator:
 
 
 LinkQuantizerName = Annotated[str, one_of(LINK_QUANTIZERS)]
+LinkQuantizerNameOrEmpty = Annotated[str, one_of(LINK_QUANTIZERS, or_empty=True)]
 
 
 class SwarmSpec(Section):

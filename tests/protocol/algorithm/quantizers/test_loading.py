@@ -63,7 +63,7 @@ def test_a_packed_payload_comes_back_as_it_was_quantized(name: str, codebook: st
     ("field", "known"), [("outer.quantizer", "2bit"), ("link.dtype", "int8"), ("link.gradient_dtype", "int8")]
 )
 def test_an_unknown_quantizer_is_refused_with_the_known_ones(field: str, known: str) -> None:
-    with pytest.raises(HetnodeError, match=f"'3bit' is not one of .*{known}") as caught:
+    with pytest.raises(HetnodeError, match=f"not valid: {field}: '3bit' is not one of .*{known}") as caught:
         resolve("nano", overrides={field: "3bit"})
     assert caught.value.code is ErrorCode.BAD_SPEC
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from node.experiment.variation import Variation
-from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 
 
@@ -70,11 +69,11 @@ def _check_tables(spec: RunSpec, variation: Variation) -> None:
 
 
 def _check_rounding(spec: RunSpec, variation: Variation) -> None:
-    for name, dtypes in (("stochastic_rounding", ["int4"]), ("link_feedback", LINK_QUANTIZERS)):
-        if getattr(variation, name) and not (
-            _has_links(spec) and {spec.link.dtype, spec.link.dtype_of_gradients} <= {*dtypes}
-        ):
-            raise ValueError(f"{name} needs links with a link.dtype of {', '.join(dtypes)}")
+    are_int4 = spec.link.dtype == spec.link.dtype_of_gradients == "int4"
+    if variation.stochastic_rounding and not (_has_links(spec) and are_int4):
+        raise ValueError("stochastic_rounding needs links whose activations and gradients are int4")
+    if variation.link_feedback and not _has_links(spec):
+        raise ValueError("link_feedback needs links")
     if variation.link_feedback and spec.inner.microbatches < 2:
         raise ValueError("link_feedback goes from one microbatch to the next, and inner.microbatches is 1")
     for name in ("rotation", "trained_ends"):

@@ -1,18 +1,20 @@
 """Activations and gradients in 5 or 3 bits a value, rounded without bias and without cutting any value off.
 
-Dithered quantization (Roberts 1962; Schuchman 1964): the sender adds to each value an offset that is evenly
-spread over one step, rounds, and the receiver subtracts the same offset. The error is then evenly spread over
-one step whatever the values are, so it vanishes in the mean over many tokens. Rounding to the nearest level
-does not have that: a gradient of few bits is wrong in the same direction at every token.
+Dithered quantization (Roberts 1962; Schuchman 1964): the sender adds to each value an offset from half a
+step below 0 to half a step above, rounds, and the receiver subtracts the same offset. The error is then
+spread over one step whatever the value is, so it vanishes in the mean over many tokens. Rounding to the
+nearest level does not have that: a gradient of few bits is wrong in the same way at every token.
 
-The offsets follow from the place of a value alone, as in the ordered dither of images: no frame carries them,
-and all devices compute the same. The step of a token follows from its largest absolute value. It travels as
-one byte, a power of 2^(1/4).
+The offset is a hash of the place of a value in the frame. So no frame carries offsets, no end keeps a state,
+and every device computes the same. The step of a token follows from its largest absolute value.
+
+Shapes: b micro-batch, L tokens, k values of a token that cross the link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -25,11 +27,6 @@ from protocol.algorithm.quantizers.quantizer import Shape, little_endian
 from protocol.algorithm.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
 
-_OF_TOKEN, _OF_VALUE = 0x91E1, 0xC13F
-"""Offsets advance by these fractions of 2^16 from token to token, and from value to value.
-
-They are 1/p^2 and 1/p of the plastic ratio p: neighbours in both directions are unlike (R2, Roberts 2018).
-"""
 _GROUP = 8
 """Values that are packed together: 8 of n bits fill n bytes."""
 
@@ -37,8 +34,8 @@ _GROUP = 8
 class Dithered:
     """Link values in 2^bits levels. The second array: step codes.
 
-    A token that holds a value that is not finite becomes NaN as a whole. A token whose step would be below
-    2^-48 becomes zeros.
+    A token that holds a value that is not finite, or that needs a step above 2^15.5, becomes NaN as a whole.
+    A token whose step would be below 2^-47.75 becomes zeros.
 
     Args:
         bits: 2 to 7.
@@ -64,8 +61,8 @@ class Dithered:
         packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
         level_blk = self._unpacked(packed)[..., : rows[-1]]
-        middle_blk = level_blk.float() - (self._half - 0.5) - _offsets(rows, level_blk.device)
-        return middle_blk.mul_(factors(code_bl).unsqueeze(-1))
+        x_blk = level_blk.float().sub_(self._half - 0.5).sub_(_offsets(rows, level_blk.device))
+        return x_blk.mul_(factors(code_bl).unsqueeze(-1))
 
     def _step_codes(self, x_blk: Tensor) -> Tensor:
         # Rounded up: no value, moved by up to half a step, is beyond the outermost levels.
@@ -102,15 +99,21 @@ class ThreeBits(Dithered):
         super().__init__(3)
 
 
+@lru_cache(maxsize=4)
 def _offsets(rows: Shape, device: torch.device) -> Tensor:
-    """From -1/2 to 1/2, evenly spread over tokens and over values, float32 of the shape `rows`.
+    """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17.
 
-    Odd multiples of 2^-17, made of integers: the same on every device.
+    Kept for the few shapes that the links of a process have. Nobody may change what is returned.
     """
-    token_n1 = (torch.arange(prod(rows[:-1]), device=device) * _OF_TOKEN % 2**16).int().unsqueeze(-1)
-    value_k = (torch.arange(rows[-1], device=device) * _OF_VALUE % 2**16).int()
-    place_nk = (token_n1 + value_k).bitwise_and_(0xFFFF)
-    return place_nk.float().div_(2**16).sub_(0.5 - 2**-17).view(rows)
+    place = torch.arange(prod(rows), device=device)
+    return (_hash(place) >> 16).float().div_(2**16).sub_(0.5 - 2**-17).view(rows)
+
+
+def _hash(x: Tensor) -> Tensor:
+    """A permutation of the 32-bit numbers that looks random (lowbias32 of Wellons, 2018), int64."""
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 def _shifts(count: int, bits: int, device: torch.device) -> Tensor:

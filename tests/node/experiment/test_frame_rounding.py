@@ -134,7 +134,8 @@ def test_both_ends_of_a_link_rotate_alike() -> None:
 @pytest.mark.parametrize(
     ("spec", "changes", "match"),
     [
-        ({"link.dtype": "bf16"}, {"stochastic_rounding": True}, "link.dtype of int4"),
+        ({"link.dtype": "bf16"}, {"stochastic_rounding": True}, "activations and gradients are int4"),
+        ({"link.gradient_dtype": "dither3"}, {"stochastic_rounding": True}, "and gradients are int4"),
         ({"swarm.pipelines": 0}, {"link_feedback": True}, "needs links"),
         ({"inner.microbatches": 1}, {"link_feedback": True}, "inner.microbatches is 1"),
         ({"link.k": 0}, {"rotation": True}, "links that compress"),

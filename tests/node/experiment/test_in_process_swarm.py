@@ -178,6 +178,21 @@ def test_links_carry_what_the_codec_of_activations_says_and_full_replicas_send_n
     assert swarm.train_round().link_bytes == report.link_bytes
 
 
+def test_activations_and_gradients_have_the_formats_of_their_direction() -> None:
+    spec = mixed(**{"link.k": 8, "link.dtype": "dither5", "link.gradient_dtype": "dither3"})
+    swarm = LocalSwarm(spec)
+    members, message, activations = swarm.replicas[-1].members, None, []
+    for member in members:
+        member.begin_round(1, range(spec.samples_per_round()))
+        message = member.forward(0, 0, message)
+        activations.append(message)
+    gradient = members[-1].backward(0, None)
+    assert gradient is not None
+    assert activations[0] is not None
+    assert {header.name: header.shape[-1] for header in activations[0].tensors}["activation"] == 5
+    assert {header.name: header.shape[-1] for header in gradient.tensors}["gradient"] == 3
+
+
 def test_a_replica_that_left_the_finite_numbers_contributes_nothing_and_starts_again() -> None:
     swarm = LocalSwarm(mixed())
     swarm.train_round()

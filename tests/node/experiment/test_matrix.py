@@ -210,6 +210,15 @@ def test_what_goes_beyond_the_paper_sends_no_more_than_what_it_is_compared_with(
                 assert token_bytes(row) <= token_bytes(table.row(row.baseline)), (table.name, row.name)
 
 
+def test_links_that_are_compared_with_bf16_send_no_more_bytes() -> None:
+    file = REPRODUCTION / "dithered.toml"
+    for table in build_matrix(file, read_matrix_file(file), {}).tables:
+        [bf16] = [row for row in table.rows if row.name.startswith("bf16")]
+        for row in table.rows:
+            if row.name != "no links":
+                assert token_bytes(row) <= token_bytes(bf16), (table.name, row.name)
+
+
 def token_bytes(row: Row) -> float:
     """Of a token over one link, there and back, as the mean over all rounds."""
     trial = next(iter(row.trials.values())).trial

@@ -24,8 +24,8 @@ LINK_BYTES = {
     "bf16": "ae2ffa19b206f0ca",
     "int8": "b05ceddce9689d08",
     "int4": "f62adde5c70d0fd9",
-    "dither5": "9c6dd66daa42e959",
-    "dither3": "f3749cfa4715057f",
+    "dither5": "d116aacfde2636cb",
+    "dither3": "38440403c31a1055",
 }
 """sha-256 of what each quantizer packs: a member that packs other bytes belongs to another version."""
 

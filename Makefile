@@ -8,7 +8,7 @@ QUICK = benchmarks/reproduction/quick.toml
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
 .PHONY: swarm test test-slow test-network test-containers test-browser hostile check package bench \
-    reproduce reproduce-quick reproduce-claims reproduce-larger
+    reproduce reproduce-quick reproduce-claims reproduce-larger reproduce-dithered
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -67,7 +67,8 @@ reproduce-quick: $(VENV)/installed-hf
 	$(call page,$(QUICK),runs/reproduction-quick,runs/reproduction-quick/page.md,runs/reproduction-quick/figures)
 
 # H = 1, weight projection and Grassmann updates with five seeds and 1,000 steps: two hours. A larger model: half an hour.
-reproduce-claims reproduce-larger: reproduce-%: $(VENV)/installed-hf
+# Dithered links: 35 minutes.
+reproduce-claims reproduce-larger reproduce-dithered: reproduce-%: $(VENV)/installed-hf
 	$(call page,benchmarks/reproduction/$*.toml,runs/$*,docs/reproduction/$*.md,docs/reproduction/$*)
 	cp runs/$*/results.jsonl docs/reproduction/$*.jsonl
 

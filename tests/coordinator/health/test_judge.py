@@ -35,7 +35,7 @@ def test_a_healthy_run_has_no_findings(seed: int) -> None:
     assert not [each.findings for each in judged(healthy(30, seed)) if each.findings]
 
 
-@pytest.mark.parametrize("recorded", ["small", "larger", "claims"])
+@pytest.mark.parametrize("recorded", ["small", "larger", "claims", "dithered"])
 def test_no_recorded_run_raises_an_alarm(recorded: str) -> None:
     """Losses of docs/reproduction; those of single steps are noisier than what nodes measure."""
     lines = (ROOT / "docs" / "reproduction" / f"{recorded}.jsonl").read_text().splitlines()

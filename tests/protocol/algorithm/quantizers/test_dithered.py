@@ -73,14 +73,18 @@ def test_the_bytes_are_those_of_a_plain_loop(bits: int, width: int) -> None:
     """Of exact fractions; in a frame of 1,500 tokens, from which every 13th is compared."""
     x_blk = torch.randn(3, 500, width, generator=torch.Generator().manual_seed(bits)) * 3e-6
     levels, codes = (array.reshape(1500, -1) for array in packed(x_blk, bits))
+    got_nk = received(x_blk, bits).view(1500, -1).tolist()
     for token in range(0, 1500, 13):
         step = float(steps(x_blk, bits).view(-1)[token])
         assert codes[token] == 192 + round(4 * math.log2(step))
         whole = 0
         for value in range(width):
+            offset = plain_offset(token * width + value)
             scaled = Fraction(float(x_blk.view(1500, -1)[token, value] / np.float32(step)))
-            level = math.floor(scaled + plain_offset(token * width + value)) + 2 ** (bits - 1)
+            level = math.floor(scaled + offset) + 2 ** (bits - 1)
             whole |= level << bits * value
+            expected = float(level - 2 ** (bits - 1) + Fraction(1, 2) - offset)
+            assert abs(got_nk[token][value] / step - expected) < 2**-19
         assert levels[token].tobytes() == whole.to_bytes(-(-bits * width // 8), "little")
 
 

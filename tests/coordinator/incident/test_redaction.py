@@ -123,7 +123,8 @@ def test_every_text_of_a_specification_is_known() -> None:
                 found.add(f"{path}{name}")
         return found
 
-    validated = {"outer.quantizer", "link.dtype"}  # one of a few names of this program
+    # one of a few names of this program
+    validated = {"outer.quantizer", "link.dtype", "link.gradient_dtype"}
     assert texts(RunSpec) - validated == {"preset", *(f"data.{name}" for name in DATA_TEXTS)}
 
 

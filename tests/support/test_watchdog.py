@@ -18,7 +18,8 @@ from node.ipc.template import Template
 from tests.support import watchdog
 
 watchdog.start()
-forked = Template.start([]).fork("tests.support.forked_process", ["sleep"], with_template=True)
+# Its output goes elsewhere: here it could come into the middle of the line of the pids.
+forked = Template.start([]).fork("tests.support.forked_process", ["sleep"], stdout=2, with_template=True)
 started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(forked.pid, started.pid, flush=True)
 time.sleep(600)
@@ -28,16 +29,16 @@ time.sleep(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="the watchdog reads /proc")
 def test_what_killed_tests_have_started_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", TESTS], stdout=subprocess.PIPE, text=True) as tests:
-        assert tests.stdout is not None
-        # A forked process shares the output: the pids may come after what it prints.
-        lines = (line.split() for line in tests.stdout)
-        pids = next(line for line in lines if len(line) == 2)
-        left = [psutil.Process(int(pid)) for pid in pids]
+        left: list[psutil.Process] = []
         try:
+            assert tests.stdout is not None
+            left = [psutil.Process(int(pid)) for pid in tests.stdout.readline().split()]
+            assert len(left) == 2
             assert all(map(is_alive, left))
             tests.kill()
             wait_until(lambda: not any(map(is_alive, left)), SECONDS, "the end of what was started")
         finally:
+            tests.kill()  # otherwise the block would wait for it
             for each in left:
                 with suppress(psutil.NoSuchProcess):
                     each.kill()

@@ -64,6 +64,7 @@ class LinkSpec(Section):
 
     @property
     def dtype_of_gradients(self) -> str:
+        """The number format in which gradients travel, never empty."""
         return self.gradient_dtype or self.dtype
 
     @property

@@ -35,7 +35,7 @@ class Dithered:
     """Link values in 2^bits levels. The second array: step codes.
 
     A token that holds a value that is not finite, or that needs a step above 2^15.5, becomes NaN as a whole.
-    A token whose step would be below 2^-47.75 becomes zeros.
+    A token whose step would be below 2^-48 becomes zeros.
 
     Args:
         bits: 2 to 7.
@@ -103,7 +103,7 @@ class ThreeBits(Dithered):
 def _offsets(rows: Shape, device: torch.device) -> Tensor:
     """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17.
 
-    Kept for the few shapes that the links of a process have. Nobody may change what is returned.
+    The last four results are kept, since links have few shapes. Callers must not change them.
     """
     place = torch.arange(prod(rows), device=device)
     return (_hash(place) >> 16).float().div_(2**16).sub_(0.5 - 2**-17).view(rows)

@@ -31,7 +31,7 @@ class Int4:
     """Link values in 16 levels, two to a byte, the first in the low bits. The second array: step codes.
 
     A token that holds a value that is not finite, or that needs a step above 2^15.5, becomes NaN as a whole.
-    A token whose step would be below 2^-47.75 becomes zeros.
+    A token whose step would be below 2^-48 becomes zeros.
     """
 
     def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:

@@ -16,8 +16,8 @@ _ZERO, _NOT_FINITE = 0, 255
 def step_codes(step_bl: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """Codes, uint8 [b, L], of the wanted steps, float32 [b, L], as `rounded` to a power of 2^(1/4).
 
-    A step below 2^-47.75 gets the code of zeros. One above 2^15.5, or that is not finite, gets the code of a
-    token that is not finite: its values could not be represented.
+    A step that rounds to 2^-48 or less gets the code of zeros. One that rounds to more than 2^15.5, or is not
+    finite, gets the code of a token that is not finite: its values could not be represented.
     """
     # log2(0) is -inf: a token of zeros gets the code _ZERO. NaN is not below anything.
     code_bl = rounded(_PER_OCTAVE * step_bl.log2() + _UNIT).clamp_min(_ZERO)

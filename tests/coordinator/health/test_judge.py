@@ -35,12 +35,14 @@ def test_a_healthy_run_has_no_findings(seed: int) -> None:
     assert not [each.findings for each in judged(healthy(30, seed)) if each.findings]
 
 
-@pytest.mark.parametrize("recorded", ["small", "larger", "claims", "dithered"])
-def test_no_recorded_run_raises_an_alarm(recorded: str) -> None:
-    """Losses of docs/reproduction; those of single steps are noisier than what nodes measure."""
+@pytest.mark.parametrize(
+    ("recorded", "least_steps"), [("small", 1), ("larger", 1), ("claims", 2), ("dithered", 1)]
+)
+def test_no_recorded_run_raises_an_alarm(recorded: str, least_steps: int) -> None:
+    """Losses of docs/reproduction. 1,000 single steps are noisier than what nodes measure."""
     lines = (ROOT / "docs" / "reproduction" / f"{recorded}.jsonl").read_text().splitlines()
     for trial in map(json.loads, lines):
-        if trial["spec"]["inner"]["steps"] == 1:
+        if trial["spec"]["inner"]["steps"] < least_steps:
             continue
         losses = trial["train"]
         rounds = [RoundFigures(number + 1, {0: 1.0}, {0: loss}) for number, loss in enumerate(losses)]

@@ -65,13 +65,13 @@ def test_signs_are_kept_and_no_value_grows_much(x: np.ndarray, scale: float) -> 
 
 
 def test_tokens_of_zeros_stay_zeros_and_tokens_that_are_not_finite_become_nan() -> None:
-    x_blk = torch.ones(1, 5, 6)
+    x_blk = torch.ones(1, 6, 6)
     x_blk[0, 0] = 0
-    x_blk[0, 1, 3], x_blk[0, 2, 3], x_blk[0, 3, 3] = math.nan, math.inf, 3e38
+    x_blk[0, 1, 3], x_blk[0, 2, 3], x_blk[0, 3, 3], x_blk[0, 4, 3] = math.nan, math.inf, 3e38, 1e6
     got = received(x_blk)
     assert torch.equal(got[0, 0], torch.zeros(6))
-    assert got[0, 1:4].isnan().all(), "squares that overflow are not finite, either"
-    assert got[0, 4].isfinite().all()
+    assert got[0, 1:5].isnan().all(), "nor are squares that overflow, and values that no step reaches, finite"
+    assert got[0, 5].isfinite().all()
 
 
 @given(st.data())

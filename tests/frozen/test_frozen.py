@@ -1,0 +1,28 @@
+"""Payloads, frames, specifications, logs, anchors and exports are those of the golden file, bit for bit.
+
+``python -m tests.frozen.write`` writes the file anew. Do so only where a value is meant to change; say why.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.frozen.trained import trained
+from tests.frozen.values import SECTIONS
+from tests.frozen.write import GOLDEN
+
+
+def golden(section: str) -> Any:
+    return json.loads(GOLDEN.read_text(encoding="utf-8"))[section]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_values_are_as_they_were(section: str) -> None:
+    assert json.loads(json.dumps(SECTIONS[section]())) == golden(section)
+
+
+def test_swarms_train_and_exports_hold_the_same_bits_as_before() -> None:
+    assert trained() == golden("trained")

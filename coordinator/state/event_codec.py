@@ -6,12 +6,10 @@ Two tables below map classes and fields that have another name now.
 
 from __future__ import annotations
 
-from types import GenericAlias
-from typing import Any, get_args
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import get_args
 
 from coordinator.state.events import AssignmentReserved, Event, PeerSeen
+from protocol.wire.record_codec import UNBOUNDED, RecordCodec
 
 STORED_KINDS: dict[type[Event], str] = {
     kind: kind.__name__ for kind in get_args(Event) if kind is not PeerSeen
@@ -19,38 +17,22 @@ STORED_KINDS: dict[type[Event], str] = {
 """The name of each kind in the log. The heartbeat, PeerSeen, is not stored."""
 
 _STORED_FIELDS = {"round_number": "round", "reservation": "place"}
-
-_CONFIG = ConfigDict(
-    ser_json_bytes="base64",
-    val_json_bytes="base64",
-    strict=True,
-    # Applies to nested records as well. pydantic maps the names as it reads and writes, without another pass.
-    alias_generator=lambda name: _STORED_FIELDS.get(name, name),
-)
-
-
-def _adapter(kind: type[Event]) -> TypeAdapter[Any]:
-    # pydantic takes a config only along with a type that cannot have its own, hence a tuple of one.
-    alone: Any = GenericAlias(tuple, (kind,))
-    return TypeAdapter(alone, config=_CONFIG)
-
-
-_ADAPTERS = {name: _adapter(kind) for kind, name in STORED_KINDS.items()}
+_CODECS: dict[str, RecordCodec[Event]] = {
+    # Not bounded: the log is the coordinator's own. Other versions store more fields.
+    name: RecordCodec(kind, UNBOUNDED, names=_STORED_FIELDS, ignores_unknown=True)
+    for kind, name in STORED_KINDS.items()
+}
 
 
 def encode(event: Event) -> tuple[str, str]:
     """Kind and JSON object of `event`. Raises KeyError for PeerSeen, which is not stored."""
     name = STORED_KINDS[type(event)]
-    return name, _ADAPTERS[name].dump_json((event,), by_alias=True).decode()[1:-1]
+    return name, _CODECS[name].encode(event).decode()
 
 
 def decode(kind: str, text: str) -> Event:
     """The event that :func:`encode` wrote. Raises ValueError for all other input."""
-    adapter = _ADAPTERS.get(kind)
-    if adapter is None:
+    codec = _CODECS.get(kind)
+    if codec is None:
         raise ValueError(f"unknown kind of event '{kind}'")
-    try:
-        event: Event = adapter.validate_json(f"[{text}]")[0]
-    except ValidationError as error:
-        raise ValueError(f"{kind} with {error.error_count()} bad fields") from None
-    return event
+    return codec.read(text)

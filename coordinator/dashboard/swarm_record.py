@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.dashboard.prediction import ReplicaPrediction
 from coordinator.dashboard.run_record import Record, finite, state_of_peer
 from coordinator.dashboard.text import shown
 from coordinator.dashboard.view import RunView, phase_of
+from coordinator.placement.predict import ReplicaPrediction
 from protocol.status import PeerStatus
 from protocol.types import Link, PeerId, Replica
 
@@ -88,7 +88,7 @@ def _replica(view: RunView, replica: Replica, prediction: ReplicaPrediction | No
         "doing": shown(sentence),
         "weight": finite(replica.weight),
         "microbatches": view.status.spec.microbatches_of(replica),
-        "slowest": shown(prediction.bottleneck) if prediction else "",
+        "slowest": shown(str(prediction.bottleneck or "")) if prediction else "",
         "step_seconds": finite(prediction.step.seconds) or None if prediction else None,
         "members": [
             {
@@ -130,7 +130,7 @@ def _link(
         "down": _rate(view, upper, lower),
         "up": _rate(view, lower, upper),
         "delay": finite(view.survey.delay(upper, lower)) or None,
-        "bytes": prediction.links[i].total if prediction else None,
+        "bytes": sum(prediction.link_bytes[i]) if prediction else None,
         "is_slowest": bool(
             slowest and slowest.kind != "computing" and {slowest.position, slowest.other} == {i, i + 1}
         ),
@@ -156,8 +156,8 @@ def network_record(view: RunView, predictions: Mapping[int, ReplicaPrediction]) 
             measured = view.measured.get(member.peer)
             of_this = measured is not None and measured.replica == replica.index and measured.round_number
             # A member counts what it sends itself: downstream on the link behind it, upstream on that before.
-            sends = prediction.links[position].downstream if position < len(prediction.links) else 0
-            sends += prediction.links[position - 1].upstream if position else 0
+            sends = prediction.link_bytes[position][0] if position < len(prediction.link_bytes) else 0
+            sends += prediction.link_bytes[position - 1][1] if position else 0
             members.append(
                 {
                     "peer": member.peer,
@@ -176,10 +176,10 @@ def network_record(view: RunView, predictions: Mapping[int, ReplicaPrediction]) 
                 "index": replica.index,
                 "k": [link.k for link in replica.links],
                 "members": members,
-                "links": [{"down": link.downstream, "up": link.upstream} for link in prediction.links],
+                "links": [{"down": down, "up": up} for down, up in prediction.link_bytes],
                 "inner_seconds": finite(last.inner_seconds) if last and last.round_number else None,
-                "inner_predicted": finite(prediction.inner_seconds(view.status.spec.inner.steps)) or None,
-                "slowest": shown(prediction.bottleneck),
+                "inner_predicted": finite(view.status.spec.inner.steps * prediction.step.seconds) or None,
+                "slowest": shown(str(prediction.bottleneck or "")),
             }
         )
     return {"run": view.status.run, "round": view.round_number, "replicas": rows}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from coordinator.placement.cost_model import Survey
-from coordinator.placement.relays import with_relays
+from coordinator.placement.cost_model import Survey, survey_of
 from coordinator.placement.replan import obstacles
 from coordinator.state.state import State
 from protocol.algorithm.turns import due_stages
@@ -84,9 +83,7 @@ class RunView:
     @cached_property
     def survey(self) -> Survey:
         """What the peers have measured of themselves and of their links."""
-        declared = {peer.peer: peer.capacity for peer in self.state.peers.values()}
-        survey = Survey.of(self.state.estimates, declared)
-        return with_relays(survey, self.state.peers.values(), self.state.own_uplinks)
+        return survey_of(self.state)
 
 
 def phase_of(view: RunView, replica: Replica) -> tuple[str, str]:

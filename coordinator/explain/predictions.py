@@ -11,11 +11,10 @@ from itertools import pairwise
 
 from coordinator.explain.facts import Facts, duration, gigaflops, megabits, say, with_short_ids
 from coordinator.forecast.forecast import Forecast, ReplicaForecast, forecast
-from coordinator.placement.cost_model import Survey
-from coordinator.placement.cost_model import bottleneck as bottleneck_of
+from coordinator.placement.cost_model import Survey, survey_of
 from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours
 from coordinator.placement.links import links_between, member_of
-from coordinator.placement.relays import survey_of
+from coordinator.placement.predict import predict
 from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short
 from protocol.spec.link import width_order
@@ -304,7 +303,8 @@ def step_sentence(facts: Facts, replica: Replica) -> str:
     survey = survey_of(facts.state)
     if len(replica.members) < 2 or survey.is_blank:
         return ""
-    found = _forecast(facts.state, survey, [replica], [0.0] * facts.state.stages).replicas[0]
-    cause = bottleneck_of(survey, replica.members, found.step)
+    found = predict(facts.state.spec, survey, [replica]).replicas[0]
+    if found.bottleneck is None:
+        return ""
     seconds = duration(found.step.seconds)
-    return f"its inner step takes {seconds} by the cost model and waits most for {cause}" if cause else ""
+    return f"its inner step takes {seconds} by the cost model and waits most for {found.bottleneck}"

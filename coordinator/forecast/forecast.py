@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
 from math import inf
 from statistics import fmean
 
@@ -43,9 +43,10 @@ from coordinator.forecast.exchange_traffic import (
     reduction_traffic,
     snapshot_traffic,
 )
-from coordinator.placement.cost_model import Survey, bottleneck, chain_costs, message_bytes
+from coordinator.placement.cost_model import Survey
 from coordinator.placement.initial_placement import initial_plan
-from coordinator.placement.schedule import StepTime, step_time
+from coordinator.placement.predict import Prediction, predict
+from coordinator.placement.schedule import StepTime
 from coordinator.placement.shares import batch_in_time, fair_shares, largest_share
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
@@ -146,8 +147,8 @@ def forecast(
             members without stage 0 fetch the payloads of stage 0 in every round in which it is due.
     """
     embedding_every = embedding_every or spec.link.embedding_every
-    steps, turns = _steps(spec, survey, replicas), spec.outer.turns
-    inner = spec.inner.steps * max(step.seconds for step in steps)
+    phase, turns = predict(spec, survey, replicas), spec.outer.turns
+    inner = phase.inner_seconds
     gathers, gathering = _gathering(spec, survey, replicas, payload_bytes)
     in_last, _ = (gathers[0], {}) if turns == 1 else _of_stages(spec, survey, replicas, payload_bytes)
     if embedding_every:
@@ -165,14 +166,18 @@ def forecast(
     gather, fetch = fmean(gathers), fmean(fetches)
     whole = inner + gather + fetch - hidden
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)
-    for part in (_inner_phase_traffic(spec, replicas), gathering, fetching):
+    for part in (_inner_phase_traffic(phase), gathering, fetching):
         for peer, bytes_ in part.items():
             traffic[peer] += bytes_
     count = spec.inner.steps
-    shares = [tuple(count * busy / whole if whole else 0.0 for busy in each.busy) for each in steps]
-    members = tuple(map(ReplicaForecast, replicas, steps, shares))
+    members = tuple(
+        ReplicaForecast(
+            each.replica, each.step, tuple(count * busy / whole if whole else 0.0 for busy in each.step.busy)
+        )
+        for each in phase.replicas
+    )
     tokens = spec.model.context * sum(spec.samples_per_round(spec.microbatches_of(each)) for each in replicas)
-    cause = _bottleneck(survey, replicas, steps, inner, gather + fetch - hidden, (gathering, fetching))
+    cause = _bottleneck(survey, phase, gather + fetch - hidden, (gathering, fetching))
     return Forecast(members, inner, gather, in_last, fetch, hidden, tokens, dict(traffic), cause)
 
 
@@ -202,23 +207,12 @@ def _of_stages(
     return _seconds(survey, traffic), traffic
 
 
-def _steps(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[StepTime]:
-    """An inner step of each replica; for replicas of equal peers it is computed once."""
-    cached = cache(step_time)
-    ks = [[link.k for link in replica.links] for replica in replicas]
-    costs = [chain_costs(spec, survey, each.members, k) for each, k in zip(replicas, ks, strict=True)]
-    return [cached(*cost, spec.microbatches_of(each)) for cost, each in zip(costs, replicas, strict=True)]
-
-
-def _inner_phase_traffic(spec: RunSpec, replicas: Sequence[Replica]) -> dict[PeerId, Traffic]:
+def _inner_phase_traffic(phase: Prediction) -> dict[PeerId, Traffic]:
     traffic: defaultdict[PeerId, Traffic] = defaultdict(Traffic)  # a member in the middle has two links
-    for replica in replicas:
-        messages = spec.inner.steps * spec.microbatches_of(replica)
-        for i, link in enumerate(replica.links):
-            down, up = message_bytes(spec, link.k)
-            upper, lower = replica.members[i].peer, replica.members[i + 1].peer
-            traffic[upper] += Traffic(messages * down, messages * up)
-            traffic[lower] += Traffic(messages * up, messages * down)
+    for each in phase.replicas:
+        for (down, up), (upper, lower) in zip(each.link_bytes, pairwise(each.replica.members), strict=True):
+            traffic[upper.peer] += Traffic(down, up)
+            traffic[lower.peer] += Traffic(up, down)
     return traffic
 
 
@@ -237,14 +231,10 @@ def _longest(survey: Survey, peer: PeerId, traffic: Traffic) -> tuple[float, str
 
 
 def _bottleneck(
-    survey: Survey,
-    replicas: Sequence[Replica],
-    steps: Sequence[StepTime],
-    inner: float,
-    outer: float,
-    exchanges: Sequence[Mapping[PeerId, Traffic]],
+    survey: Survey, phase: Prediction, outer: float, exchanges: Sequence[Mapping[PeerId, Traffic]]
 ) -> str:
     """What the longer part of a round waits for; `outer` is without the part that overlaps."""
+    inner = phase.inner_seconds
     whole = inner + outer
     if whole == 0:
         return "nothing is known of the peers' speeds"
@@ -253,10 +243,9 @@ def _bottleneck(
             (_longest(survey, peer, each), peer) for traffic in exchanges for peer, each in traffic.items()
         )
         return f"the outer exchange, {outer / whole:.0%} of a round: {direction} of {peer}"
-    replica, step = max(zip(replicas, steps, strict=True), key=lambda each: each[1].seconds)
-    share = sum(step.utilization) / len(replica.members)
-    cause = bottleneck(survey, replica.members, step)
-    return f"{cause}, in {replica.name}, whose members compute {share:.0%} of a step"
+    slowest = phase.slowest
+    share = sum(slowest.step.utilization) / len(slowest.replica.members)
+    return f"{slowest.bottleneck}, in {slowest.replica.name}, whose members compute {share:.0%} of a step"
 
 
 def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> list[Replica]:
@@ -265,8 +254,10 @@ def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> li
     Shares are equal where the spec does not balance work, or where no speed is known.
     """
     equal = with_equal_shares(spec, replicas)
-    steps = zip(equal, _steps(spec, survey, equal), strict=True)
-    seconds = [step.seconds / spec.microbatches_of(each) for each, step in steps]
+    seconds = [
+        each.step.seconds / spec.microbatches_of(each.replica)
+        for each in predict(spec, survey, equal).replicas
+    ]
     most = largest_share(whole_batch(spec, len(equal)), len(equal))
     if not all(seconds):
         return equal

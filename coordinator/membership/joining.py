@@ -7,8 +7,8 @@ from dataclasses import replace
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.reachability import check_claims
 from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
+from coordinator.placement.cost_model import relay_uplinks
 from coordinator.placement.initial_placement import initial_plan, measuring, missing
-from coordinator.placement.relays import relay_uplinks
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.state.apply import apply

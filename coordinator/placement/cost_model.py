@@ -47,20 +47,29 @@ speed counts as the median of the peers that have. A link without any measuremen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import inf
 from statistics import median
 
 from coordinator.placement.schedule import LinkTime, StepTime, step_seconds, step_time
-from coordinator.state.text import short
+from coordinator.state.state import Peer, State
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.loss_chunk import chunk_rows
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec.run import RunSpec
-from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, StageRange
+from protocol.types import (
+    Capacity,
+    Estimates,
+    LinkEstimate,
+    Member,
+    PeerId,
+    Reachability,
+    StageRange,
+)
 
 COMPARED_MICROBATCHES = 16
 """Chains are compared by a step of this many microbatches at most; a longer step grows in proportion."""
@@ -144,6 +153,36 @@ class Survey:
     def _median_flops(self) -> float:
         known = [each.flops for each in self.capacities.values() if each.flops > 0]
         return median(known) if known else 0.0
+
+
+def relay_uplinks(state: State) -> Mapping[str, float]:
+    """Bytes per second that each relay can send, by its endpoint; only where that is known."""
+    uplinks = dict(state.own_uplinks)
+    for relay in state.relays:
+        reported = state.estimates.get(relay.peer)
+        capacity = reported.capacity if reported else state.peers[relay.peer].capacity
+        if capacity.uplink:
+            uplinks[relay.endpoint] = capacity.uplink
+    return uplinks
+
+
+def survey_of(state: State) -> Survey:
+    """What the peers of a run have measured, and what their relays can carry."""
+    peers = state.peers
+    survey = Survey.of(state.estimates, {peer.peer: peer.capacity for peer in peers.values()})
+    return with_relays(survey, peers.values(), relay_uplinks(state))
+
+
+def with_relays(survey: Survey, peers: Iterable[Peer], uplinks: Mapping[str, float]) -> Survey:
+    """`survey` with the share of each relayed peer in the uplink of its relay, which all behind it divide."""
+    live = [peer for peer in peers if peer.is_live]
+    relayed = {peer.peer: peer.endpoint for peer in live if peer.reachability is Reachability.RELAYED}
+    if not relayed:
+        return survey
+    behind = Counter(relayed.values())
+    shares = {peer: uplinks.get(endpoint, inf) / behind[endpoint] for peer, endpoint in relayed.items()}
+    dial_only = frozenset(each.peer for each in live if each.reachability is Reachability.DIAL_ONLY)
+    return replace(survey, relay_shares=shares, dial_only=dial_only)
 
 
 def stage_parameters(spec: RunSpec, stage: int) -> int:
@@ -276,22 +315,3 @@ class ChainTimer:
 def bounded_seconds(seconds: float) -> float:
     least, most = SECONDS_BOUNDS
     return max(least, min(most, seconds))
-
-
-def bottleneck(survey: Survey, members: Sequence[Member], step: StepTime) -> str:
-    """What an inner step of `members` waits for most, such as "uplink of ..cd"; "" where it takes no time."""
-    resource = step.bottleneck
-    if resource is None:
-        return ""
-    peer, other = members[resource.position].peer, members[resource.other].peer
-    if resource.kind == "computing":
-        return f"computing of {short(peer)}"
-    if resource.kind == "latency":
-        return f"latency between {short(peer)} and {short(other)}"
-    # A bandwidth equals the value of an end only if that value determines it.
-    bandwidth = survey.bandwidth(peer, other)
-    if bandwidth == survey.capacity(peer).uplink:
-        return f"uplink of {short(peer)}"
-    if bandwidth == survey.capacity(other).downlink:
-        return f"downlink of {short(other)}"
-    return f"link {short(peer)} -> {short(other)}"

@@ -13,10 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.placement.chain_search import even_cuts, members_along
-from coordinator.placement.cost_model import Survey, bottleneck, memory_budget, memory_needed
+from coordinator.placement.cost_model import (
+    Survey,
+    memory_budget,
+    memory_needed,
+    with_relays,
+)
 from coordinator.placement.initial_chains import FormedChain, form_chains, unconnected
 from coordinator.placement.links import links_between, no_exchange, unreached_hosts
-from coordinator.placement.relays import with_relays
+from coordinator.placement.predict import bottleneck
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.algorithm.batch import with_equal_shares

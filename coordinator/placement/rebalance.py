@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch
+from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch, survey_of
 from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours, peer_rests_until
 from coordinator.placement.links import fit_k, member_of
 from coordinator.placement.member_exchange import MemberExchange
-from coordinator.placement.relays import survey_of
 from coordinator.placement.shares import delivered_work, share_limits, share_out
 from coordinator.state.state import State, peers_of
 from coordinator.state.text import listed

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from coordinator.placement.cost_model import compute_seconds, seconds_per_microbatch
+from coordinator.placement.cost_model import compute_seconds, seconds_per_microbatch, survey_of
 from coordinator.placement.eligibility import is_synced, peer_rests_until
 from coordinator.placement.links import member_of
-from coordinator.placement.relays import survey_of
 from coordinator.placement.replan import filled_replicas, next_plan
 from coordinator.placement.roles import whole_model_obstacle
 from coordinator.placement.vacancies import Vacancies, Vacancy

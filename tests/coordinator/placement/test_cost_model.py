@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import (
     Survey,
-    bottleneck,
     chain_time,
     compute_seconds,
     link_time,
@@ -24,6 +23,7 @@ from coordinator.placement.cost_model import (
     message_bytes,
     stage_parameters,
 )
+from coordinator.placement.predict import bottleneck
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
 from node.ipc.channel import Reply
 from node.ipc.typed_calls import name_of
@@ -236,7 +236,8 @@ def test_the_bottleneck_is_named() -> None:
         ((capacity(flops=1e3, up=fast), capacity(up=fast)), "computing of ..peer-0"),
     ]:
         known = survey(*capacities)
-        assert bottleneck(known, chain(spec), chain_time(spec, known, chain(spec), (8,))) == sentence
+        step = chain_time(spec, known, chain(spec), (8,))
+        assert str(bottleneck(known, chain(spec), step)) == sentence
 
 
 @pytest.mark.parametrize("name", PRESETS)

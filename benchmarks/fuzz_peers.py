@@ -27,6 +27,7 @@ from node.router.interface import RouterError
 from node.router.nat_pmp import NatPmpRouter
 from node.router.port_mapping import PortMapping, address_problem
 from node.transport import payload_exchange
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_store import PayloadStore
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
@@ -173,7 +174,7 @@ def _averager() -> PayloadPeer:
     store = PayloadStore(folder / "payloads", 4)
     store.put(1, hashlib.sha256(_PAYLOAD).hexdigest(), _PAYLOAD)
     p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(PEER))
-    return PayloadPeer(p2p, "run", 1, len(_PAYLOAD), store, folder / "checkpoints")
+    return PayloadPeer(p2p, "run", 1, len(_PAYLOAD), store, CheckpointServer(folder / "checkpoints"))
 
 
 _PAYLOAD = b"payload" * 4

@@ -154,8 +154,9 @@ def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     """The checkpoints of `stage` that peers can download, newest first.
 
     A round counts if every node writes a checkpoint after it, and if two peers attested the digest (or the
-    only peer that attested any). Holders are the live peers among them. Anchors that are kept for a rollback
-    alone are left out: no honest peer is so far behind that they help it.
+    only peer that attested any). Round 0 counts, too: nodes make its anchors when a peer asks. Holders are
+    the live peers that attested the digest. Anchors that are kept for a rollback alone are left out: no
+    honest peer is so far behind that they help it.
     """
     if part is Part.SNAPSHOT:
         return _located_snapshots(state)
@@ -163,8 +164,9 @@ def locate(state: State, stage: int, part: Part) -> tuple[StateRecord, ...]:
     found = []
     for its_stage, round_number, its_part in state.digests:
         is_due = round_number % every == 0
-        is_written = round_number > 0 and (is_due or round_number in state.restored)
-        is_recent = round_number >= min(oldest, state.rounds_decided + 1 - KEPT_CHECKPOINTS * every)
+        is_written = is_due or round_number in state.restored
+        newest_old = min(oldest, state.rounds_decided + 1 - KEPT_CHECKPOINTS * every)
+        is_recent = round_number == 0 or round_number >= newest_old
         if (its_stage, its_part) != (stage, part) or not (is_written and is_recent):
             continue
         record = record_of(state, stage, part, round_number)

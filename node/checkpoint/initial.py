@@ -6,14 +6,19 @@ machine chooses where it keeps the files.
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from torch import Tensor
 
 from node.checkpoint import global_model
+from node.checkpoint.files import write_tensors
+from node.checkpoint.layout import round_folder, stage_file
 from node.model.init import InitialParameters, initial_parameters, initial_unavailable
 from node.model.shapes import parameter_shapes
+from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -38,6 +43,33 @@ def initial_from(place: Path | None) -> InitialParameters:
         return stored(place).load(stage)
 
     return initial
+
+
+@dataclass(frozen=True)
+class InitialAnchors:
+    """The anchors before round 1 that a node hands on to other peers.
+
+    Attributes:
+        place: as in :func:`initial_from`.
+        stages: those that the node hosts.
+    """
+
+    spec: RunSpec
+    place: Path | None
+    stages: tuple[int, ...]
+
+    def write(self, folder: Path, stage: int) -> None:
+        """Write the anchor of `stage` into the folder of round 0 below `folder`.
+
+        The file has the tensors of a later checkpoint: the parameters, and the state of the outer optimizer,
+        which is 0. Raises as :func:`initial_from`, and OSError for a full disk.
+        """
+        parameters = initial_from(self.place)(self.spec, stage)
+        file = folder / round_folder(0) / stage_file(stage)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}-{os.getpid()}")  # each stage has a process that may write
+        write_tensors(partial, parameters | initial_state(parameters, outer_optimizer(self.spec.outer).slots))
+        partial.replace(file)
 
 
 def require_initial(spec: RunSpec, place: Path | None) -> None:

@@ -17,6 +17,7 @@ from node.hive.stream_calls import Guard, GuardedStreams
 from node.model.payloads import longest_nbytes, payload_layout
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import KEEP_ROUNDS, Arbiter, StagePayloads
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_store import PayloadStore
 from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, PeerId, Verdict
@@ -38,7 +39,7 @@ async def serve_arbiter(
         store = PayloadStore(folder / f"stage-{stage:02d}", KEEP_ROUNDS)
         # It has no checkpoints: the folder stays empty.
         longest = longest_nbytes(spec, stage)
-        peer = PayloadPeer(p2p, run, stage, longest, store, folder / "checkpoints")
+        peer = PayloadPeer(p2p, run, stage, longest, store, CheckpointServer(folder / "checkpoints"))
         await peer.serve(allow_list, guard)
         stages[stage] = StagePayloads(partial(payload_layout, spec, stage), store, peer)
     return Arbiter(stages)

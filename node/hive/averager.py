@@ -37,6 +37,7 @@ from node.hive.stream_calls import GuardedStreams
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler
 from node.transport.allow_list import AllowList
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult, HostedStages
@@ -152,7 +153,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             self._stage,
             hosted.capacities[self._stage],
             store,
-            hosted.checkpoint_folder,
+            CheckpointServer.of(hosted),
             line,
         )
         self._payloads = self._peer.payloads

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typing's in rpc signatures
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
@@ -68,7 +67,7 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
     Args:
         capacity: the largest payload of `stage`, in bytes.
         store: keeps the payloads of `stage`.
-        checkpoints: the folder of this node's checkpoints.
+        checkpoints: serves this node's checkpoints.
         line: what this node may send and receive.
 
     Attributes:
@@ -82,13 +81,13 @@ class PayloadPeer(ServicerBase, PayloadCalls):  # type: ignore[misc]  # hivemind
         stage: int,
         capacity: int,
         store: PayloadStore,
-        checkpoints: Path,
+        checkpoints: CheckpointServer,
         line: Line = UNLIMITED,
     ) -> None:
         self._p2p, self._run, self._stage = p2p, run, stage
         self._me, self._line = p2p.peer_id.to_base58(), line
         self._transfers = OpenTransfers()
-        self._checkpoints = CheckpointServer(checkpoints)
+        self._checkpoints = checkpoints
         self.payloads = PayloadExchange(self._me, stage, capacity, store, self)
 
     async def serve(self, allow_list: AllowList, guard: Guard = GuardedStreams) -> None:

@@ -168,6 +168,7 @@ class HivemindTransport(Transport):
             hosted,
             payload_folder=hosted.payload_folder.absolute(),  # the host may have another working directory
             checkpoint_folder=hosted.checkpoint_folder.absolute(),
+            initial_folder=hosted.initial_folder and hosted.initial_folder.absolute(),
         )
         await self._call(HostStages(absolute, deadline=_START_SECONDS))
         self._stages = tuple(hosted.capacities)

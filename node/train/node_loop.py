@@ -156,7 +156,9 @@ class NodeLoop:
         capacities = {stage: stage_info.capacities[stage] for stage in stages}
         reduced = spec if spec.outer.exchange == "reduced" else None
         hosted = HostedStages(
-            capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds, reduced
+            *(capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds, reduced),
+            spec=spec,
+            initial_folder=self._local.initial,
         )
         await services.transport.host_stages(hosted)
         await services.directory.take_stages(stages)

@@ -104,7 +104,11 @@ class Recovery:
         since the last round is lost.
         """
         located = [await self._coordinator.locate(stage, part) for stage, part in self._exchange.parts]
-        others = [[record for record in records if set(record.holders) - {self._peer}] for records in located]
+        # This node makes the anchors of round 0 itself.
+        others = [
+            [record for record in records if record.round_number and set(record.holders) - {self._peer}]
+            for records in located
+        ]
         if all(others):
             await self._load_all(others)
             return

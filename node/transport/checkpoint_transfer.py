@@ -13,11 +13,12 @@ from pathlib import Path
 
 from node.checkpoint import parts
 from node.checkpoint.durable import flush
+from node.checkpoint.initial import InitialAnchors
 from node.transport.backoff import pause_after
 from node.transport.download import Donors, Download, list_reasons
 from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.transport.transfer import WrongBytes
-from node.transport.transport import CheckpointDownload
+from node.transport.transport import CheckpointDownload, HostedStages
 from protocol.algorithm.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 _PER_DONOR = 2  # requests under way, so that a donor never waits for the next one
 _AT_ONCE = 16  # bounds the chunks in memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
+_INITIAL = "initial"  # folder below that of the checkpoints
 _HASHES_KEPT = 64  # parts whose hashes a server remembers; computing them reads the whole file
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
@@ -34,15 +36,38 @@ Ask = Callable[[str, int, int], Awaitable[bytes]]
 
 
 class CheckpointServer:
-    """Serves the parts of the checkpoints below `folder`. Belongs to one event loop."""
+    """Serves the parts of the checkpoints below `folder`, and the anchors before round 1.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    A node writes no checkpoint of round 0. Its server makes the file when a peer asks for the first time.
+    Belongs to one event loop.
+    """
+
+    def __init__(self, folder: Path, initial: InitialAnchors | None = None) -> None:
+        self._folder, self._initial = folder, initial
         self._chunk_hashes = lru_cache(_HASHES_KEPT)(parts.chunk_hashes)
         self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
 
+    @classmethod
+    def of(cls, hosted: HostedStages) -> CheckpointServer:
+        """The server of a node that hosts these stages."""
+        initial = None
+        if hosted.spec is not None:
+            initial = InitialAnchors(hosted.spec, hosted.initial_folder, tuple(hosted.capacities))
+        return cls(hosted.checkpoint_folder, initial)
+
     async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
-        return await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
+        """The part after `round_number`; None where this node has none. Raises as InitialAnchors.write."""
+        if round_number or self._initial is None:
+            return await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
+        if stage not in self._initial.stages or part not in (Part.STAGE, Part.EMBEDDING):
+            return None
+        beside = self._folder / _INITIAL  # no folder of a round lies there, so no start loads from it
+        async with self._hashing:
+            found = await asyncio.to_thread(parts.find, beside, stage, part, 0)
+            if found is None:
+                await asyncio.to_thread(self._initial.write, beside, stage)
+                found = await asyncio.to_thread(parts.find, beside, stage, part, 0)
+        return found
 
     async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
         """The answer to a StateRequest, read from the disk piece by piece.

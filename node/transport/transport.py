@@ -81,6 +81,8 @@ class HostedStages:
             necessary. Two nodes must not share it.
         checkpoint_folder: this node's checkpoints (node.checkpoint.parts). A request gets the parts that are
             there at that time. The folder may be created later.
+        spec, initial_folder: the run, and the parameters that it starts from (node.checkpoint.initial), to
+            serve the anchors before round 1; without `spec` they are not served.
         reduced: the spec of a run with exchange "reduced"; None where members gather all payloads.
     """
 
@@ -89,6 +91,8 @@ class HostedStages:
     checkpoint_folder: Path
     keep_rounds: int
     reduced: RunSpec | None = None
+    spec: RunSpec | None = None
+    initial_folder: Path | None = None
 
     def folder_of(self, stage: int) -> Path:
         """Where the payloads of one stage are."""

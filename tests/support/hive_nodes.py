@@ -28,11 +28,13 @@ from protocol.types import (
     Role,
     StageRange,
 )
+from tests.builders import spec_of
 from tests.support import commands
 from tests.support.certificates import enrolled
 from tests.support.waiting import is_alive, until
 
 RUN = "test-run"
+SPEC = spec_of()
 CAPACITY = 600_000
 KEEP_ROUNDS = 4
 REFUSED = Path("/dev/null/payloads")
@@ -160,8 +162,8 @@ async def start_as(
 
 
 def hosted_in(folder: Path, capacities: Mapping[int, int]) -> HostedStages:
-    """Stages whose payloads and checkpoints are in `folder`."""
-    return HostedStages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS)
+    """Stages of the run SPEC, whose payloads and checkpoints are in `folder`."""
+    return HostedStages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS, spec=SPEC)
 
 
 def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:

@@ -23,6 +23,7 @@ from node.hive.reduction_peer import ReductionPeer
 from node.security.identity import Identity
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import Arbiter
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
 from protocol.errors import ErrorCode, HetnodeError
@@ -176,7 +177,8 @@ class VirtualTransport(Transport):
             await self._p2p.listen()
         for stage, capacity in hosted.capacities.items():
             store = PayloadStore(hosted.folder_of(stage), hosted.keep_rounds)
-            peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, hosted.checkpoint_folder)  # type: ignore[arg-type]
+            server = CheckpointServer.of(hosted)
+            peer = PayloadPeer(self._p2p, self._run, stage, capacity, store, server)  # type: ignore[arg-type]
             if not self._client_mode:
                 await peer.serve(self._allow_list, unguarded)
             self._stages[stage] = peer

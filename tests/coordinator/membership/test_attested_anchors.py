@@ -87,6 +87,17 @@ class TestLocate:
         leave(run, A)
         assert set(locate(run.state, 0, Part.STAGE)[0].holders) == {B.peer, C.peer}
 
+    def test_the_anchors_before_round_1_are_located_in_every_round_and_come_last(self) -> None:
+        run = started(2)
+        attest(run, A, 0)
+        attest(run, B, 0)
+        [record] = locate(run.state, 1, Part.STAGE)
+        assert (record.round_number, record.digest) == (0, anchor_of(1, 0))
+        assert set(record.holders) == {A.peer, B.peer}
+        for _ in range(35):
+            play_round(run)
+        assert [each.round_number for each in locate(run.state, 1, Part.STAGE)] == [30, 20, 10, 0]
+
     def test_one_attestation_counts_only_if_there_is_no_other(self) -> None:
         run = started(1)
         for _ in range(10):

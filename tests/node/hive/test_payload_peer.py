@@ -19,6 +19,7 @@ from node.hive import payload_peer
 from node.hive.payload_peer import PayloadPeer
 from node.security.identity import open_identity
 from node.transport import payload_exchange
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import RANGES
 from protocol.pb.payload_pb2 import PayloadChunk, RangeRequest
@@ -60,7 +61,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     me, other = (open_identity(tmp_path / f"{name}.key").peer for name in ("me", "other"))
     p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(me))
     store = PayloadStore(tmp_path / "payloads", 4)
-    peer = PayloadPeer(p2p, "run", 0, len(PAYLOAD), store, tmp_path / "checkpoints")
+    peer = PayloadPeer(p2p, "run", 0, len(PAYLOAD), store, CheckpointServer(tmp_path / "checkpoints"))
     return Bench(peer, p2p, describe(me, PAYLOAD), describe(other, OTHER))
 
 
@@ -211,7 +212,7 @@ async def test_one_of_two_members_fetches_a_large_payload_by_several_streams(
     theirs = describe(bench.theirs.owner, payload)
     p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(theirs.owner))
     store = PayloadStore(tmp_path / "theirs", 4)
-    sender = PayloadPeer(p2p, "run", 0, len(payload), store, tmp_path / "checkpoints")
+    sender = PayloadPeer(p2p, "run", 0, len(payload), store, CheckpointServer(tmp_path / "checkpoints"))
     await sender.payloads.hold(theirs, payload)
     wire = Wire(bench.mine.owner, sender, fails)
     bench.p2p.iterate_protobuf_handler = wire.iterate_protobuf_handler
@@ -225,9 +226,8 @@ async def test_one_of_two_members_fetches_a_large_payload_by_several_streams(
 async def test_ranges_of_other_bytes_are_a_fault_of_their_sender(tmp_path: Path, bench: Bench) -> None:
     payload = os.urandom(1 << 20)
     theirs = describe(bench.theirs.owner, payload)
-    sender = PayloadPeer(
-        *(bench.p2p, "run", 0, len(payload)), PayloadStore(tmp_path / "theirs", 4), tmp_path / "checkpoints"
-    )
+    store, checkpoints = PayloadStore(tmp_path / "theirs", 4), CheckpointServer(tmp_path / "checkpoints")
+    sender = PayloadPeer(bench.p2p, "run", 0, len(payload), store, checkpoints)
 
     async def pieces(*_: object) -> AsyncIterator[bytes]:
         async def wrong() -> AsyncIterator[bytes]:

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from node.model.init import initial_parameters
 from node.security.identity import open_identity
 from node.transport.transport import CheckpointDownload
 from protocol.algorithm.digest import header_of, size_of
@@ -27,6 +28,7 @@ from tests.support.hive_nodes import (
     BRIEF,
     PATIENT,
     RUN,
+    SPEC,
     Node,
     canonical,
     certified,
@@ -181,10 +183,11 @@ async def fetch_state(
     donors: Mapping[Node, int],
     part: Part = Part.STAGE,
     deadline: float = PATIENT,
+    round_number: int = ROUND,
 ) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     hosts = {donor.identity.peer: stage for donor, stage in donors.items()}
-    record = StateRecord(RUN, 0, part, ROUND, anchor_digest(tensors), tuple(hosts))
+    record = StateRecord(RUN, 0, part, round_number, anchor_digest(tensors), tuple(hosts))
     download = CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into)
     await node.hivemind.fetch_checkpoint(download, deadline)
 
@@ -200,6 +203,12 @@ async def test_a_part_is_fetched_from_its_donors(
     donors = {swarm["alice"]: 0, swarm["bob"]: 0, swarm["carol"]: 1}  # carol holds none of it
     await fetch_state(swarm["carol"], checkpoint, into, donors)
     assert into.read_bytes() == content(checkpoint)
+
+
+async def test_the_anchor_before_round_1_is_fetched_from_a_host(swarm: Swarm, tmp_path: Path) -> None:
+    initial, into = initial_parameters(SPEC, 0), tmp_path / "stage"
+    await fetch_state(swarm["carol"], initial, into, {swarm["alice"]: 0}, round_number=0)
+    assert into.read_bytes() == content(initial)
 
 
 @pytest.mark.parametrize("donor", ["alice", "carol"])

@@ -19,6 +19,7 @@ from node.hive.access import limit_messages
 from node.hive.payload_peer import PayloadPeer
 from node.hive.stream_calls import CHUNK_BOUNDS, REQUEST_BOUNDS, STREAMS_OF_ONE, GuardedStreams
 from node.transport.allow_list import AllowList
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_store import PayloadStore
 from protocol.pb.payload_pb2 import StateRequest
 from tests.builders import keyed
@@ -53,7 +54,7 @@ async def callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             peers.append(await P2P.create(await averager.get_visible_maddrs(), nat_port_map=False))
             stack.push_async_callback(peers[-1].shutdown)
         member, stranger = peers
-        served = PayloadPeer(averager, "run", 0, 1000, PayloadStore(tmp_path, 4), tmp_path)
+        served = PayloadPeer(averager, "run", 0, 1000, PayloadStore(tmp_path, 4), CheckpointServer(tmp_path))
         await served.serve(AllowList([member.peer_id.to_base58()]))
         yield Callers(member, stranger, averager)
 

@@ -1,7 +1,8 @@
 """The status of a run: one frozen record, which the coordinator builds and every view renders.
 
 The command line, the live view of a local swarm and the metrics file all read these records. They travel as
-the messages StatusReply and Measurement (protocol.wire.status).
+the messages StatusReply and Measurement (protocol.wire.status). One file because the status is one record of
+several others.
 """
 
 from __future__ import annotations
@@ -45,6 +46,71 @@ class Wait(StrEnum):
     """A checkpoint of other peers."""
     PAUSE = "pause"
     """The end of a pause of the run."""
+
+
+class CauseCode(StrEnum):
+    """The kind of a cause. Each is followed by the fields of :class:`Cause` that it uses."""
+
+    # What a run does or waits for.
+    PEERS_LACKING = "peers-lacking"  # causes, one PEERS_LACKING for each role: role, count, total
+    SPEED_UNKNOWN = "speed-unknown"  # peers
+    NO_PLACEMENT = "no-placement"  # detail
+    STARTING = "starting"
+    TRAINING = "training"  # round_number, total
+    OFFERS_LACKING = "offers-lacking"  # round_number, total, replicas, stages
+    PAYLOADS_CONTESTED = "payloads-contested"  # round_number, total, count, stages
+    REPORTS_LACKING = "reports-lacking"  # round_number, total, replicas, stages
+    DIGESTS_LACKING = "digests-lacking"  # round_number, total, peers or stages
+    NO_EXCHANGE = "no-exchange"  # round_number, total, peers
+    NO_REPLICA = "no-replica"  # round_number, total, causes
+    PAUSED = "paused"  # round_number, total
+    FINISHED = "finished"  # total
+    # Why a replica cannot train.
+    OBSTRUCTED = "obstructed"  # replicas, causes: the replica and all that it lacks
+    VACANT = "vacant"  # stages
+    MEMBER_GONE = "member-gone"  # peers, stages
+    MEMBER_DRAINS = "member-drains"  # peers, stages
+    MEMBER_RESTS = "member-rests"  # peers, stages, round_number, count
+    MEMBER_SYNCS = "member-syncs"  # peers, stages
+    LINK_CLOSED = "link-closed"  # peers (both ends), detail, address
+    REPLICA_RESTS = "replica-rests"  # round_number
+    # Why a peer does not train.
+    SPARE = "spare"
+    FOLLOWS = "follows"  # stages, causes
+    SPARES_KEPT = "spares-kept"  # count
+    NEXT_PLAN = "next-plan"
+
+
+STALLS = frozenset(
+    (
+        *(CauseCode.PEERS_LACKING, CauseCode.SPEED_UNKNOWN, CauseCode.NO_PLACEMENT),
+        *(CauseCode.STARTING, CauseCode.NO_REPLICA),
+    )
+)
+"""The causes for which a run cannot go on before a peer joins or returns."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause; which fields it uses depends on its code.
+
+    Attributes:
+        total: of the rounds of the run, or of the peers of a role that it needs.
+        detail: what others said of it, as text: a reason that a peer or a library gave.
+        causes: those that it follows from.
+    """
+
+    code: CauseCode
+    peers: tuple[PeerId, ...] = ()
+    replicas: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    round_number: int = 0
+    count: int = 0
+    total: int = 0
+    role: Role | None = None
+    address: str = ""
+    detail: str = ""
+    causes: tuple[Cause, ...] = ()
 
 
 class AlarmMode(StrEnum):

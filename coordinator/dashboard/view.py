@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from coordinator.placement.cost_model import Survey, survey_of
-from coordinator.placement.replan import obstacles
+from coordinator.placement.obstacles import obstacles
+from coordinator.state.cause_text import cause_text
 from coordinator.state.state import State
 from protocol.algorithm.turns import due_stages
 from protocol.status import Measurement, PeerStatus, RunPhase, RunStatus
@@ -46,7 +47,8 @@ class RunView:
     @cached_property
     def obstacles(self) -> dict[int, str]:
         """By replica: why it cannot train."""
-        return obstacles(self.state, self.round_number) if self.is_training else {}
+        found = obstacles(self.state, self.round_number) if self.is_training else {}
+        return {index: cause_text(each) for index, each in found.items()}
 
     @cached_property
     def waiting(self) -> dict[int, list[tuple[StageRange, PeerId | None]]]:

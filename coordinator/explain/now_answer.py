@@ -12,8 +12,9 @@ from coordinator.rounds.deadlines import closes_at
 from coordinator.rounds.phases import expected_seconds
 from coordinator.rounds.rounds import is_stalled
 from coordinator.state import events
+from coordinator.state.cause_text import alarm_text
 from coordinator.state.text import counted, listed, short
-from coordinator.status.messages import alarm_message, run_message
+from coordinator.status.messages import run_message
 from protocol.roles import POLICIES
 from protocol.status import Explanation, RunPhase, Sentence
 from protocol.types import Replica
@@ -50,8 +51,8 @@ def _gathering(facts: Facts) -> Iterator[Sentence]:
 def _since(facts: Facts) -> Iterator[Sentence]:
     """Since when it waits for what the title says, by the event that began the wait."""
     state, asked = facts.state, facts.asked
-    if state.open_alarm is not None:
-        yield say(f"There is an alarm: {alarm_message(state.open_alarm)}")
+    if (alarm := state.open_alarm) is not None:
+        yield say(f"There is an alarm: {alarm_text(alarm.reason, alarm.last_healthy)}")
     if state.pause is not None:
         for number, event in facts.of_kind(events.RunPaused):
             if number == facts.paused:

@@ -16,9 +16,10 @@ from coordinator.explain.facts import (
 )
 from coordinator.membership.strikes import STRIKE_ROUNDS, STRIKES_TO_QUARANTINE
 from coordinator.placement.eligibility import is_synced, least_synced, peer_rests_until, replica_rests_until
-from coordinator.placement.replan import obstacles
+from coordinator.placement.obstacles import obstacles
 from coordinator.placement.vacancies import Vacancies, is_spare
 from coordinator.state import events
+from coordinator.state.cause_text import cause_text
 from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short, stages_of
 from coordinator.status.messages import peer_message, run_message
@@ -205,7 +206,7 @@ def _why_not(facts: Facts, known: Peer) -> Iterator[Sentence]:
     if (rests := replica_rests_until(state, reservation.replica)) > from_round:
         yield say(f"{name} rests until round {rests}, because its members could not go on", *reserved)
     why = obstacles(state, from_round).get(reservation.replica)
-    message = f"{why}" if why else peer_message(state, peer)
+    message = cause_text(why) if why else peer_message(state, peer)
     if message:
         yield say(message, *reserved)
 

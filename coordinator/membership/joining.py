@@ -8,10 +8,11 @@ from coordinator.membership.invites import permitted_role
 from coordinator.membership.reachability import check_claims
 from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.placement.cost_model import relay_uplinks
-from coordinator.placement.initial_placement import initial_plan, measuring, missing
+from coordinator.placement.initial_placement import initial_plan, lacking, measuring
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
 from coordinator.placement.vacancies import Vacancies, reserve_assignments
 from coordinator.state.apply import apply
+from coordinator.state.cause_text import lacking_text
 from coordinator.state.commands import Join
 from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
 from coordinator.state.state import Peer, State
@@ -192,7 +193,7 @@ def _require_room(state: State, joined: PeerJoined) -> None:
     total = policy.peers_needed(state.spec)
     if sum(peer.role is joined.role for peer in peers) < total:
         return
-    short = missing(peers, state.spec)
+    short = lacking_text(lacking(peers, state.spec))
     waiting = initial_plan(peers, state.spec, state.estimates)
     if not short and isinstance(waiting, Waiting):
         is_reached = joined.endpoint or joined.reachability in (Reachability.OPEN, Reachability.RELAYED)

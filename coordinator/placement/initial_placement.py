@@ -20,14 +20,16 @@ from coordinator.placement.cost_model import (
     with_relays,
 )
 from coordinator.placement.initial_chains import FormedChain, form_chains, unconnected
-from coordinator.placement.links import links_between, no_exchange, unreached_hosts
+from coordinator.placement.links import links_between, unreached_hosts
 from coordinator.placement.predict import bottleneck
+from coordinator.state.cause_text import lacking_text, no_exchange_text
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting, counted, listed, short
 from protocol.algorithm.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
+from protocol.status import Cause, CauseCode
 from protocol.types import Estimates, PeerId, Plan, Reachability, Replica
 
 _MOST_MEMBERS_NAMED = 8
@@ -35,16 +37,15 @@ _MOST_PIPELINES_NAMED = 4
 """Of more pipelines a plan's reason describes only the slowest."""
 
 
-def missing(peers: Iterable[Peer], spec: RunSpec) -> str:
-    """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" if none."""
+def lacking(peers: Iterable[Peer], spec: RunSpec) -> tuple[Cause, ...]:
+    """A cause for each role of which the run needs more peers before it starts."""
     here = Counter(peer.role for peer in peers if peer.is_staying)
-    parts = []
-    for role, policy in POLICIES.items():
-        total = policy.peers_needed(spec)
-        lacking = total - here[role]
-        if lacking > 0:
-            parts.append(f"{counted(lacking, f'more {policy.noun}')} ({here[role]} of {total} here)")
-    return " and ".join(parts)
+    needed = {role: policy.peers_needed(spec) for role, policy in POLICIES.items()}
+    return tuple(
+        Cause(CauseCode.PEERS_LACKING, role=role, count=total - here[role], total=total)
+        for role, total in needed.items()
+        if total > here[role]
+    )
 
 
 def measuring(peers: Iterable[Peer], estimates: Mapping[PeerId, Estimates]) -> list[Peer]:
@@ -75,13 +76,15 @@ def initial_plan(
     where otherwise two neighbours would have no endpoint.
     """
     staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
-    if lacking := missing(staying, spec):
-        return Waiting(f"waiting for {lacking}")
+    if lacks := lacking(staying, spec):
+        return Waiting(f"waiting for {lacking_text(lacks)}")
     plan = _arranged(staying, spec, estimates or {}, uplinks or {})
     if isinstance(plan, Waiting):
         return plan
     if hosts := unreached_hosts(plan.replicas, {each.peer: each for each in staying}):
-        return Waiting(f"waiting for 1 more peer that others reach: {no_exchange(hosts)}", unreachable=True)
+        return Waiting(
+            f"waiting for 1 more peer that others reach: {no_exchange_text(hosts)}", unreachable=True
+        )
     return replace(plan, replicas=tuple(with_equal_shares(spec, plan.replicas)))
 
 

@@ -58,15 +58,6 @@ def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -
     return []
 
 
-def no_exchange(hosts: Sequence[PeerId]) -> str:
-    """A sentence about what :func:`unreached_hosts` has found."""
-    names = " and ".join(short(each) for each in hosts[:2])
-    return (
-        f"{names} only dial, so their replicas cannot exchange payloads: one of these peers must be reached "
-        "by others (the log of its node says how), or the run needs a relay"
-    )
-
-
 def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
     """Links with one `k` for all or one for each.
 

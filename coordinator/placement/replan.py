@@ -23,7 +23,9 @@ from coordinator.placement.eligibility import (
     replica_rests_until,
 )
 from coordinator.placement.links import can_be_neighbours, links_between, member_of
+from coordinator.placement.obstacles import member_obstacle, obstacles
 from coordinator.placement.rebalance import Rebalance
+from coordinator.state.cause_text import cause_text, member_text
 from coordinator.state.state import Peer, State
 from coordinator.state.text import (
     Waiting,
@@ -36,10 +38,7 @@ from coordinator.state.text import (
 from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import factor_in, is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
-from protocol.types import Lifecycle, Member, Plan, Replica, ReservedAssignment
-
-_MOST_OBSTACLES = 2
-"""A message names at most this many obstacles of a replica."""
+from protocol.types import Member, Plan, Replica, ReservedAssignment
 
 ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
@@ -64,7 +63,8 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
     else:
         kept = _unbroken_replicas(state, with_draining=True)
     if not kept and not rebuilt:
-        return Waiting(f"no complete replica is left: {listed([*obstacles(state, from_round).values()])}")
+        causes = obstacles(state, from_round).values()
+        return Waiting(f"no complete replica is left: {listed([cause_text(each) for each in causes])}")
     replicas = [
         kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
         for index in sorted([*kept, *rebuilt])
@@ -276,8 +276,8 @@ def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[s
         if holder is None:
             found.append(f"{short(reservation.peer)} in a vacancy ({stages_of(reservation)})")
         elif holder.peer != reservation.peer:
-            why = _obstacle(state, holder, from_round)
-            former = f"{short(holder.peer)} ({stages_of(holder)}){f', {why}' if why else ''}"
+            why = member_obstacle(state, holder, from_round)
+            former = member_text(why) if why else f"{short(holder.peer)} ({stages_of(holder)})"
             found.append(f"{short(reservation.peer)} for {former}")
     return found
 
@@ -298,44 +298,3 @@ def filled_replicas(state: State) -> set[int]:
         if state.peers[each.peer].is_staying:
             filled.setdefault(each.replica, set()).add(each.position)
     return {index for index, positions in filled.items() if len(positions) == len(state.layout(index))}
-
-
-def obstacles(state: State, from_round: int) -> dict[int, str]:
-    """By index: why a replica cannot train, such as "replica-1 waits for ..Qm (stage 1), which is gone"."""
-    reserved = {reservation.slot: reservation for reservation in state.reservations.values()}
-    found = {}
-    for index in sorted({replica for replica, _ in reserved}):
-        sentences = []
-        for position, stages in enumerate(state.layout(index)):
-            holder = reserved.get((index, position))
-            if holder is None:
-                sentences.append(f"has no peer for {'stage' if len(stages) == 1 else 'stages'} {stages}")
-            elif why := _obstacle(state, holder, from_round):
-                sentences.append(f"waits for {short(holder.peer)} ({stages_of(holder)}), {why}")
-        sentences += _failed_links(state, index)
-        rests = replica_rests_until(state, index)
-        if not sentences and rests > from_round:
-            sentences.append(f"rests until round {rests}, because its members could not go on")
-        if sentences:
-            found[index] = f"replica-{index} {' and '.join(sentences[:_MOST_OBSTACLES])}"
-    return found
-
-
-def _failed_links(state: State, index: int) -> list[str]:
-    return [
-        f"cannot open the link from {short(one)} to {short(other)} at {link.address} ({link.reason})"
-        for (one, other), link in state.failed_links.items()
-        if link.replica == index
-    ]
-
-
-def _obstacle(state: State, reservation: ReservedAssignment, from_round: int) -> str:
-    """Why the peer of `reservation` cannot train from `from_round` on; "" where it can."""
-    peer, rests = state.peers[reservation.peer], peer_rests_until(state, reservation.peer)
-    if not peer.is_live:
-        return "which is gone"
-    if peer.lifecycle is Lifecycle.DRAINING:
-        return "which drains"
-    if rests > from_round:
-        return f"which rests until round {rests} after {state.failures[peer.peer][0]} failures"
-    return "" if is_synced(state, reservation, from_round) else "which must catch up"

@@ -22,7 +22,7 @@ from coordinator.placement.cost_model import (
     seconds_per_microbatch,
     stage_parameters,
 )
-from coordinator.placement.initial_placement import initial_plan, missing
+from coordinator.placement.initial_placement import initial_plan, lacking
 from coordinator.placement.vacancies import Vacancies
 from coordinator.state.state import Peer, State
 from protocol.algorithm.flops import microbatch_flops
@@ -102,7 +102,7 @@ def roles_at_start(
     ranked = [peer for peer in flexible if not obstacles[peer.peer]]
     ranked.sort(key=lambda peer: (-able[peer.peer].flops, -able[peer.peer].memory_bytes, peer.arrival))
     found = _with_alone(flexible, ranked[:wanted], spec, able, obstacles)
-    if len(ranked) <= wanted or missing(_as(staying, found), spec):
+    if len(ranked) <= wanted or lacking(_as(staying, found), spec):
         return found
     if isinstance(initial_plan(_as(staying, found), spec, estimates), Plan):
         return found

@@ -8,12 +8,12 @@ from coordinator.state.state import Round, State
 from protocol.types import PeerId
 
 
-def missing_offers(state: State, stage: int, round_number: int) -> list[str]:
-    """Names of the complete replicas that have neither offered nor withheld a payload yet."""
+def missing_offers(state: State, stage: int, round_number: int) -> list[int]:
+    """The indices of the complete replicas that have neither offered nor withheld a payload yet."""
     round_state = state.round_of(stage, round_number)
     answered = {*round_state.offers, *round_state.withheld}
     replicas = state.complete_replicas(round_number)
-    return [replica.name for replica in replicas if replica.host_of(stage).peer not in answered]
+    return [replica.index for replica in replicas if replica.host_of(stage).peer not in answered]
 
 
 def missing_reports(state: State, round_state: Round) -> list[PeerId]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.placement.eligibility import is_synced
-from coordinator.placement.replan import obstacles
+from coordinator.placement.obstacles import closed_links, obstacles
+from coordinator.state.cause_text import alarm_text, cause_text
 from coordinator.state.state import Peer, State
 from coordinator.state.text import stages_of
-from coordinator.status.messages import alarm_message, failed_links_of, peer_message, run_message
+from coordinator.status.causes import peer_cause
+from coordinator.status.messages import run_message
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
-from protocol.status import Measurement, PeerStatus, RunPhase, RunStatus, TrainingHealth
+from protocol.status import Cause, Measurement, PeerStatus, RunPhase, RunStatus, TrainingHealth
 from protocol.types import Lifecycle, PeerId
 
 
@@ -56,11 +58,11 @@ def run_status(
         tokens_committed=state.tokens,
         pause=state.pause,
         health=health,
-        alarm=alarm_message(state.open_alarm),
+        alarm=alarm_text(alarm.reason, alarm.last_healthy) if (alarm := state.open_alarm) else "",
     )
 
 
-def _peer_status(state: State, peer: Peer, now: float, rests: bool, lacks: Mapping[int, str]) -> PeerStatus:
+def _peer_status(state: State, peer: Peer, now: float, rests: bool, lacks: Mapping[int, Cause]) -> PeerStatus:
     last_seen = state.last_seen[peer.peer]
     assignment = state.assignment(peer.peer, state.current_round)
     reserved = state.reservations.get(peer.peer)
@@ -70,6 +72,7 @@ def _peer_status(state: State, peer: Peer, now: float, rests: bool, lacks: Mappi
         where = f"replica-{reserved.replica}, {stages_of(reserved)}"
         if is_synced(state, reserved, state.current_round):
             lifecycle = Lifecycle.READY
+    cause = peer_cause(state, peer.peer, lacks) if peer.is_live else None
     return PeerStatus(
         peer=peer.peer,
         role=peer.role,
@@ -80,10 +83,12 @@ def _peer_status(state: State, peer: Peer, now: float, rests: bool, lacks: Mappi
         assignment=where,
         estimates=state.estimates[peer.peer],
         reachability=peer.reachability,
-        problem=". ".join(filter(None, (peer.problem, *failed_links_of(state, peer.peer)))),
+        problem=". ".join(
+            filter(None, (peer.problem, *(cause_text(each) for each in closed_links(state, peer.peer))))
+        ),
         role_reason=peer.role_reason,
         rests=rests and not peer.is_live,
-        message=peer_message(state, peer.peer, lacks) if peer.is_live else "",
+        message=cause_text(cause) if cause else "",
         waits=last_seen.waits if peer.is_live else (),
         name=state.name_of(peer.peer),
     )

@@ -16,7 +16,7 @@ from protocol.algorithm.sampling import sample_range
 from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import Decision, Estimates, PayloadDescriptor, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 
@@ -57,6 +57,13 @@ class Run:
         unstruck = replace(self.state, strikes=before.strikes)
         assert unstruck == before or code is ErrorCode.ANCHOR_DIVERGED
         return refusal
+
+
+def codes_of(cause: Cause | None) -> list[CauseCode]:
+    """The codes of a cause and of those that it follows from, the innermost last."""
+    if cause is None:
+        return []
+    return [cause.code, *(code for each in cause.causes for code in codes_of(each))]
 
 
 def started(

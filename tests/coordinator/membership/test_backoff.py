@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from coordinator.state.commands import Retreat
-from coordinator.status.messages import peer_message
+from coordinator.status.causes import peer_cause
+from protocol.status import CauseCode
 from tests.builders import keyed
-from tests.support.coordinator_run import Run, attest, pass_time, play_round, started
+from tests.support.coordinator_run import Run, attest, codes_of, pass_time, play_round, started
 
 A, C = keyed(0), keyed(2)
 
@@ -54,7 +55,7 @@ def test_a_peer_in_backoff_sees_the_reason() -> None:
     gives_up(run)
     attest(run, C)
     play_round(run, followers=(C,))
-    assert "rests until round" in peer_message(run.state, C.peer)
+    assert codes_of(peer_cause(run.state, C.peer))[-1] is CauseCode.MEMBER_RESTS
 
 
 def test_the_only_replica_tries_again_at_once() -> None:

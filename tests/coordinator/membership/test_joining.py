@@ -14,9 +14,9 @@ from coordinator.state.events import (
     PeerMeasured,
     PlanAdopted,
 )
-from coordinator.status.messages import run_message
+from coordinator.status.causes import run_cause
 from protocol.errors import ErrorCode
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from protocol.types import PROTOCOL_VERSION, Estimates, Lifecycle, LinkEstimate, PeerId, Role
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_run import Run
@@ -118,7 +118,7 @@ class TestMeasured:
     def test_the_run_starts_when_measuring_peers_have_reported_their_speed(self) -> None:
         run = self.gathered(1e9, 0.0)
         assert run.state.phase is RunPhase.GATHERING
-        assert "measured speed of" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.SPEED_UNKNOWN
         self.told(run, B, 1e9)
         run.accept(Tick())
         assert run.state.phase is RunPhase.TRAINING

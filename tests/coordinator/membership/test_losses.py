@@ -11,10 +11,10 @@ from coordinator.state.events import (
     RoundCommitted,
 )
 from coordinator.state.state import State
-from coordinator.status.messages import run_message
+from coordinator.status.causes import run_cause
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import ErrorCode
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from tests.builders import keyed
 from tests.support.coordinator_run import Run, beat_for, settle
 
@@ -68,7 +68,7 @@ class TestLosses:
         run.accept(Leave(A.peer, "interrupted"))
         run.accept(Leave(B.peer, "interrupted"))
         assert run.state.phase is RunPhase.TRAINING
-        assert "no complete replica is left" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.NO_REPLICA
 
     def test_sample_ranges_go_on_without_gap_over_a_change_of_plan(self, mixed: Run) -> None:
         mixed.accept(Leave(C.peer, "interrupted"))

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from coordinator.membership.reachability import report_link
 from coordinator.placement.eligibility import may_be_neighbours
+from coordinator.placement.obstacles import closed_links
 from coordinator.rounds.deadlines import LINK_SECONDS, closes_at
 from coordinator.state.apply import apply
 from coordinator.state.commands import Join, Offer, ReportLink, Retreat, Tick, UpdateAddresses
 from coordinator.state.events import LinkFailed, PayloadOffered, PlanAdopted
 from coordinator.state.transaction import Transaction
-from coordinator.status.messages import peer_message, run_message
+from coordinator.status.causes import peer_cause, run_cause
 from protocol.errors import ErrorCode
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from protocol.types import Reachability, Role
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_run import (
@@ -46,8 +47,7 @@ class TestPlans:
         for peer in (A, B):
             run.accept(dial_only(peer, run, Role.REPLICA))
         assert run.state.phase is RunPhase.GATHERING
-        assert "only dial, so their replicas cannot exchange payloads" in run_message(run.state)
-        assert "relay" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.NO_PLACEMENT
 
     def test_one_more_replica_that_is_reached_is_let_in_and_starts_the_run(self) -> None:
         run = joined_run(spec_of(replicas=2))
@@ -105,14 +105,19 @@ class TestFailedLinks:
         run = started(replicas=1, pipelines=1)
         run.accept(report(run, B, C))
         for peer in (B, C):
-            said = peer_message(run.state, peer.peer)
-            assert "44.10.0.9:7710 cannot be opened: nothing answers there" in said
-        assert peer_message(run.state, A.peer) == ""
+            cause = peer_cause(run.state, peer.peer)
+            assert cause is not None
+            assert (cause.code, cause.peers) == (CauseCode.LINK_CLOSED, (B.peer, C.peer))
+            assert (cause.address, cause.detail) == ("44.10.0.9:7710", "nothing answers there")
+        assert peer_cause(run.state, A.peer) is None
 
     def test_a_pipeline_alone_stalls_and_says_why_instead_of_aborting(self) -> None:
         run = started_and_attested(replicas=0, pipelines=1)
         run.accept(report(run, A, B))
-        assert "44.10.0.9:7710 (nothing answers there)" in run_message(run.state)
+        (lacks,) = run_cause(run.state).causes
+        assert [(each.code, each.address) for each in lacks.causes] == [
+            (CauseCode.LINK_CLOSED, "44.10.0.9:7710")
+        ]
         assert not run.state.decisions
 
     def test_a_retreat_after_it_is_nobodys_failure(self) -> None:
@@ -142,7 +147,7 @@ class TestFailedLinks:
         assert not may_be_neighbours(run.state, *ends)
         run.accept(UpdateAddresses(C.peer, "44.10.0.9:7711", Reachability.OPEN, "44.10.0.9:7711", ""))
         assert may_be_neighbours(run.state, *ends)
-        assert "cannot be opened" not in peer_message(run.state, C.peer)
+        assert not list(closed_links(run.state, C.peer))
         # The present plan has the former address, so its link stays closed.
         assert [replica.index for replica in run.state.complete_replicas(1)] == [0]
 

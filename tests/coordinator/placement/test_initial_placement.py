@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement.initial_placement import initial_plan, missing
+from coordinator.placement.initial_placement import initial_plan, lacking
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.roles import POLICIES
@@ -149,12 +149,14 @@ def test_a_pair_without_endpoints_waits_and_both_are_named_until_a_third_peer_co
     assert [member.peer for member in plan.replicas[0].members] == ["peer-1", "peer-3"]
 
 
-def test_missing_does_not_count_peers_that_are_gone() -> None:
+def test_what_is_lacking_does_not_count_peers_that_are_gone() -> None:
     spec = spec_of(2, 1, 1)
     peers = [peer(1, Role.STAGE), peer(2, Role.STAGE, live=False)]
-    assert missing(peers, spec) == "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"
-    waiting = initial_plan(peers, spec)
-    assert waiting == Waiting(f"waiting for {missing(peers, spec)}")
+    assert [(each.role, each.count, each.total) for each in lacking(peers, spec)] == [
+        (Role.STAGE, 1, 2),
+        (Role.REPLICA, 1, 1),
+    ]
+    assert isinstance(initial_plan(peers, spec), Waiting)
 
 
 def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_shares_the_stages_evenly() -> None:

@@ -10,13 +10,15 @@ from coordinator.state.apply import replay
 from coordinator.state.commands import Attest, Await, Heartbeat, Offer, Report, Retreat
 from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PeerRetreated
 from coordinator.state.state import State
-from coordinator.status.messages import peer_message
+from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
+from protocol.status import CauseCode
 from protocol.types import Dialer, Lifecycle, Plan, Role
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import (
     assert_samples_tile,
     attest,
+    codes_of,
     leave,
     members_by_replica,
     pass_time,
@@ -60,7 +62,7 @@ class TestReplan:
         assert members_by_replica(run) == {0: [A.peer]}
         assert run.state.plans[-1].reason == "goes on without replica-1, which lost a member"
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
-        assert "which is gone" in peer_message(run.state, B.peer)
+        assert codes_of(peer_cause(run.state, B.peer))[-1] is CauseCode.MEMBER_GONE
         play_round(run, followers=(B,))
         run.accept(D.join(run.spec, Role.STAGE))
         attest(run, D)

@@ -15,12 +15,14 @@ from coordinator.state.apply import replay
 from coordinator.state.commands import Retreat
 from coordinator.state.state import State
 from coordinator.state.text import short
-from coordinator.status.messages import peer_message
+from coordinator.status.causes import peer_cause
+from protocol.status import CauseCode
 from protocol.types import Plan, Role
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
     ALL,
     Run,
+    codes_of,
     drain,
     join,
     latest_reason,
@@ -49,7 +51,7 @@ class TestRepeatedFailures:
         self.lose_and_rejoin(run, C, 3)
         assert run.state.failures[C.peer] == (3, 3)
         assert peer_rests_until(run.state, C.peer) == 7
-        assert "rests until round 7 after 3 failures" in peer_message(run.state, C.peer)
+        assert codes_of(peer_cause(run.state, C.peer))[-1] is CauseCode.MEMBER_RESTS
         play_rounds(run, 2)
         assert sorted(members_by_replica(run)) == [0]
         play_rounds(run)

@@ -14,14 +14,15 @@ from coordinator.placement.roles import obstacle, payload_bytes, roles_at_start
 from coordinator.state.commands import Join, Tick
 from coordinator.state.events import InviteCreated, InviteUsed, RoleChanged
 from coordinator.state.state import Peer
-from coordinator.status.messages import event_message, run_message
+from coordinator.status.causes import run_cause
+from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
 from node.model.payloads import longest_nbytes, mean_nbytes
 from protocol.algorithm.flops import microbatch_flops
 from protocol.errors import ErrorCode
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from protocol.types import Capacity, Estimates, Lifecycle, PeerId, Reachability, Role, StageRange
 from tests.builders import Keyed, spec_of
 from tests.support.coordinator_run import (
@@ -107,7 +108,7 @@ class TestTheStart:
         run = joined_run(SPEC)
         run.accept(auto(A, SPEC, LITTLE))
         run.accept(auto(B, SPEC))
-        assert "1 more stage peer (1 of 2 here)" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.PEERS_LACKING
         run.accept(auto(C, SPEC, LITTLE))
         assert run.state.phase is RunPhase.TRAINING
         assert [role_of(run, peer) for peer in (A, B, C)] == [Role.STAGE, Role.REPLICA, Role.STAGE]
@@ -136,7 +137,7 @@ class TestTheStart:
         for peer in (A, B, C):
             join = auto(peer, SPEC)
             run.accept(replace(join, capacity=replace(join.capacity, uplink=1e9, downlink=1e9)))
-        assert "waiting for the measured speed" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.SPEED_UNKNOWN
         for peer, flops in ((A, 1e9), (B, 3e9), (C, 2e9)):
             measure(run, peer, flops, 1e9)
         run.accept(Tick())

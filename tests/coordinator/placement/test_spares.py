@@ -7,7 +7,8 @@ from typing import Any
 from coordinator.placement.cost_model import memory_needed
 from coordinator.state.events import PlanAdopted
 from coordinator.state.text import short
-from coordinator.status.messages import peer_message
+from coordinator.status.causes import peer_cause
+from protocol.status import CauseCode
 from protocol.types import (
     Dialer,
     Lifecycle,
@@ -23,6 +24,7 @@ from tests.support.coordinator_run import (
     ALL,
     Run,
     attest,
+    codes_of,
     join,
     latest_reason,
     leave,
@@ -139,7 +141,7 @@ class TestSpares:
         join(run, D, E)
         play_rounds(run, 2)
         assert sorted(members_by_replica(run)) == [0, 1]
-        assert "keeps 1 stage peer as spares" in peer_message(run.state, D.peer)
+        assert codes_of(peer_cause(run.state, D.peer))[-1] is CauseCode.SPARES_KEPT
         join(run, F)
         play_rounds(run)
         assert members_by_replica(run)[2] == [D.peer, E.peer]
@@ -185,6 +187,6 @@ class TestLayouts:
         assert slot_of(run, D)[1] == fitting
         run.accept(E.join(run.spec, Role.STAGE, memory_bytes=1000))
         assert E.peer not in run.state.reservations
-        assert "lacks the memory" in peer_message(run.state, E.peer)
+        assert codes_of(peer_cause(run.state, E.peer))[-1] is CauseCode.SPARE
         run.accept(F.join(run.spec, Role.STAGE, memory_bytes=0))
         assert slot_of(run, F)[1] == 1 - fitting, "a peer with unknown memory fits everywhere"

@@ -6,9 +6,9 @@ import pytest
 
 from coordinator.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
 from coordinator.state.events import PayloadWithheld, PlanAdopted, RoundAborted
-from coordinator.state.text import short
-from coordinator.status.messages import run_message, stall_message
-from protocol.status import RunPhase
+from coordinator.status.causes import run_cause
+from coordinator.status.messages import stall_message
+from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import Role
 from tests.builders import anchor_of, keyed
 from tests.support.coordinator_run import (
@@ -33,11 +33,13 @@ class TestStall:
         pass_time(run, 3600, B)
         assert run.state.current_round == 2
         assert not any(isinstance(event, RoundAborted) for event in run.events)
-        text = run_message(run.state)
-        assert text.startswith(f"waiting in round 2 of {run.spec.rounds}: no complete replica is left")
-        assert f"replica-0 waits for {short(A.peer)} (stages 0-1), which is gone" in text
-        assert f"replica-1 waits for {short(C.peer)} (stage 1), which is gone" in text
-        assert stall_message(run.state) == text
+        cause = run_cause(run.state)
+        assert (cause.code, cause.round_number, cause.total) == (CauseCode.NO_REPLICA, 2, run.spec.rounds)
+        assert [(each.replicas, *each.causes) for each in cause.causes] == [
+            ((0,), Cause(CauseCode.MEMBER_GONE, peers=(A.peer,), stages=(0, 1))),
+            ((1,), Cause(CauseCode.MEMBER_GONE, peers=(C.peer,), stages=(1,))),
+        ]
+        assert stall_message(run.state)
 
     def test_it_continues_in_the_same_round_when_a_replica_is_complete_again(self) -> None:
         run = started(1, 1)
@@ -46,8 +48,8 @@ class TestStall:
         leave(run, A, C)
         pass_time(run, 60, B)
         run.accept(C.join(run.spec, Role.STAGE))
-        text = run_message(run.state)
-        assert f"replica-1 waits for {short(C.peer)} (stage 1), which must catch up" in text
+        lacks = run_cause(run.state).causes[-1]
+        assert lacks.causes == (Cause(CauseCode.MEMBER_SYNCS, peers=(C.peer,), stages=(1,)),)
         *_, adopted = run.accept(Attest(C.peer, 1, 1, "stage", anchor_of(1, 1)))
         assert isinstance(adopted, PlanAdopted)
         plan = adopted.plan
@@ -139,7 +141,8 @@ class TestEnd:
             run.accept(Report(A.peer, stage, 1, (payload,)))
         leave(run, A)
         assert run.state.phase is RunPhase.TRAINING
-        assert "waiting for the last digests of any peer at stage 0" in run_message(run.state)
+        cause = run_cause(run.state)
+        assert (cause.code, cause.stages[0]) == (CauseCode.DIGESTS_LACKING, 0)
         run.accept(A.join(run.spec))
         attest(run, A, 1)
         assert run.state.phase is RunPhase.FINISHED

@@ -13,12 +13,12 @@ from coordinator.state.commands import Attest, Ban, Leave, Start
 from coordinator.state.events import AssignmentReserved
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.transaction import Transaction
-from coordinator.status.messages import peer_message
+from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from protocol.types import Lifecycle, ReservedAssignment, Role, StageRange
 from tests.builders import keyed, spec_of
-from tests.support.coordinator_run import Run, attest, leave, pass_time, play_round, started
+from tests.support.coordinator_run import Run, attest, codes_of, leave, pass_time, play_round, started
 
 A, B, C, D, E = (keyed(i) for i in range(5))
 
@@ -77,7 +77,7 @@ class TestReservations:
         run.accept(B.join(run.spec, Role.STAGE, endpoint=""))
         assert len(run.accept(C.join(run.spec, Role.STAGE, endpoint=""))) == 1
         assert C.peer not in run.state.reservations
-        assert "spare" in peer_message(run.state, C.peer)
+        assert codes_of(peer_cause(run.state, C.peer))[-1] is CauseCode.SPARE
         run.refuse(Attest(C.peer, 0, 0, "stage", "digest"), ErrorCode.BAD_REQUEST)
         *_, given = run.accept(Leave(B.peer, "interrupted"))
         assert isinstance(given, AssignmentReserved)

@@ -13,7 +13,9 @@ from coordinator.state.commands import AppointArbiter, Arbitrate, Attest, Leave,
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import PayloadArbitrated, PayloadsContested, PeerSeen
 from coordinator.state.state import State
-from coordinator.status.messages import event_message, run_message
+from coordinator.status.causes import run_cause
+from coordinator.status.messages import event_message
+from protocol.status import CauseCode
 from protocol.types import Decision, Finding, PayloadDescriptor, PeerId, Rejection, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run, beat_for, joined_run
@@ -204,7 +206,7 @@ def test_the_deadline_decides_without_the_arbiter() -> None:
     run = arbitrated_run(2)
     payloads = offered(run, 2)
     reported(run, payloads, [keyed(0)])
-    assert "fetching 1 payload" in run_message(run.state)
+    assert run_cause(run.state).code is CauseCode.PAYLOADS_CONTESTED
     beat_for(run, run.spec.timing.fetch - 1, *payloads)
     assert (0, 1) not in run.state.decisions
     beat_for(run, 1, *payloads)

@@ -7,9 +7,10 @@ import pytest
 from coordinator.rounds.deadlines import closes_at
 from coordinator.state.commands import Await, Drain, Leave, Offer, PauseRun, ResumeRun, Start, Tick
 from coordinator.state.events import PlanAdopted, RunPaused, RunResumed
+from coordinator.status.causes import run_cause
 from coordinator.status.messages import event_message, pause_message, run_message
 from protocol.errors import ErrorCode
-from protocol.status import RunPhase
+from protocol.status import CauseCode, RunPhase
 from protocol.types import Pause, PausedBy, Role
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_run import (
@@ -121,7 +122,7 @@ def test_a_round_that_starts_anew_during_a_pause_waits_as_well(run: Run) -> None
     pass_time(run, 30, A)
     assert members_by_replica(run) == {0: [A.peer]}
     assert run.state.is_held
-    assert run_message(run.state).startswith("PAUSED before round 3")
+    assert run_cause(run.state).code is CauseCode.PAUSED
     run.accept(ResumeRun())
     play_round(run)
 
@@ -131,7 +132,7 @@ def test_a_run_without_a_complete_replica_is_held_in_its_round(run: Run) -> None
         run.accept(Leave(peer.peer, "a storm"))
     run.accept(PAUSE)
     assert run.state.pause == Pause(3, PausedBy.OPERATOR, "the loss has risen")
-    assert "no complete replica" in run_message(run.state)
+    assert run_cause(run.state).code is CauseCode.NO_REPLICA
 
 
 def test_the_round_after_a_pause_begins_with_those_who_are_there(run: Run) -> None:

@@ -19,10 +19,11 @@ from coordinator.state.events import (
 )
 from coordinator.state.lines import lines_of, rounded_rate
 from coordinator.state.tokens import payload_tokens
+from coordinator.status.causes import run_cause
 from coordinator.status.event_levels import log_level
-from coordinator.status.messages import run_message
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
+from protocol.status import CauseCode
 from tests.builders import anchor_of, keyed
 from tests.support.coordinator_run import (
     Run,
@@ -97,7 +98,8 @@ def test_nobody_withholds_a_payload_of_a_stage_without_a_turn(run: Run) -> None:
 
 def test_the_message_of_the_run_speaks_of_due_stages_alone(run: Run) -> None:
     offer(run, A, A.payload(run.spec, 1, 1))
-    assert run_message(run.state).endswith("waiting for replica-1 at stage 1")
+    cause = run_cause(run.state)
+    assert (cause.code, cause.replicas, cause.stages) == (CauseCode.OFFERS_LACKING, (1,), (1,))
 
 
 def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:

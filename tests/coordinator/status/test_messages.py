@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from coordinator.state.commands import Offer
+from coordinator.status.causes import run_cause
 from coordinator.status.messages import run_message
+from protocol.status import CauseCode
 from protocol.types import Role
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_run import Run
@@ -25,4 +27,4 @@ class TestSentences:
         run.accept(Offer(C.peer, C.payload(spec, 0, 1)))
         assert run_message(run.state) == "training: round 1 of 3, waiting for replica-1 at stage 0"
         run.accept(Offer(A.peer, A.payload(spec, 0, 1)))
-        assert "waiting for the reports of" in run_message(run.state)
+        assert run_cause(run.state).code is CauseCode.REPORTS_LACKING

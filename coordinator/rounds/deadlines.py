@@ -10,6 +10,7 @@ from math import inf
 from operator import is_not
 
 from coordinator.rounds.phases import expected_seconds, half_time
+from coordinator.state.settlement import settlement_of
 from coordinator.state.state import State
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, Replica
@@ -95,14 +96,12 @@ def gather_seconds(state: State, stage: int, nbytes: int) -> float:
     """How many seconds a group may take to exchange payloads of `nbytes` bytes in total.
 
     Three times the longest time per byte of the last rounds of `stage`, at least LEAST_GATHER_SECONDS and at
-    most `fetch`; `fetch` before the first measurement. Where payloads are reduced, the time does not grow
-    with their number, so it is not per byte.
+    most `fetch`; `fetch` before the first measurement.
     """
-    reduces = state.spec.outer.exchange == "reduced"
+    work = settlement_of(state.spec).work
     # A deadline that was too short is itself the measured time, so the next one is three times as long.
     seconds_per_byte = [
-        round_state.gathered_in
-        / (1 if reduces else sum(descriptor.nbytes for descriptor in round_state.group.descriptors))
+        round_state.gathered_in / work(sum(descriptor.nbytes for descriptor in round_state.group.descriptors))
         for (its_stage, _), round_state in state.rounds.items()
         if its_stage == stage
         and round_state.gathered_in > 0
@@ -113,7 +112,7 @@ def gather_seconds(state: State, stage: int, nbytes: int) -> float:
     most = state.spec.timing.fetch
     if not seconds_per_byte:
         return most
-    seconds = max(seconds_per_byte) * (1 if reduces else nbytes)
+    seconds = max(seconds_per_byte) * work(nbytes)
     return min(max(_MARGIN * seconds, LEAST_GATHER_SECONDS), most)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.state.commands import Report
-from coordinator.state.events import HoldingsReported
+from coordinator.state.events import HoldingsReported, ResultReported
 from coordinator.state.transaction import Transaction
 
 MOST_REPORTS = 8
@@ -11,12 +11,14 @@ MOST_REPORTS = 8
 
 
 def record_holdings(transaction: Transaction, command: Report) -> None:
-    """Record which of the offered payloads the sender holds, unless it has told that before.
+    """Record which of the offered payloads the sender holds, and its result, unless it has told that before.
 
-    A peer may report again when it has more payloads. It cannot take a report back.
+    A peer may report again when it has more payloads. It cannot take a report or a result back.
     """
-    sender, key = command.peer, (command.stage, command.round_number)
+    sender, key, claim = command.peer, (command.stage, command.round_number), command.result
     round_state = transaction.state.round_of(*key)
+    if claim is not None and sender not in round_state.results:
+        transaction.add(ResultReported(transaction.now, *key, sender, claim))
     offers, before = round_state.offers, round_state.reports.get(sender)
     # Most are the very records of the group: two records are only compared where they are not one.
     offered = {d.owner for d in command.held if (known := offers.get(d.owner)) is d or known == d}

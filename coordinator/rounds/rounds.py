@@ -35,12 +35,12 @@ from coordinator.rounds.holdings import record_holdings
 from coordinator.rounds.majority import lacks_weight
 from coordinator.rounds.missing import all_have_answered, all_have_reported
 from coordinator.rounds.phases import check_not_early, earliest
-from coordinator.rounds.results import agree, check_result, record_result
 from coordinator.rounds.silence import remove_silent
 from coordinator.rounds.skipping import check_due, skip_others
 from coordinator.state import events
 from coordinator.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.state.lines import uplink_of, with_most_uplink
+from coordinator.state.settlement import Agreement, settlement_of
 from coordinator.state.state import Round, State
 from coordinator.state.text import counted, listed
 from coordinator.state.transaction import Transaction
@@ -166,7 +166,8 @@ def report(transaction: Transaction, command: Report) -> None:
     if len({descriptor.owner for descriptor in held}) != len(held):
         raise bad_request(f"{sender} reports two payloads of one owner")
     # All checks come before all changes: a refused report must not leave half of its payloads behind.
-    check_result(state, command)
+    if fault := settlement_of(state.spec).fault_of(state, command):
+        raise bad_request(fault)
     offers = round_state.offers
     # Most are the very records of the group: two records are only compared where they are not one.
     unseen = [d for d in held if (known := offers.get(d.owner)) is not d and known != d]
@@ -188,7 +189,6 @@ def report(transaction: Transaction, command: Report) -> None:
         ):
             _admit(transaction, descriptor)
     note_rejections(transaction, sender, stage, round_number, command.rejected)
-    record_result(transaction, command)
     record_holdings(transaction, command)
     advance(transaction, stage)
 
@@ -224,9 +224,12 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     waits_since = max(round_state.closed_at, transaction.state.started_at)
     is_late = transaction.now - waits_since >= decide_seconds(state.spec, round_state.group)
     can_decide = is_late or all_have_reported(transaction.state, round_state)
-    if can_decide and state.spec.outer.exchange == "reduced":
-        _decide_sum(transaction, stage, round_state, round_state.group)
-    elif can_decide and not awaits_arbiter(transaction, stage, round_state, round_state.group):
+    if not can_decide:
+        return
+    agreement = settlement_of(state.spec).agreement(transaction.state, round_state, round_state.group)
+    if agreement is not None:
+        _decide_result(transaction, stage, round_state.group, agreement)
+    elif not awaits_arbiter(transaction, stage, round_state, round_state.group):
         _decide(transaction, stage, round_state, round_state.group)
 
 
@@ -302,9 +305,8 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     conclude(transaction, stage, tuple(entries), reason)
 
 
-def _decide_sum(transaction: Transaction, stage: int, round_state: Round, group: ExchangeGroup) -> None:
-    """Commit the result of the reduction on which the group agrees, or abort."""
-    found = agree(transaction.state, round_state, group)
+def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: Agreement) -> None:
+    """Commit the result on which the group agrees, or abort."""
     lacks = lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)
     conclude(transaction, stage, entries, lacks or found.reason, result)

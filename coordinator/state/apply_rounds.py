@@ -9,8 +9,8 @@ from coordinator.state.apply_peers import follow, mark_absent
 from coordinator.state.apply_plans import with_lifecycles
 from coordinator.state.lines import lines_of
 from coordinator.state.persistent_map import PersistentMap
-from coordinator.state.reducers import failed_reducers, with_benches
 from coordinator.state.replacing import replace
+from coordinator.state.settlement import settlement_of
 from coordinator.state.state import (
     KEPT_DECISIONS,
     KEPT_DURATIONS,
@@ -91,7 +91,8 @@ def close_group(state: State, event: events.GroupClosed) -> State:
     # Canonical order: every replica sums the payloads in this order, so that anchors are bit-equal.
     descriptors = (round_state.offers[owner] for owner in sorted(round_state.offers))
     agreeing = tuple(d for d in descriptors if d.anchor_digest == event.anchor_digest)
-    group = ExchangeGroup(event.group_id, agreeing, event.seconds, lines_of(state, agreeing))
+    lines = settlement_of(state.spec).lines(state, agreeing, lines_of(state, agreeing))
+    group = ExchangeGroup(event.group_id, agreeing, event.seconds, lines)
     members = frozenset(descriptor.owner for descriptor in agreeing)
     return _with_round(state, event, replace(round_state, group=group, members=members, closed_at=event.at))
 
@@ -158,9 +159,7 @@ def decide(state: State, event: events.DecisionEvent) -> State:
         state = replace(state, silences={})
     elif not is_skipped:  # no answer was expected
         state = replace(state, silences=_silences(state, decision))
-    if state.spec.outer.exchange == "reduced" and not decision.committed and decision.restore_round is None:
-        failed = failed_reducers(state.round_of(decision.stage, round_number))
-        state = replace(state, benches=with_benches(state.benches, round_number, failed))
+    state = replace(state, settled=settlement_of(state.spec).after(state, decision))
     if state.retreats or state.failures:
         state = _forgive_failures(state, decision)
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):

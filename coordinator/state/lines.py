@@ -6,7 +6,6 @@ A pure function of the state, so the same events give the same lines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from math import log2
 
@@ -51,14 +50,11 @@ def uplink_of(state: State, peer: PeerId) -> float:
 
 
 def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[MemberLine, ...]:
-    """The line of the owner of each payload; empty where no uplink is known, if the run gathers.
-
-    Where payloads are reduced, only those that may reduce are told as open (coordinator.state.reducers).
+    """The line of the owner of each payload.
 
     A peer exchanges the payloads of all its stages that are due at the same time, so each gets its part.
     """
     lines = []
-    reduces = state.spec.outer.exchange == "reduced"
     for descriptor in descriptors:
         peer = state.peers[descriptor.owner]
         reported = state.estimates.get(peer.peer)
@@ -73,18 +69,4 @@ def lines_of(state: State, descriptors: Sequence[PayloadDescriptor]) -> tuple[Me
                 peer.reachability is Reachability.OPEN,
             )
         )
-    if not reduces:
-        return tuple(lines) if any(line.uplink for line in lines) else ()
-    # Reducers must be dialled, whatever is known of their uplinks.
-    able = [
-        replace(line, is_open=line.is_open and not _is_benched(state, descriptor))
-        for descriptor, line in zip(descriptors, lines, strict=True)
-    ]
-    # One alone would have no checker.
-    is_enough = sum(line.is_open for line in able) >= min(2, sum(line.is_open for line in lines))
-    return tuple(able if is_enough else lines)
-
-
-def _is_benched(state: State, descriptor: PayloadDescriptor) -> bool:
-    bench = state.benches.get(descriptor.owner)
-    return bench is not None and descriptor.round_number <= bench.until
+    return tuple(lines)

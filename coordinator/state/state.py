@@ -211,14 +211,6 @@ class Silence:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A member reduces nothing up to round `until`, for `rounds` rounds."""
-
-    until: int
-    rounds: int
-
-
-@dataclass(frozen=True)
 class Round:
     """The state of one (stage, round), without its decision.
 
@@ -228,7 +220,7 @@ class Round:
         closed_at: when the group was closed.
         reports: by reporter, the owners of the payloads that it holds.
         report_counts: by reporter, how often its report has changed.
-        results: by reporter, the result of the reduction that it holds; of exchange "reduced".
+        results: by reporter, the result that it holds; of an exchange whose members agree on one.
         gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
             coordinator was restarted in between.
         rejections: by owner of a payload, the peers that reject it and their reasons.
@@ -289,7 +281,8 @@ class State:
         decided: decisions so far.
         tokens: those whose training is committed.
         tokens_at: `tokens` at the end of each round to which the run may go back.
-        benches: by peer, the last time in which it reduced nothing; of exchange "reduced".
+        settled: by peer, two numbers that the settlement of the run keeps and reads alone
+            (coordinator.state.settlement).
         strikes: by peer, the rounds for which it got a strike.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
@@ -343,7 +336,7 @@ class State:
     decided: int = 0
     tokens: int = 0
     tokens_at: Mapping[int, int] = field(default_factory=dict)
-    benches: Mapping[PeerId, Bench] = field(default_factory=dict)
+    settled: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.reduction.reducers import FIRST_BENCH, LONGEST_BENCH, failed_reducers, with_benches
 from coordinator.state.persistent_map import PersistentMap
-from coordinator.state.reducers import FIRST_BENCH, LONGEST_BENCH, failed_reducers, with_benches
-from coordinator.state.state import Bench, Round
+from coordinator.state.state import Round
 from protocol.types import ExchangeGroup, MemberLine, PeerId, ResultClaim
 from tests.builders import keyed, spec_of
 
@@ -78,7 +78,7 @@ def test_of_two_that_cannot_reach_each_other_one_fails() -> None:
 def test_each_further_bench_is_twice_as_long() -> None:
     peer = PEERS["a"]
     first = with_benches({}, 10, frozenset({peer}))
-    assert first == {peer: Bench(10 + FIRST_BENCH, FIRST_BENCH)}
-    assert with_benches(first, 30, frozenset({peer}))[peer].rounds == 2 * FIRST_BENCH
-    long = with_benches({peer: Bench(1, LONGEST_BENCH)}, 600, frozenset({peer}))
-    assert long[peer] == Bench(600 + LONGEST_BENCH, LONGEST_BENCH)
+    assert first == {peer: (10 + FIRST_BENCH, FIRST_BENCH)}
+    assert with_benches(first, 30, frozenset({peer}))[peer][1] == 2 * FIRST_BENCH
+    long = with_benches({peer: (1, LONGEST_BENCH)}, 600, frozenset({peer}))
+    assert long[peer] == (600 + LONGEST_BENCH, LONGEST_BENCH)

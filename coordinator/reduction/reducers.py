@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from coordinator.state.state import Bench, Round
-from protocol.types import PeerId
+from coordinator.state.state import Round
+from protocol.types import PayloadDescriptor, PeerId
 
 FIRST_BENCH, LONGEST_BENCH = 8, 512
 """Rounds. Each further one of the same member lasts twice as long."""
+
+
+Bench = tuple[int, int]
+"""A member reduces nothing up to the first number, a round, for so many rounds as the second."""
 
 
 def failed_reducers(round_state: Round) -> frozenset[PeerId]:
@@ -74,6 +78,12 @@ def with_benches(
     found = dict(benches)
     for peer in sorted(failed):
         last = benches.get(peer)
-        rounds = FIRST_BENCH if last is None else min(2 * last.rounds, LONGEST_BENCH)
-        found[peer] = Bench(round_number + rounds, rounds)
+        rounds = FIRST_BENCH if last is None else min(2 * last[1], LONGEST_BENCH)
+        found[peer] = round_number + rounds, rounds
     return found
+
+
+def is_benched(benches: Mapping[PeerId, Bench], descriptor: PayloadDescriptor) -> bool:
+    """Whether the owner of a payload reduces nothing in its round."""
+    bench = benches.get(descriptor.owner)
+    return bench is not None and descriptor.round_number <= bench[0]

@@ -1,0 +1,27 @@
+"""The exchanges that a run can name in ``outer.exchange``. A new one: a line here, and its class.
+
+The gathered exchange is that of the core. Each other one is a leaf: nothing but its line here names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExchangeEntry:
+    """An exchange of pseudo-gradients.
+
+    Attributes:
+        settlement: module and class of its :class:`coordinator.state.settlement.Settlement`.
+    """
+
+    settlement: str
+
+
+EXCHANGES: Mapping[str, ExchangeEntry] = {
+    "gathered": ExchangeEntry("coordinator.state.settlement.Settlement"),
+    "reduced": ExchangeEntry("coordinator.reduction.settlement.ReducedSettlement"),
+}
+"""By the name in ``outer.exchange``."""

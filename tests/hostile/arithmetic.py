@@ -1,0 +1,384 @@
+"""The arithmetic of docs/protocol/training.md and pipeline.md, from these pages alone.
+
+It imports nothing of hetnode, and computes with numpy and in float64 where the pages leave the accuracy free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+F32 = np.float32
+Tensors = dict[str, np.ndarray]
+Fields = Mapping[str, Any]
+
+
+def model_of(fields: Fields) -> dict[str, Any]:
+    """All fields of the section `model` that the arithmetic needs."""
+    defaults = {
+        "rope_base": 10000.0,
+        "norm_epsilon": 1e-5,
+        "qkv_bias": False,
+        "qk_norm": False,
+        "rope_scaling": "none",
+        "rope_factor": 1.0,
+        "rope_low_frequency": 1.0,
+        "rope_high_frequency": 4.0,
+        "rope_context": 8192,
+        "key_value_heads": fields["heads"],
+        "head_width": fields["width"] // fields["heads"],
+    }
+    return {**defaults, **fields}
+
+
+# Section 2: parameters
+
+
+def shapes_of(fields: Fields, stages: int, stage: int) -> dict[str, tuple[int, ...]]:
+    m = model_of(fields)
+    d, f, v, e = m["width"], m["feed_forward"], m["vocabulary"], m["head_width"]
+    q, k = m["heads"] * e, m["key_value_heads"] * e
+    size, more = divmod(m["layers"], stages)
+    first = stage * size + min(stage, more)
+    shapes: dict[str, tuple[int, ...]] = {"emb": (v, d)} if stage == 0 else {}
+    for n in range(first, first + size + (stage < more)):
+        layer: dict[str, tuple[int, ...]] = {"norm1": (d,), "wq": (q, d), "wk": (k, d), "wv": (k, d)}
+        layer |= {"bq": (q,), "bk": (k,), "bv": (k,)} if m["qkv_bias"] else {}
+        layer |= {"norm_q": (e,), "norm_k": (e,)} if m["qk_norm"] else {}
+        layer |= {"wo": (d, q), "norm2": (d,), "w_gate": (f, d), "w_up": (f, d), "w_down": (d, f)}
+        shapes |= {f"{n}.{name}": shape for name, shape in layer.items()}
+    return shapes | ({"norm_f": (d,), "head": (v, d)} if stage == stages - 1 else {})
+
+
+def initial(fields: Fields, stages: int, stage: int, seed: int) -> Tensors:
+    found = {}
+    for index, (name, shape) in enumerate(shapes_of(fields, stages, stage).items()):
+        kind = name.rpartition(".")[2]
+        if len(shape) == 1:
+            found[name] = np.full(shape, 0.0 if kind in ("bq", "bk", "bv") else 1.0, F32)
+            continue
+        count = math.prod(shape)
+        key = np.array([seed, (stage << 32) + index], np.uint64)
+        outputs = np.random.Philox(key=key).random_raw((count + 1) // 2)
+        words = np.stack([outputs & 0xFFFFFFFF, outputs >> 32], axis=1).ravel()[:count].astype(np.int64)
+        std = 0.02 / math.sqrt(2 * fields["layers"]) if kind in ("wo", "w_down") else 0.02
+        odd = 2 * (words >> 8) + 1 - (1 << 24)
+        found[name] = (odd.astype(F32) * F32(std * math.sqrt(3) * 2.0**-24)).reshape(shape)
+    return found
+
+
+# Section 3: the forward pass
+
+
+def _rms(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    scaled: np.ndarray = x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+    return scaled
+
+
+def _rope(x_hle: np.ndarray, m: Fields) -> np.ndarray:
+    e, length = x_hle.shape[-1], x_hle.shape[1]
+    w = m["rope_base"] ** (-2.0 * np.arange(e // 2) / e)
+    if m["rope_scaling"] == "linear":
+        w = w / m["rope_factor"]
+    elif m["rope_scaling"] == "llama3":
+        low, high = m["rope_low_frequency"], m["rope_high_frequency"]
+        c = np.clip((w * m["rope_context"] / (2 * math.pi) - low) / (high - low), 0, 1)
+        w = c * w + (1 - c) * w / m["rope_factor"]
+    angle = np.arange(length)[:, None] * w
+    x, y = x_hle[..., : e // 2], x_hle[..., e // 2 :]
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate((x * cos - y * sin, y * cos + x * sin), axis=-1)
+
+
+def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
+    """Logits [L, V] of one sample."""
+    m = model_of(fields)
+    eps, e, length = m["norm_epsilon"], m["head_width"], len(ids)
+    x = p["emb"][list(ids)]
+    mask = np.triu(np.full((length, length), -np.inf), 1)
+    for n in range(m["layers"]):
+        w = {name.partition(".")[2]: value for name, value in p.items() if name.startswith(f"{n}.")}
+        normed = _rms(x, w["norm1"], eps)
+
+        def heads(kind: str, normed: np.ndarray = normed, w: Tensors = w) -> np.ndarray:
+            y = normed @ w[f"w{kind}"].T + w.get(f"b{kind}", 0.0)
+            return y.reshape(length, -1, e).swapaxes(0, 1)
+
+        q, k, v = heads("q"), heads("k"), heads("v")
+        if m["qk_norm"]:
+            q, k = _rms(q, w["norm_q"], eps), _rms(k, w["norm_k"], eps)
+        share = m["heads"] // m["key_value_heads"]
+        q, k, v = _rope(q, m), np.repeat(_rope(k, m), share, 0), np.repeat(v, share, 0)
+        scores = q @ k.swapaxes(1, 2) / math.sqrt(e) + mask
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ v
+        x = x + mixed.swapaxes(0, 1).reshape(length, -1) @ w["wo"].T
+        normed = _rms(x, w["norm2"], eps)
+        gate = normed @ w["w_gate"].T
+        x = x + (gate / (1 + np.exp(-gate)) * (normed @ w["w_up"].T)) @ w["w_down"].T
+    logits: np.ndarray = _rms(x, p["norm_f"], eps) @ p["head"].T
+    return logits
+
+
+def loss_of(logits: np.ndarray, targets: Sequence[int]) -> float:
+    largest = logits.max(-1)
+    total = np.log(np.exp(logits - largest[:, None]).sum(-1)) + largest
+    return float((total - logits[np.arange(len(targets)), list(targets)]).mean())
+
+
+# Section 4: samples
+
+
+def _blake(text: str, key: str = "") -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), key=key.encode(), digest_size=8).digest(), "little")
+
+
+def window_of(ordinal: int, size: int, seed: int) -> tuple[int, int]:
+    """Pass and window."""
+    turn, i = divmod(ordinal, size)
+    side = math.isqrt(size - 1) + 1
+    while True:
+        left, right = divmod(i, side)
+        for each in range(4):
+            left, right = right, (left + _blake(f"{each}/{right}", f"{seed}/{turn}")) % side
+        if (i := left * side + right) < size:
+            return turn, i
+
+
+def is_held_out(ordinal: int, one_in: int, shard: str = "") -> bool:
+    q, r = divmod(ordinal, one_in)
+    return r == (1 if q == 0 and not shard else _blake(f"{shard}{q}") % one_in)
+
+
+def blocks_of(text: str) -> list[str]:
+    """The documents of a source text: with one file."""
+    size, found = min(max(len(text) // 32, 1024), 65536), []
+    while text:
+        stop = size
+        if len(text) > size:
+            stop = text.rfind("\n", 0, size) + 1 or size
+        found.append(text[:stop])
+        text = text[stop:]
+    return found
+
+
+def windows_of(documents: Sequence[str], context: int) -> list[bytes]:
+    """The windows of one split with the tokenizer byte."""
+    tokens = b"".join(each.encode(errors="replace") + b"\n" for each in documents)
+    return [tokens[w * context : w * context + context + 1] for w in range((len(tokens) - 1) // context)]
+
+
+# Section 5: an inner step
+
+
+def rate_of(inner: Fields, step: int, total: int) -> float:
+    warmup, ratio = inner["warmup_steps"], inner["final_ratio"]
+    if step < warmup:
+        return float(inner["learning_rate"] * (step + 1) / warmup)
+    p = min(1.0, (step - warmup) / max(1, total - warmup))
+    return float(inner["learning_rate"] * (ratio + (1 - ratio) * (1 + math.cos(math.pi * p)) / 2))
+
+
+def adamw(
+    values: Tensors, gradients: Tensors, moments: dict[str, Any], count: int, rate: float, inner: Fields
+) -> None:
+    """Step number `count` (from 1), in place."""
+    b1, b2 = inner["beta1"], inner["beta2"]
+    for name, g in gradients.items():
+        first, second = moments.get(name, (0.0, 0.0))
+        moments[name] = first, second = b1 * first + (1 - b1) * g, b2 * second + (1 - b2) * g * g
+        if g.ndim == 2 and name != "emb":
+            values[name] = values[name] * (1 - rate * inner["weight_decay"])
+        spread = np.sqrt(second / (1 - b2**count)) + inner["epsilon"]
+        values[name] = values[name] - rate * first / (1 - b1**count) / spread
+
+
+# Section 6: payloads
+
+Sent = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Of one tensor: indices, values, codes, magnitudes (empty for float32 values)."""
+
+
+def codec_of(outer: Fields) -> str:
+    if not outer["top_k"]:
+        return "dense32-v1"
+    index = {"elias-fano": "ef", "enumerative": "en"}[outer.get("indices", "elias-fano")]
+    values = {"none": "32"}.get(outer.get("quantizer", "2bit"), outer.get("quantizer", "2bit"))
+    return f"{index}{values}-v1:{outer['chunk']}/{outer['top_k']}"
+
+
+def header_of(shapes: Mapping[str, Sequence[int]], outer: Fields) -> bytes:
+    text = json.dumps([codec_of(outer), [[name, list(shape)] for name, shape in shapes.items()]])
+    return b"hnpg" + struct.pack("<I", 1) + hashlib.sha256(text.encode()).digest()[:8]
+
+
+def _bits(data: bytes) -> list[int]:
+    return [byte >> bit & 1 for byte in data for bit in range(8)]
+
+
+def _number(bits: Sequence[int]) -> int:
+    return sum(bit << place for place, bit in enumerate(bits))
+
+
+def _positions(data: bytes, n: int, k: int, chunks: int, code: str) -> tuple[list[list[int]], int]:
+    """The positions in each of some chunks of n elements, and the bytes that they take."""
+    found: list[list[int]] = []
+    if code == "enumerative":
+        width = (math.comb(n, k) - 1).bit_length()
+        used = -(-chunks * width // 8)
+        bits = _bits(data[:used])
+        for chunk in range(chunks):
+            rank, positions = _number(bits[chunk * width : (chunk + 1) * width]), []
+            for i in reversed(range(k)):
+                x = max(x for x in range(n) if math.comb(x, i + 1) <= rank)
+                rank -= math.comb(x, i + 1)
+                positions.insert(0, x)
+            found.append(positions)
+        return found, used
+    low = min(range(n.bit_length()), key=lambda bits: k * bits + (n - 1 >> bits))
+    length = -(-(k * low + k + (n - 1 >> low)) // 8)
+    for chunk in range(chunks):
+        bits = _bits(data[chunk * length : (chunk + 1) * length])
+        ones = [place for place, bit in enumerate(bits[k * low :]) if bit]
+        found.append(
+            [(one - i << low) + _number(bits[i * low : (i + 1) * low]) for i, one in enumerate(ones)]
+        )
+    return found, chunks * length
+
+
+def decode(shapes: Mapping[str, Sequence[int]], outer: Fields, payload: bytes) -> dict[str, Sent]:
+    """What a receiver sees of a valid payload."""
+    header, found = header_of(shapes, outer), {}
+    assert payload.startswith(header), "another header"
+    data = payload[len(header) :]
+    count = {"2bit": 2, "1bit": 1, "none": 0}[outer.get("quantizer", "2bit") if outer["top_k"] else "none"]
+    for name, shape in shapes.items():
+        numel, chunk, top_k = math.prod(shape), outer["chunk"], outer["top_k"]
+        magnitudes, data = np.frombuffer(data[: 4 * count], "<f4"), data[4 * count :]
+        full, rest = divmod(numel, chunk)
+        indices: list[int] = [] if top_k else list(range(numel))
+        for n, chunks, start in ((chunk, full, 0), (rest, 1, full * chunk)):
+            if not top_k or not n or not chunks:
+                continue
+            k = max(1, (2 * top_k * n + chunk) // (2 * chunk))
+            places, used = _positions(data, n, k, chunks, outer.get("indices", "elias-fano"))
+            data = data[used:]
+            for number, each in enumerate(places):
+                assert all(a < b < n for a, b in pairwise([-1, *each])), "positions do not ascend"
+                indices += [start + number * n + x for x in each]
+        if count:
+            nbytes = -(-len(indices) * count // 8)
+            bits = _bits(data[:nbytes])
+            codes = np.array([_number(bits[i * count : (i + 1) * count]) for i in range(len(indices))])
+            values = np.where(codes < count, 1, -1).astype(F32) * magnitudes[codes % count]
+        else:
+            nbytes = 4 * len(indices)
+            codes, values = np.zeros(0), np.frombuffer(data[:nbytes], "<f4")
+        data = data[nbytes:]
+        found[name] = np.array(indices), values, codes, magnitudes
+    assert not data, "the payload is too long"
+    return found
+
+
+# Section 7: digests
+
+
+def digest_of(tensors: Tensors) -> str:
+    names = sorted(tensors)
+    listed = [[name, list(tensors[name].shape)] for name in names]
+    header = json.dumps({"dtype": "f32", "tensors": listed}, separators=(",", ":"))
+    data = b"".join(tensors[name].astype("<f4").tobytes() for name in names)
+    chunks = (data[start : start + (4 << 20)] for start in range(0, len(data), 4 << 20))
+    hashes = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks)
+    return hashlib.sha256(header.encode() + b"\n" + hashes).hexdigest()
+
+
+# Section 8: the outer step
+
+
+def norm_of(payload: Mapping[str, Sent]) -> float:
+    sums = []
+    for _, values, codes, magnitudes in payload.values():
+        count = len(magnitudes)
+        if count:
+            parts = [float((codes % count == j).sum()) * float(magnitudes[j]) ** 2 for j in range(count)]
+        else:
+            parts = [float(value) ** 2 for value in values]
+        while len(parts) > 1:
+            half = (len(parts) + 1) // 2
+            parts = [a + b for a, b in zip(parts, [*parts[half:], 0.0], strict=False)][:half]
+        sums += parts
+    return math.sqrt(math.fsum(sums))
+
+
+def scales_of(norms: Sequence[float]) -> list[float]:
+    positive = sorted(norm for norm in norms if norm > 0)
+    bound = 8 * positive[(len(positive) - 1) // 2] if positive else 0.0
+    scales = [bound / norm if norm > bound else 1.0 for norm in norms]
+    return [scale if scale >= 2.0**-64 else 0.0 for scale in scales]
+
+
+def outer_step(
+    committed: Tensors, payloads: Sequence[Mapping[str, Sent]], weights: Sequence[float], outer: Fields
+) -> Tensors:
+    scales, found = scales_of([norm_of(each) for each in payloads]), {}
+    divisor, rate, mu = F32(math.fsum(weights)), F32(outer["learning_rate"]), F32(outer.get("momentum", 0))
+    for name, anchor in committed.items():
+        if "/" in name:
+            continue
+        total = np.zeros(anchor.size, F32)
+        for payload, weight, scale in zip(payloads, weights, scales, strict=True):
+            indices, values, *_ = payload[name]
+            total[indices] += values * F32(weight * scale)
+        g = (total / divisor).reshape(anchor.shape)
+        if outer.get("optimizer") == "nesterov":
+            v = committed[f"{name}/momentum"] * mu + g
+            v[np.abs(v) < F32(2.0**-64)] = 0
+            found[f"{name}/momentum"] = v
+            g = v * mu + g
+        found[name] = anchor - g * rate
+    return found
+
+
+# pipeline.md
+
+
+def basis_of(width: int, seed: int) -> np.ndarray:
+    gaussian = np.random.Generator(np.random.Philox(seed)).standard_normal((width, width))
+    q, r = np.linalg.qr(gaussian)
+    basis: np.ndarray = q * np.sign(np.diag(r))
+    return basis
+
+
+def unpacked(dtype: str, data: bytes, shape: Sequence[int]) -> np.ndarray:
+    """The values of a tensor [b, L, k] in a frame; NaN where the sender had no finite ones."""
+    tokens, k = math.prod(shape[:-1]), shape[-1]
+    if dtype == "bf16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(F32).astype(float)
+    n = {"int4": 4, "dither5": 5, "dither3": 3}[dtype]
+    length = -(-n * k // 8)
+    scales, values = data[tokens * length :], []
+    for token in range(tokens):
+        bits = _bits(data[token * length : (token + 1) * length])
+        step = {0: 0.0, 255: math.nan}.get(scales[token], 2.0 ** ((scales[token] - 192) / 4))
+        for j in range(k):
+            level = _number(bits[j * n : (j + 1) * n])
+            offset = 0.0 if dtype == "int4" else _offset(token * k + j)
+            values.append((level - 2 ** (n - 1) + 0.5 - offset) * step)
+    return np.array(values)
+
+
+def _offset(x: int) -> float:
+    x ^= x >> 16
+    x = x * 0x7FEB352D & 0xFFFFFFFF
+    x ^= x >> 15
+    x = x * 0x846CA68B & 0xFFFFFFFF
+    x ^= x >> 16
+    return float((x >> 16) / 2**16 - 0.5 + 2**-17)

@@ -60,7 +60,7 @@ def doctor(
     In a run that this machine was let into it also measures the way to the coordinator and to neighbours,
     says which stages fit, and lets the coordinator dial this machine's ports: who reaches it, what kind of
     NAT lies in between, and which relay is nearest. It joins nothing. Exit status 0, also with warnings, or
-    that of the first problem (docs/errors.md).
+    that of the first problem (docs/reference/errors.md).
     """
     command_runner.configure_logging()
     host, port = command_runner.split_address(listen, "--listen")

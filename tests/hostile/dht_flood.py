@@ -1,4 +1,4 @@
-"""Calls the DHT of other peers as often as it can, as a member, from docs/protocol.md alone.
+"""Calls the DHT of other peers as often as it can, as a member, from docs/protocol/minimum-peer.md alone.
 
     python -m tests.hostile.dht_flood FILE
 

@@ -1,4 +1,4 @@
-"""Publishes a peer's record in the DHT, from docs/protocol.md alone.
+"""Publishes a peer's record in the DHT, from docs/protocol/minimum-peer.md alone.
 
     python -m tests.hostile.dht_record FILE
 

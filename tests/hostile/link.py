@@ -1,4 +1,4 @@
-"""The dialling end of a link, from docs/protocol.md alone."""
+"""The dialling end of a link, from docs/protocol/pipeline.md alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer written from proto/ and docs/protocol.md alone. It imports nothing of hetnode.
+"""A peer written from proto/ and docs/protocol/minimum-peer.md alone. It imports nothing of hetnode.
 
 It has no model: the bytes of its payloads are any bytes, and its anchors have any digests on which the peers
 of a script agree. So it takes part in rounds at the cost of a few calls. An attack uses :meth:`Peer.call`
@@ -25,7 +25,7 @@ CALL_SECONDS = 60.0
 
 
 class Refused(Exception):
-    """The other end refused a call, with a code of docs/errors.md; or gRPC's own status if it has none."""
+    """The other end refused a call, with a code of docs/reference/errors.md or gRPC's own status."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         found = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}

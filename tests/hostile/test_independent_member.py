@@ -1,4 +1,4 @@
-"""The rest of docs/protocol.md: a link with a hetnode node over a whole run, and a record in the DHT."""
+"""The rest of docs/protocol: a link with a hetnode node over a whole run, and a record in the DHT."""
 
 from __future__ import annotations
 

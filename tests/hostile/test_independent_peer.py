@@ -1,4 +1,4 @@
-"""docs/protocol.md and proto/ are enough to write a peer: such peers take part in a run from start to end."""
+"""docs/protocol and proto/ are enough to write a peer: such peers take part in a run from start to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of docs/protocol.md: identities, certificates, invites, signatures. Imports none of hetnode."""
+"""The bytes of docs/protocol/minimum-peer.md: identities, invites, signatures. Imports none of hetnode."""
 
 from __future__ import annotations
 

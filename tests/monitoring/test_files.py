@@ -17,19 +17,14 @@ from coordinator.monitoring import run_metrics
 from coordinator.storage.metrics import PEER_CHANGES
 from node.monitoring import node_metrics
 from node.monitoring.figures import Activity, NodeFigures
-from protocol.server.metrics import SHARED, Metric
+from protocol.server.metrics import SHARED
 from protocol.server.metrics_page import MetricsPage
 from protocol.status import RunPhase, Wait
 from protocol.types import Lifecycle
 from tests.support.paths import ROOT
 
-FOLDER, PAGE = ROOT / "docs" / "monitoring", ROOT / "docs" / "monitoring.md"
-TABLES = {
-    "The coordinator": run_metrics.METRICS,
-    "A node": node_metrics.METRICS,
-    "Both": SHARED,
-}
-DECLARED = [metric for metrics in TABLES.values() for metric in metrics]
+FOLDER = ROOT / "docs" / "monitoring"
+DECLARED = [*run_metrics.METRICS, *node_metrics.METRICS, *SHARED]
 OTHERS = ("up", "process_")
 """Prometheus' own, and those that prometheus-client adds."""
 LABELS = {
@@ -115,17 +110,6 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
         assert re.fullmatch(r"hetnode(_[a-z]+)+", metric.name)
         assert metric.help.endswith(".")
         assert not re.search(r"_(ms|milliseconds|minutes|mb|kb|count|sum|bucket)(_|$)", metric.name)
-
-
-@pytest.mark.parametrize(("title", "metrics"), TABLES.items())
-def test_the_page_lists_every_metric(title: str, metrics: tuple[Metric, ...]) -> None:
-    text = PAGE.read_text()
-    section = text[text.index(f"### {title}\n") :]
-    section = section[: section.find("\n#", 1)]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", section, re.MULTILINE)
-    assert rows == [
-        (each.name, ", ".join(f"`{label}`" for label in each.labels), each.help) for each in metrics
-    ]
 
 
 @needs_promtool

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.paths import ROOT
-
-PAGE = (ROOT / "docs" / "errors.md").read_text()
-
-
-def test_the_page_of_errors_lists_every_code_with_its_exit_status_and_no_other() -> None:
-    documented = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE))
-    assert documented == {code.label: str(int(code.exit_code)) for code in ErrorCode}
 
 
 def test_labels_are_unique_and_found_again() -> None:

@@ -60,7 +60,7 @@ def test_a_small_value_that_all_tokens_have_is_right_in_the_mean(value: float) -
 
 
 def plain_offset(place: int) -> Fraction:
-    """As docs/protocol.md defines it."""
+    """As docs/protocol/pipeline.md defines it."""
     x = place
     x = (x ^ x >> 16) * 0x7FEB352D % 2**32
     x = (x ^ x >> 15) * 0x846CA68B % 2**32

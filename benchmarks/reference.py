@@ -89,8 +89,8 @@ def errors() -> str:
     lines = [
         *("# Errors and exit statuses", "", _NOTE),
         "A failure that is not a bug prints one message, `error [code] cause remedy`, without a traceback.",
-        "The codes are stable: scripts may rely on them. Peers receive the same codes over gRPC. As process 1",
-        "of a container, a command that signal n has ended exits with 128 + n.",
+        "The codes are stable: scripts may rely on them. Peers receive the same codes over gRPC. As process",
+        "1 of a container, a command that signal n has ended exits with 128 + n.",
         *("", "| exit status | family |", "|---|---|"),
         *(f"| {code.value} | {families[code.name]} |" for code in ExitCode),
         *("", "| code | exit status | when |", "|---|---|---|"),

@@ -1,12 +1,10 @@
 """The history of long runs of many peers: seconds of each query, bytes on disk, what writing costs.
 
-    python -m benchmarks.history           # 1,000 peers x 10,000 rounds: ten minutes, and 2.4 GB
-    python -m benchmarks.history --quick   # 200 peers x 500 rounds, below a minute
-    python -m benchmarks.history --pages --folder DIR    # also each page of the real dashboard
+    python -m benchmarks.history           # 1,000 peers x 200 rounds
+    python -m benchmarks.history --peers 200 --rounds 10000
 
-The rows of the first rounds come from events and measurements through the same code as in a coordinator; the
-others are their copies (benchmarks.history_copies), unless `--block` is the number of rounds. Peers are
-pipelines of two; now and then one is lost, joins again, and another plan follows.
+All rows come from events and measurements through the same code as in a coordinator. Peers are pipelines of
+two; now and then one is lost, joins again, and another plan follows.
 """
 
 from __future__ import annotations
@@ -19,23 +17,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import history_pages
-from benchmarks.history_copies import Block, multiply
 from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, story
 from benchmarks.tables import Table, machine
-from coordinator.history.peer_records import CreditOrder
-from coordinator.history.records import Page
-from coordinator.history.row_builder import RowBuilder
-from coordinator.history.rows import milliseconds
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_database import HistoryDatabase
-from coordinator.storage.history_schema import HISTORY_FILE
+from coordinator.history.fold import changes_of, changes_of_measurement
+from coordinator.state.apply import apply
+from coordinator.state.state import State
+from coordinator.storage.history import CreditOrder, Page, SqliteHistory
+from coordinator.storage.history_file import HISTORY_FILE, HistoryFile
 
 REPEATS = 3
-SHAPE, QUICK = (1000, 10_000), (200, 500)
+SHAPE, QUICK = (1000, 200), (200, 40)
 """Peers and rounds."""
-BLOCK = 100
-"""Rounds that go through the writer."""
 
 
 @dataclass(frozen=True)
@@ -51,32 +43,28 @@ class Figures:
     memory: int
 
 
-def fill(path: Path, peers: int, rounds: int, block: int) -> float:
-    """Write a history of `rounds` rounds: the first `block` go through the writer, the others are copies.
+def fill(path: Path, peers: int, rounds: int) -> float:
+    """Write a history of `rounds` rounds.
 
-    Returns the mean seconds of the writer for a round, without those that make its events.
+    Returns the mean seconds of the writer for a round, without those that make its events and states.
     """
     spec, sequence, seconds = spec_of(rounds), 0, 0.0
-    builder, first_sequence = RowBuilder(spec), 0
-    with HistoryDatabase(path, spec, "benchmark") as database:
-        for found, measured in story(peers, block):
-            rows, began = [], time.perf_counter()
+    state = State(spec, "benchmark")
+    with HistoryFile(path, spec, "benchmark") as file:
+        for found, measured in story(peers, rounds):
+            steps = []
             for event in found:
+                before, state = state, apply(state, event)
+                steps.append((event, before, state))
+            began = time.perf_counter()
+            changes = []
+            for step in steps:
                 sequence += 1
-                rows += builder.of_event(sequence, event)
-            for each in measured:
-                rows += builder.of_measurement(*each)
-            database.write(rows, sequence, milliseconds(found[-1].at), 1)
+                changes.append(tuple(changes_of(sequence, *step)))
+            changes += [tuple(changes_of_measurement(*each)) for each in measured]
+            file.write(changes, sequence, found[-1].at, 1)
             seconds += time.perf_counter() - began if measured else 0.0
-            first_sequence = first_sequence or sequence
-    if rounds > block:
-        plans = block // LOSS_EVERY
-        multiply(
-            path,
-            Block(block, first_sequence, sequence - first_sequence, plans, 60.0 * block),
-            rounds // block,
-        )
-    return seconds / block
+    return seconds / rounds
 
 
 def queries(history: SqliteHistory, peers: int, rounds: int) -> dict[str, Callable[[], object]]:
@@ -84,29 +72,22 @@ def queries(history: SqliteHistory, peers: int, rounds: int) -> dict[str, Callab
     middle, peer = rounds // 2, peer_id(peers // 2)
     last_page = Page(skip=max(0, peers - 100), most=100)
     return {
-        "summary": history.summary,
-        "replicas": lambda: history.replicas(Page(most=1000)),
+        "replicas": history.replicas,
         "losses": history.losses,
         "losses of a replica": lambda: history.losses(peers // STAGES - 1),
         "speed": history.speed,
         "traffic": history.traffic,
-        "traffic of a replica": lambda: history.traffic(0),
-        "traffic of a link": lambda: history.traffic(0, 0),
-        "members of a round": lambda: history.members(middle),
         "rounds": lambda: history.rounds(before=middle),
         "a round": lambda: history.round(middle),
-        "peers": lambda: history.peers(last_page),
         "a peer": lambda: history.peer(peer),
         "credits": lambda: history.credits(CreditOrder.LINK, last_page),
         "all credits": lambda: history.credits(CreditOrder.NAME, Page(most=1000)),
-        "plans": history.plans,
-        "a plan": lambda: history.plan(1 + (rounds - 1) // LOSS_EVERY),
     }
 
 
-def measure(folder: Path, peers: int, rounds: int, block: int) -> Figures:
+def measure(folder: Path, peers: int, rounds: int) -> Figures:
     path = folder / HISTORY_FILE
-    write_seconds = fill(path, peers, rounds, block)
+    write_seconds = fill(path, peers, rounds)
     history, slowest = SqliteHistory(path), dict[str, float]()
     for _ in range(REPEATS):
         for name, query in queries(history, peers, rounds).items():
@@ -127,7 +108,7 @@ def measure(folder: Path, peers: int, rounds: int, block: int) -> Figures:
 def table(quick: bool) -> Table:
     with tempfile.TemporaryDirectory() as folder:
         shape = QUICK if quick else SHAPE
-        return table_of(measure(Path(folder), *shape, min(BLOCK, shape[1])), quick)
+        return table_of(measure(Path(folder), *shape), quick)
 
 
 def table_of(each: Figures, quick: bool) -> Table:
@@ -170,21 +151,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--pages", action="store_true", help="also ask for each page of the dashboard")
     parser.add_argument("--peers", type=int, default=SHAPE[0])
     parser.add_argument("--rounds", type=int, default=SHAPE[1])
-    parser.add_argument("--block", type=int, default=BLOCK, help="rounds that go through the writer")
     parser.add_argument("--folder", type=Path, default=None, help="where the files are while this runs")
     arguments = parser.parse_args()
     peers, rounds = QUICK if arguments.quick else (arguments.peers, arguments.rounds)
-    block = min(arguments.block, rounds)
-    if block % LOSS_EVERY or rounds % block:
-        parser.error(f"--rounds must be a multiple of --block, and that of {LOSS_EVERY}")
     print(machine())
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        print(table_of(measure(Path(folder), peers, rounds, block), arguments.quick).markdown)
-        if arguments.pages:
-            print(history_pages.measure(Path(folder), peers, rounds).table.markdown)
+        print(table_of(measure(Path(folder), peers, rounds), arguments.quick).markdown)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ from coordinator.command_loop import CommandLoop, Stopped
 from coordinator.dashboard.dashboard import Dashboard
 from coordinator.health.alarm import AlarmOptions
 from coordinator.health.monitor import HealthMonitor
-from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.monitoring.health import judge_health
 from coordinator.monitoring.run_metrics import RunMetrics
@@ -50,9 +49,13 @@ from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message
+from coordinator.storage.decision_log import DecisionLog
+from coordinator.storage.history import SqliteHistory
+from coordinator.storage.history_file import HISTORY_FILE
 from coordinator.storage.metrics import newest_measurements
-from coordinator.storage.restored_run import RestoredRun, restore_run
-from coordinator.storage.store import SqliteStore, Store
+from coordinator.storage.receipts import Receipts
+from coordinator.storage.restore import RestoredRun, restore_run
+from coordinator.storage.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
 from protocol.server.metrics_endpoint import MetricsEndpoint
@@ -128,7 +131,7 @@ async def run_coordinator(
 
     Args:
         spec: must equal the spec of the run that has begun in `folder`, if there is one.
-        folder: gets coordinator.sqlite, .head, snapshot, metrics.jsonl, history.sqlite, and the authority.
+        folder: gets coordinator.sqlite, .head, metrics.jsonl, history.sqlite, and the authority.
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.
@@ -147,11 +150,13 @@ async def run_coordinator(
         authority = open_authority(folder, spec.name, certificate_seconds)
         restored = restore_run(stack, store, spec, run := authority.run_id(spec), folder)
         if restored.state.phase is RunPhase.FINISHED:
-            await asyncio.to_thread(restored.history.complete)
+            await asyncio.to_thread(
+                restored.history.close, None
+            )  # a killed process may not have written its end
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await _opened(stack, start_bootstrap(run))
-        command_loop, serving, records = _start_run(stack, store, restored, identity, dashboard, alarm)
+        command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, alarm)
         sources = MemberSources()
         servers = _public_servers(
             command_loop, records, sources, authority, identity, bootstrap, dial_back, ports
@@ -164,7 +169,7 @@ async def run_coordinator(
         write_operator(authority, folder)
         _start_work(stack, command_loop, bootstrap, sources)
         stack.callback(asyncio.create_task(renew_certificates(authority, folder, identity.peer)).cancel)
-        dashboard.serve(folder, command_loop, records, lambda: restored.history.problem)
+        dashboard.serve(folder, command_loop, records)
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, records, alarm.mode)
     return True
@@ -325,41 +330,23 @@ def _start_work(
 
 def _start_run(
     stack: AsyncExitStack,
-    store: Store,
+    store: SqliteStore,
     restored: RestoredRun,
-    identity: Identity,
+    folder: Path,
     dashboard: Dashboard,
     alarm: AlarmOptions,
 ) -> tuple[CommandLoop, asyncio.Task[None], RunRecords]:
     """The running command loop, and the records that follow its events."""
-    state, index, metrics = restored.state, restored.index, restored.metrics
-    restored.history.start()
-    receipts = Receipts(
-        state.spec, state.run, restored.ledger, lambda: store.end, identity.peer, identity.sign
-    )
+    state, metrics, writer = restored.state, restored.metrics, restored.history
+    history = SqliteHistory(folder / HISTORY_FILE, writer)
     health = HealthMonitor(state, alarm.most_sigmas)
     health.resume(state, newest_measurements(metrics.path, metrics.size))
-    tables = index.note, restored.decisions.note, metrics.record, restored.history.record
-    observers = *tables, receipts.record, health.note, dashboard.feed.note
-    command_loop, serving = _start_command_loop(stack, store, state, observers, restored.keep_snapshot)
-    explainer = Explainer(command_loop, store, index, metrics)
-    found = RunRecords(metrics, restored.decisions, receipts, health, explainer, dashboard.resting)
-    return command_loop, serving, found
+    observers = restored.index.note, metrics.record, health.note, dashboard.feed.note
 
-
-def _start_command_loop(
-    stack: AsyncExitStack,
-    store: Store,
-    state: State,
-    observers: Sequence[Callable[[Event], None]],
-    after_event: Callable[[State], None],
-) -> tuple[CommandLoop, asyncio.Task[None]]:
-    """The running command loop, which logs every event and shows it to `observers`; `stack` stops it."""
-
-    def observe(event: Event, state: State) -> None:
+    def observe(event: Event, before: State, after: State) -> None:
+        writer.record(event, before, after)
         for each in observers:
             each(event)
-        after_event(state)
         log.log(log_level(event), "%s", event_message(event))
 
     command_loop = CommandLoop(store, state, observe, lambda message: log.info("%s", message))
@@ -367,7 +354,10 @@ def _start_command_loop(
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
-    return command_loop, serving
+    explainer = Explainer(command_loop, store, restored.index, metrics)
+    receipts = Receipts(state.spec, state.run, history, store)
+    records = RunRecords(metrics, DecisionLog(store), receipts, health, explainer, history, dashboard.resting)
+    return command_loop, serving, records
 
 
 async def _tick_until_over(

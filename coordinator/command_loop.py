@@ -20,6 +20,7 @@ from coordinator.state import events
 from coordinator.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
+from coordinator.state.transaction import Step
 from coordinator.status.messages import run_message, stall_message
 from coordinator.storage.store import Store
 from protocol.types import PeerId, Role
@@ -93,7 +94,7 @@ class _Decided:
     """The state after a batch of commands, the events that were stored, and the outcome of each command."""
 
     state: State
-    stored: list[Event]
+    stored: list[Step]
     outcomes: list[Outcome]
 
 
@@ -106,7 +107,7 @@ class CommandLoop:
 
     Args:
         state: as replayed from `store`.
-        on_event: called with each event after it was stored, and the state after its whole batch.
+        on_event: called with each event after it was stored, and the states before and after it.
         on_message: called with the run's message whenever a tick finds it changed.
         clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
 
@@ -119,7 +120,7 @@ class CommandLoop:
         self,
         store: Store,
         state: State,
-        on_event: Callable[[Event, State], None],
+        on_event: Callable[[Event, State, State], None],
         on_message: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -291,10 +292,10 @@ class CommandLoop:
             raise
         # Only now: no reader may see a state that a crash could take back.
         self.state = decided.state
-        for event in decided.stored:
-            self._on_event(event, self.state)
-        topics = {topic for event in decided.stored for topic in _topics(event)}
-        if any(isinstance(event, events.PeerBanned | events.PeerQuarantined) for event in decided.stored):
+        for step in decided.stored:
+            self._on_event(*step)
+        topics = {topic for step in decided.stored for topic in _topics(step.event)}
+        if any(isinstance(step.event, events.PeerBanned | events.PeerQuarantined) for step in decided.stored):
             topics |= set(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
         for topic in topics:
             self.wake(topic)
@@ -312,15 +313,15 @@ class CommandLoop:
 
         Raises what the store raises.
         """
-        stored, outcomes = list[Event](), list[Outcome]()
+        stored, outcomes = list[Step](), list[Outcome]()
         for command in issued:
             # Each command sees the events of those before it, although nothing is stored yet.
             outcome = decide(state, command, self.now())
             state = outcome.state
-            stored += [event for event in outcome.events if not isinstance(event, events.PeerSeen)]
+            stored += [step for step in outcome.steps if not isinstance(step.event, events.PeerSeen)]
             outcomes.append(outcome)
         if stored:
-            self._store.append(stored)
+            self._store.append([step.event for step in stored])
         return _Decided(state, stored, outcomes)
 
     def wake(self, topic: Topic) -> None:

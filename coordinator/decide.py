@@ -22,7 +22,7 @@ from coordinator.state import commands, events
 from coordinator.state.commands import Command
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from coordinator.state.transaction import Transaction
+from coordinator.state.transaction import Step, Transaction
 from protocol.errors import HetnodeError
 from protocol.status import RunPhase
 from protocol.types import PausedBy
@@ -44,8 +44,12 @@ class Outcome:
     """
 
     state: State
-    events: tuple[Event, ...] = ()
+    steps: tuple[Step, ...] = ()
     refusal: HetnodeError | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(step.event for step in self.steps)
 
 
 def decide(state: State, command: Command, now: float) -> Outcome:
@@ -56,8 +60,8 @@ def decide(state: State, command: Command, now: float) -> Outcome:
         _follow_up(transaction, command)
     except HetnodeError as refusal:
         # Strikes and divergences that a rule added before its refusal must not get lost.
-        return Outcome(transaction.state, tuple(transaction.events), refusal)
-    return Outcome(transaction.state, tuple(transaction.events))
+        return Outcome(transaction.state, tuple(transaction.steps), refusal)
+    return Outcome(transaction.state, tuple(transaction.steps))
 
 
 def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PLR0912

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from coordinator.api.explaining import Explainer
 from coordinator.health.monitor import HealthMonitor
-from coordinator.history.receipts import Receipts
 from coordinator.storage.decision_log import DecisionLog
+from coordinator.storage.history import SqliteHistory
 from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.receipts import Receipts
 from protocol.types import PeerId
 
 
@@ -23,6 +24,7 @@ class RunRecords:
         receipts: makes them.
         health: judges what is measured.
         explainer: answers questions about the run.
+        history: answers about the past.
         resting: the peers whose processes rest, with the number of their calls.
     """
 
@@ -31,4 +33,5 @@ class RunRecords:
     receipts: Receipts
     health: HealthMonitor
     explainer: Explainer
+    history: SqliteHistory
     resting: Counter[PeerId]

@@ -213,7 +213,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Open to every enrolled peer for its own credit, also when it is not live."""
         peer = self._access.peer(context, request.peer)
         self._access.check_receipt_rate(peer)
-        return pb.ReceiptReply(receipt=self._records.receipts.of(peer, time.time()))
+        return pb.ReceiptReply(receipt=await asyncio.to_thread(self._records.receipts.of, peer, time.time()))
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
         self._access.peer(context, request.peer)

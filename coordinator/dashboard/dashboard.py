@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from coordinator.dashboard.past import Past
 from coordinator.dashboard.port import DashboardPort, dashboard_listener
 from coordinator.dashboard.server import DashboardServer
 from coordinator.dashboard.source import Source
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_schema import HISTORY_FILE
 from protocol.types import PeerId
 
 
@@ -39,18 +36,12 @@ class Dashboard:
         self.feed, self.resting = Feed(), Counter[PeerId]()
         self._listener, self._stack = dashboard_listener(address, or_near, stack), stack
 
-    def serve(
-        self, folder: Path, command_loop: CommandLoop, records: RunRecords, problem: Callable[[], str]
-    ) -> None:
-        """Show the run in `folder` from now on, until the stack unwinds.
-
-        Args:
-            problem: why the history in `folder` is not complete; "" if all is well.
-        """
+    def serve(self, folder: Path, command_loop: CommandLoop, records: RunRecords) -> None:
+        """Show the run in `folder` from now on, until the stack unwinds."""
         if self._listener is None:
             return
         source = Source(command_loop, records, self.feed)
-        past = Past(SqliteHistory(folder / HISTORY_FILE, problem), lambda: command_loop.state)
+        past = Past(records.history, lambda: command_loop.state)
         explanations = Explanations(records.explainer, command_loop, asyncio.get_running_loop())
         server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)
         self._stack.push_async_callback(server.close)

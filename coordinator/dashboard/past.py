@@ -9,10 +9,10 @@ from typing import Any
 
 from coordinator.dashboard.run_record import Record, finite
 from coordinator.dashboard.text import shown
-from coordinator.history.peer_records import CreditOrder
-from coordinator.history.queries import History
-from coordinator.history.records import LossPoint, Page
+from coordinator.history.tables import Cause, Contribution, Kind, MemberFigures, Standing
 from coordinator.state.state import State
+from coordinator.state.text import counted, short
+from coordinator.storage.history import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail, SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 
@@ -48,22 +48,18 @@ class Past:
         state: of the run, as it is now.
     """
 
-    def __init__(self, history: History, state: Callable[[], State]) -> None:
+    def __init__(self, history: SqliteHistory, state: Callable[[], State]) -> None:
         self._history, self._state = history, state
 
     def losses(self, options: Mapping[str, str]) -> Record:
         """Of the first replicas, and the mean of all."""
-        replicas = self._history.replicas(Page(most=MOST_LOSS_REPLICAS + 1))
-        shown_replicas = replicas[:MOST_LOSS_REPLICAS]
-        count = len(replicas)
-        if count > MOST_LOSS_REPLICAS:
-            count = len(self._history.replicas(Page(most=1000)))
+        replicas = self._history.replicas()
         return {
-            "replica_count": count,
+            "replica_count": len(replicas),
             "mean": _points(self._history.losses(None, _POINTS)),
             "replicas": [
-                {"replica": each.replica, "points": _points(self._history.losses(each.replica, _POINTS))}
-                for each in shown_replicas
+                {"replica": each, "points": _points(self._history.losses(each, _POINTS))}
+                for each in replicas[:MOST_LOSS_REPLICAS]
             ],
         }
 
@@ -73,8 +69,8 @@ class Past:
 
     def traffic(self, options: Mapping[str, str]) -> Record:
         """Of all members, by round."""
-        points = self._history.traffic(None, None, _POINTS)
-        return {"points": [{"round": each.round_number, **plain(each.traffic)} for each in points]}
+        points = self._history.traffic(_POINTS)
+        return {"points": [{"round": each.round_number, **plain(each)} for each in points]}
 
     def rounds(self, options: Mapping[str, str]) -> Record:
         """A page of rounds, the newest first."""
@@ -96,7 +92,7 @@ class Past:
         state = self._state()
         alarm = state.alarm.reason if state.alarm and state.alarm.round_number == number else ""
         return {
-            **plain(found),
+            **_round(found),
             "restores": state.restored.get(number),
             "alarm": shown(alarm, _LONG),
             "problem": shown(self._history.problem),
@@ -105,7 +101,8 @@ class Past:
     def peer(self, options: Mapping[str, str]) -> Record:
         """All about one peer; the history is null if it has never joined."""
         peer = PeerId(options.get("peer", "")[:_MOST_LETTERS_OF_PEER])
-        return {"past": plain(self._history.peer(peer, _OF_PEER))}
+        found = self._history.peer(peer, _OF_PEER)
+        return {"past": _peer(found) if found else None}
 
     def credits(self, options: Mapping[str, str]) -> Record:
         """A page of the credits of all peers."""
@@ -119,6 +116,63 @@ class Past:
         for each in page["credits"]:
             each["name"] = shown(names.get(each["peer"]) or "")
         return {**page, "skip": skip, "most": _CREDITS}
+
+
+def _round(found: RoundDetail) -> Record:
+    return {
+        "summary": plain(found.summary),
+        "stages": [
+            {
+                "summary": plain(each.summary),
+                "phases": plain(each.phases),
+                "contested": each.summary.contested,
+                "contributions": [
+                    _contribution(part, each.summary.reason or "") for part in each.contributions
+                ],
+            }
+            for each in found.stages
+        ],
+        "members": [_figures(each) for each in found.members],
+    }
+
+
+def _peer(found: PeerDetail) -> Record:
+    return {
+        "summary": {**plain(found.summary), "credit": plain(found.credit)},
+        "changes": plain(found.changes),
+        "contributions": [_contribution(each) for each in found.contributions],
+        "figures": [_figures(each) for each in found.figures],
+        "estimates": plain(found.estimates),
+    }
+
+
+def _contribution(part: Contribution, decision: str = "") -> Record:
+    """`decision`: the reason of the decision, if that is shown beside it."""
+    return {**plain(part), "reason": shown(why_not(part, decision))}
+
+
+def why_not(part: Contribution, decision: str = "") -> str:
+    """A sentence: why a payload was not counted; "" if it was, or while the round is open."""
+    if part.cause is None or part.cause == Cause.DECISION:
+        return decision if part.cause else ""
+    if part.standing == Standing.MISSING:
+        lacked = "" if part.culprit in (None, part.peer) else f"its replica lacked {short(part.culprit)}: "
+        return f"{lacked}{part.detail or _WHY_NOT[part.cause]}"
+    by = counted(part.rejections or 1, "member")
+    return _WHY_NOT[part.cause].format(by=by, detail=part.detail)
+
+
+_WHY_NOT: dict[str, str] = {
+    Cause.UNHELD: "too few members of the group hold its payload",
+    Cause.NO_OFFER: "no offer came before the round closed",
+    Kind.REJECTED: "{by} of the group rejected its payload: {detail}",
+    Kind.ARBITRATED: "the coordinator could not use its payload: {detail}",
+    Kind.DIVERGED: "its payload starts from another anchor than those of the others",
+}
+
+
+def _figures(figures: MemberFigures) -> Record:
+    return {**plain(figures), "error_share": figures.error_share}
 
 
 def _points(points: tuple[LossPoint, ...]) -> list[Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from protocol.algorithm.turns import rounds_behind
@@ -23,16 +24,18 @@ def payload_tokens(spec: RunSpec, replica: Replica, payload: PayloadDescriptor) 
     return round(payload.weight / replica.weight * samples * spec.model.context * rounds)
 
 
-def decided_tokens(state: State, decision: Decision) -> int:
-    """The tokens whose training `decision` commits. Stage 0 counts for all stages, the others give 0."""
-    if decision.stage != 0:
-        return 0
-    tokens, replicas_of = 0, dict[int, dict[PeerId, Replica]]()
-    for descriptor in (entry.descriptor for entry in decision.entries):
-        # Payloads in logs of version 2 name no plan, and a payload may name one that is not kept any more.
-        plan = state.plan_of(descriptor.epoch) or state.plan_for(decision.round_number)
+def worths(state: State, decision: Decision) -> Iterator[tuple[PayloadDescriptor, int]]:
+    """Each payload of `decision`, which is made in `state`, and the tokens that it stands for."""
+    replicas_of: dict[int, dict[PeerId, Replica]] = {}
+    for payload in (entry.descriptor for entry in decision.entries):
+        # A payload may name a plan that is not kept any more.
+        plan = state.plan_of(payload.epoch) or state.plan_for(decision.round_number)
         if plan.epoch not in replicas_of:
             replicas_of[plan.epoch] = {member.peer: each for each in plan.replicas for member in each.members}
-        if (replica := replicas_of[plan.epoch].get(descriptor.owner)) is not None:
-            tokens += payload_tokens(state.spec, replica, descriptor)
-    return tokens
+        replica = replicas_of[plan.epoch].get(payload.owner)
+        yield payload, payload_tokens(state.spec, replica, payload) if replica else 0
+
+
+def decided_tokens(state: State, decision: Decision) -> int:
+    """The tokens whose training `decision` commits. Stage 0 counts for all stages, the others give 0."""
+    return sum(tokens for _, tokens in worths(state, decision)) if decision.stage == 0 else 0

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from coordinator.state.apply import apply
 from coordinator.state.events import Event
 from coordinator.state.state import State
+
+
+class Step(NamedTuple):
+    """An event, and the states before and after it."""
+
+    event: Event
+    before: State
+    after: State
 
 
 class Transaction:
@@ -12,8 +22,12 @@ class Transaction:
 
     def __init__(self, state: State, now: float) -> None:
         self.state, self.now = state, now
-        self.events: list[Event] = []
+        self.steps: list[Step] = []
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(step.event for step in self.steps)
 
     def add(self, event: Event) -> None:
-        self.state = apply(self.state, event)
-        self.events.append(event)
+        before, self.state = self.state, apply(self.state, event)
+        self.steps.append(Step(event, before, self.state))

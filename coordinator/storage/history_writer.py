@@ -10,26 +10,16 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple
 
-from coordinator.history.row_builder import BuilderRecord, RowBuilder
-from coordinator.history.rows import Row, milliseconds
+from coordinator.history.fold import changes_of, changes_of_measurement
 from coordinator.state.events import Event
-from coordinator.state.program import program_hash
-from coordinator.state.record_codec import pack, unpack
-from coordinator.storage.history_database import (
-    HistoryDatabase,
-    Progress,
-    forget_builder,
-    is_damage,
-    progress_of,
-    remove_history,
-)
+from coordinator.state.state import State
+from coordinator.storage.history_file import Changes, HistoryFile, is_damage, progress_of, remove_history
 from coordinator.storage.metrics import read_measurements
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
@@ -44,45 +34,34 @@ GATHER_SECONDS = 0.1
 """How long a batch waits for more: one transaction for the reports of many peers."""
 RETRY_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
-KEPT_EVENTS = 50_000
-"""What makes the rows is kept after so many events: a start reads at most these again."""
+FLUSH_SECONDS = 2.0
 _AGAIN = "The coordinator completes it at its next start."
 
-T = TypeVar("T")
-ReadEvents: TypeAlias = Callable[[int, int], Sequence[tuple[int, Event]]]
-_Stored: TypeAlias = tuple[int, Event]
-_Measured: TypeAlias = tuple[float, Measurement, int]
-_Item: TypeAlias = _Stored | _Measured
+
+class _Item(NamedTuple):
+    """What an event or a measurement changes, and how far the history is with it."""
+
+    changes: Changes
+    sequence: int = 0
+    at: float | None = None
+    measured: int = 0
+    written: threading.Event | None = None
 
 
-@dataclass(frozen=True)
-class _KeptBuilder:
-    """What a builder of rows knew after an event of a run, and the program that wrote it."""
-
-    program: str
-    run: str
-    sequence: int
-    builder: BuilderRecord
-
-
-def _kept_in(progress: Progress, run: str) -> _KeptBuilder:
-    """The builder in a file; a new one if it has none that helps."""
-    with suppress(ValueError):
-        kept = unpack(_KeptBuilder, progress.builder)
-        if (kept.program, kept.run) == (program_hash(), run) and kept.sequence <= progress.sequence:
-            return kept
-    return _KeptBuilder("", run, 0, BuilderRecord())
+_CAUGHT_UP = _Item((), -1)
+"""All events of the log as it was before the start have come."""
 
 
 class HistoryWriter:
     """The only writer of a history. Call its methods from one thread; none of them waits for the disk.
 
+    First :meth:`catch_up` gets all events of the log as it was before the start, then :meth:`record` the
+    later ones. What the file has of them is passed over.
+
     Args:
-        path: of the file. If it is missing, damaged, of another version or of another run, it is written anew
-            from the log.
-        read: reads events of the log by their first and last number, in another thread.
+        path: of the file. One that is missing, damaged, of another version or run is written anew.
+        time_of: the time of an event of the log, by its number; None if there is no such event.
         metrics: the metrics file; its first `metrics_size` bytes hold the measurements so far.
-        rows: of the log, before those that :meth:`pass_over` gets.
     """
 
     def __init__(
@@ -90,19 +69,16 @@ class HistoryWriter:
         path: Path,
         spec: RunSpec,
         run: str,
-        read: ReadEvents,
+        time_of: Callable[[int], float | None],
         metrics: Path,
         metrics_size: int,
-        rows: int = 0,
     ) -> None:
         self._path, self._spec, self._run = path, spec, run
-        self._read, self._metrics, self._metrics_size = read, metrics, metrics_size
-        progress = progress_of(path)
-        self._written, self._written_at = progress.sequence, progress.at
-        self._sequence = self._stored = rows
-        kept = _kept_in(progress, run)
-        self._builder, self._built = RowBuilder(spec, kept.builder), kept.sequence
-        self._kept = kept.sequence
+        self._metrics, self._metrics_size = metrics, metrics_size
+        self._sequence = 0
+        self._written, at = progress_of(path, spec, run)
+        if self._written and time_of(self._written) != at:
+            self._written = 0  # the log was restored from a copy: the file is ahead of it, or of another log
         self._items: queue.Queue[_Item | None] = queue.Queue(MOST_WAITING)
         self._closing, self._gave_up = threading.Event(), False
         self._problem = ""
@@ -114,36 +90,38 @@ class HistoryWriter:
         """A sentence: why the history is not complete; "" if nothing has failed."""
         return self._problem
 
-    def pass_over(self, event: Event) -> None:
-        """The next event of the log as it was before the start; those that the file lacks are read later.
-
-        Give it all of them before :meth:`start`: so the log need not be decoded twice.
-        """
-        self._sequence += 1
-        if not self._built == self._sequence - 1 < self._written:
-            return
-        try:
-            self._builder.of_event(self._sequence, event)
-            self._built = self._sequence
-        except Exception:
-            log.exception("the history of the run is written anew")
-            self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._builder, self._written, self._built, self._kept = RowBuilder(self._spec), 0, 0, 0
-
     def start(self) -> None:
-        self._stored = self._sequence
         self._thread.start()
 
-    def record(self, event: Event) -> None:
-        """Add the event that follows those so far in the log."""
-        self._sequence += 1
-        self._put((self._sequence, event))
+    def catch_up(self, event: Event, before: State, after: State) -> None:
+        """Add the next event of the log as it was before the start. This waits for the disk, if it works."""
+        if (item := self._next(event, before, after)) is None:
+            return
+        while not self._gave_up:
+            with suppress(queue.Full):
+                self._items.put(item, timeout=GATHER_SECONDS)
+                return
+            if self._problem:
+                self._give_up(f"The history of the run lacks events: {self._problem} {_AGAIN}")
+
+    def has_caught_up(self) -> None:
+        """All events of the log were there; the measurements so far follow them."""
+        self._put(_CAUGHT_UP)
+
+    def record(self, event: Event, before: State, after: State) -> None:
+        """Add the event that follows those so far in the log, and led from state `before` to `after`."""
+        if (item := self._next(event, before, after)) is not None:
+            self._put(item)
 
     def record_measurement(self, at: float, measured: Measurement, metrics_size: int) -> None:
         """Add a measurement that now is in the first `metrics_size` bytes of the metrics file."""
-        self._put((at, measured, metrics_size))
+        self._put(_Item(tuple(changes_of_measurement(at, measured)), measured=metrics_size))
+
+    def flush(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Wait until all that came so far is written, but not for long. May be called in any thread."""
+        written = threading.Event()
+        self._put(_Item((), written=written))
+        written.wait(0.0 if self._problem else seconds)
 
     def close(self, seconds: float | None = CLOSE_SECONDS) -> None:
         """Write what waits, and close the file; wait so many seconds for that, or until it is done.
@@ -156,10 +134,17 @@ class HistoryWriter:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def complete(self) -> None:
-        """Add what the file lacks of a finished run: a killed process may not have written its end."""
-        self.start()
-        self.close(None)
+    def _next(self, event: Event, before: State, after: State) -> _Item | None:
+        """The next event of the log, if the file lacks it."""
+        self._sequence += 1
+        if self._gave_up or self._sequence <= self._written:
+            return None
+        try:
+            changes = tuple(changes_of(self._sequence, event, before, after))
+        except Exception:
+            self._end_by_bug()
+            return None
+        return _Item(changes, self._sequence, event.at)
 
     def _put(self, item: _Item) -> None:
         if self._gave_up:
@@ -168,6 +153,11 @@ class HistoryWriter:
             self._items.put_nowait(item)
         except queue.Full:
             self._give_up(f"The history of the run lacks its newest events: the disk is too slow. {_AGAIN}")
+
+    def _end_by_bug(self) -> None:
+        # A bug here must cost nothing but pages.
+        log.exception("the history of the run ends here")
+        self._give_up(f"The history of the run ends here, because of an internal error. {_AGAIN}")
 
     def _give_up(self, problem: str) -> None:
         """From now on nothing is added: a history with a gap would be wrong."""
@@ -183,69 +173,30 @@ class HistoryWriter:
 
     def _work(self) -> None:
         try:
-            with HistoryDatabase(self._path, self._spec, self._run) as database:
-                self._catch_up(database)
+            with HistoryFile(self._path, self._spec, self._run) as file:
+                if file.sequence != self._written:
+                    file.clear()
                 while not self._gave_up and (batch := self._next_batch()):
-                    self._write(database, *self._rows(batch))
-                    self._keep_builder(database, KEPT_EVENTS)
-                if not self._gave_up:
-                    self._keep_builder(database, KEPT_EVENTS // 10)
+                    if _CAUGHT_UP in batch:
+                        place = batch.index(_CAUGHT_UP)
+                        self._write(file, batch[:place])
+                        self._read_measurements(file)
+                        batch = batch[place + 1 :]
+                    self._write(file, batch)
         except (OSError, sqlite3.Error, HetnodeError) as error:
             self._give_up(f"The history of the run cannot be written: {error}. {_AGAIN}")
             if isinstance(error, sqlite3.Error) and is_damage(error):
                 remove_history(self._path)
         except Exception:
-            # A bug here must cost nothing but pages.
-            log.exception("the history of the run ends here")
-            forget_builder(self._path)  # the next start makes all rows again, from the first event on
-            self._give_up(f"The history of the run ends here, because of an internal error. {_AGAIN}")
+            self._end_by_bug()
 
-    def _catch_up(self, database: HistoryDatabase) -> None:
-        if database.sequence != self._written or not self._is_of_this_log():
-            # The log was restored from a copy: the file is ahead of it, or of another log.
-            self._begin_anew()
-        try:
-            for batch in self._logged(self._built + 1, self._written):
-                self._rows(batch)  # they are in the file, and the builder has to see them
-        except HetnodeError:
-            raise
-        except Exception:
-            log.exception("the history of the run is written anew")
-            self._begin_anew()
-        if database.sequence != self._written:
-            database.clear()
-        if self._stored - self._written > _MOST_IN_BATCH:
-            log.info("the history of the run lacks %d events of the log", self._stored - self._written)
-        for batch in self._logged(self._written + 1, self._stored):
-            self._write(database, *self._rows(batch))
-            self._keep_builder(database, KEPT_EVENTS)
-        begin = database.measured if database.measured <= self._metrics_size else 0
-        for found in _batches(read_measurements(self._metrics, begin, self._metrics_size)):
-            self._write(database, *self._rows(found))
-
-    def _is_of_this_log(self) -> bool:
-        if self._written > self._stored or self._built > self._written:
-            return False
-        return not self._written or any(
-            milliseconds(event.at) == self._written_at
-            for _, event in self._read(self._written, self._written)
-        )
-
-    def _logged(self, first: int, last: int) -> Iterator[Sequence[_Stored]]:
-        """The events `first` to `last` of the log."""
-        for begin in range(first, last + 1, _MOST_IN_BATCH):
-            yield self._read(begin, min(last, begin + _MOST_IN_BATCH - 1))
-
-    def _keep_builder(self, database: HistoryDatabase, events: int) -> None:
-        """Keep what the builder knows in the file, if so many events have come since that was done last."""
-        if self._built - self._kept < events or (known := self._builder.known) is None:
-            return
-        # It only saves time at a later start; a disk that is full says so when rows are written.
-        with suppress(sqlite3.OperationalError):
-            database.keep_builder(
-                pack(_KeptBuilder, _KeptBuilder(program_hash(), self._run, self._built, known))
-            )
-            self._kept = self._built
+    def _read_measurements(self, file: HistoryFile) -> None:
+        """Add the measurements that the metrics file had at the start."""
+        begin = file.measured if file.measured <= self._metrics_size else 0
+        found = iter(read_measurements(self._metrics, begin, self._metrics_size))
+        while batch := list(islice(found, _MOST_IN_BATCH)):
+            items = [_Item(tuple(changes_of_measurement(at, each)), measured=end) for at, each, end in batch]
+            self._write(file, items)
 
     def _next_batch(self) -> list[_Item]:
         """What waits; empty when the writer is closed and nothing does."""
@@ -255,10 +206,13 @@ class HistoryWriter:
         if first is None:
             return []
         self._closing.wait(GATHER_SECONDS)
-        batch = [first]
-        while len(batch) < _MOST_IN_BATCH and (item := self._waiting()) is not None:
-            batch.append(item)
-        return batch
+        return [first, *self._all_waiting()]
+
+    def _all_waiting(self) -> Iterator[_Item]:
+        for _ in range(_MOST_IN_BATCH):
+            if (item := self._waiting()) is None:
+                return
+            yield item
 
     def _waiting(self) -> _Item | None:
         """The next item, or None if there is none now. The mark of `close` is no item."""
@@ -268,26 +222,14 @@ class HistoryWriter:
             return item
         return None
 
-    def _rows(self, batch: Iterable[_Item]) -> tuple[list[Row], int, int, int]:
-        """The rows of `batch`, the last sequence, its time, and how much of the metrics file is read."""
-        rows: list[Row] = []
-        sequence = at = measured = 0
-        for item in batch:
-            if len(item) == 2:
-                sequence, event = item
-                at = milliseconds(event.at)
-                rows += self._builder.of_event(sequence, event)
-                self._built = sequence
-            else:
-                time, measurement, measured = item
-                rows += self._builder.of_measurement(time, measurement)
-        return rows, sequence, at, measured
-
-    def _write(self, database: HistoryDatabase, rows: list[Row], *progress: int) -> None:
-        """Add `rows`; again and again while the disk is full, as long as the newer events can wait."""
-        while not self._gave_up:
+    def _write(self, file: HistoryFile, batch: Sequence[_Item]) -> None:
+        """Add `batch`; again and again while the disk is full, as long as the newer events can wait."""
+        newest = [each for each in batch if each.sequence][-1:]
+        sequence, at = (newest[0].sequence, newest[0].at) if newest else (0, None)
+        measured = max((each.measured for each in batch), default=0)
+        while batch and not self._gave_up:
             try:
-                database.write(rows, *progress)
+                file.write((each.changes for each in batch), sequence, at, measured)
             except sqlite3.Error as error:
                 if self._closing.is_set() or is_damage(error):
                     raise
@@ -297,10 +239,7 @@ class HistoryWriter:
                 if self._problem and not self._gave_up:
                     log.info("the history of the run is written again")
                     self._problem = ""
+                for each in batch:
+                    if each.written is not None:
+                        each.written.set()
                 return
-
-
-def _batches(items: Iterable[T]) -> Iterator[list[T]]:
-    rest = iter(items)
-    while batch := list(islice(rest, _MOST_IN_BATCH)):
-        yield batch

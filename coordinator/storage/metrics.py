@@ -65,7 +65,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             # What is told of others' payloads would make a status grow with stages times peers.
             self.newest[measurement.peer] = replace(measurement, agreements=())
             self.write(at, "measurement", fields_of(measurement))
-            self.on_measurement(at, measurement, self.size)
+            self.on_measurement(round(at, 3), measurement, self.size)  # as the line has it
 
     def record(self, event: Event) -> None:
         """Add a line for `event`, unless its kind has none."""

@@ -1,22 +1,65 @@
-"""The state of a run from its event log, at the start of its coordinator."""
+"""A run from the folder of its coordinator at a start: its state, and what follows its later events."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
+from coordinator.explain.log_index import LogIndex
 from coordinator.state import events
 from coordinator.state.apply import apply
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from coordinator.storage.store import Store
+from coordinator.storage.history_file import HISTORY_FILE
+from coordinator.storage.history_writer import HistoryWriter
+from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.store import SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
 
-def restore(
-    store: Store, spec: RunSpec, run: str, observers: Sequence[Callable[[Event], None]] = ()
-) -> State:
-    """The state after the events of `store`: :func:`open_log`, then :func:`replay_log` of all of them."""
+@dataclass(frozen=True)
+class RestoredRun:
+    """A run as its folder has it. Metrics and history get every later event, in order."""
+
+    state: State
+    index: LogIndex
+    metrics: MetricsFile
+    history: HistoryWriter
+
+
+def restore_run(
+    stack: AsyncExitStack, store: SqliteStore, spec: RunSpec, run: str, folder: Path
+) -> RestoredRun:
+    """The run in `folder`, whose log is `store`. `stack` ends its metrics and its history.
+
+    Raises HetnodeError as :func:`restore`.
+    """
+    open_log(store, spec)
+
+    def time_of(number: int) -> float | None:
+        return next((event.at for _, event in store.read(number, number)), None)
+
+    metrics = stack.enter_context(MetricsFile(folder / "metrics.jsonl"))
+    history = HistoryWriter(folder / HISTORY_FILE, spec, run, time_of, metrics.path, metrics.size)
+    stack.push_async_callback(asyncio.to_thread, history.close)
+    history.start()
+    index = LogIndex(spec.swarm.stages)
+    state = replay_log(store, State(spec, run), (history.catch_up, lambda event, *_: index.note(event)))
+    history.has_caught_up()
+    metrics.on_measurement = history.record_measurement
+    return RestoredRun(state, index, metrics, history)
+
+
+Observer = Callable[[Event, State, State], None]
+"""Gets each event with the states before and after it."""
+
+
+def restore(store: Store, spec: RunSpec, run: str, observers: Sequence[Observer] = ()) -> State:
+    """The state after the events of `store`: :func:`open_log`, then :func:`replay_log`."""
     open_log(store, spec)
     return replay_log(store, State(spec, run), observers)
 
@@ -38,10 +81,8 @@ def open_log(store: Store, spec: RunSpec) -> None:
         )
 
 
-def replay_log(
-    store: Store, state: State, observers: Sequence[Callable[[Event], None]] = (), after: int = 0
-) -> State:
-    """The state after the events of a verified `store`, where `state` is that after the first `after`.
+def replay_log(store: Store, state: State, observers: Sequence[Observer] = ()) -> State:
+    """The state after the events of a verified `store`, where `state` is that before the first one.
 
     Args:
         observers: each gets every event that is applied, in order. No list of all events is in memory at any
@@ -50,12 +91,12 @@ def replay_log(
     Raises:
         HetnodeError: STORE_CORRUPT, also if its payloads are signed for another run than that of `state`.
     """
-    for event in store.events(after):
+    for event in store.events():
         if isinstance(event, events.PayloadOffered):
             _check_run(event.descriptor.run, state.run)
-        state = apply(state, event)
+        before, state = state, apply(state, event)
         for each in observers:
-            each(event)
+            each(event, before, state)
     return state
 
 

@@ -7,7 +7,6 @@ the log holds its newest row hash with the coordinator's signature: `verify` che
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import struct
@@ -19,38 +18,29 @@ from typing import Protocol
 
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import STORED_KINDS, decode, encode
-from coordinator.state.events import Event
+from coordinator.state.events import DecisionEvent, Event
 from coordinator.storage.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message
-from protocol.types import PeerId
-
-log = logging.getLogger(__name__)
+from protocol.types import Decision, PeerId
 
 APPLICATION_ID = 0x6865746E
 """'hetn', in the header of the SQLite file."""
 
-# Never edit a released migration: append a new one. `PRAGMA user_version` is the number of those applied.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE run (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), spec TEXT NOT NULL)",
-        "CREATE TABLE events (sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL)",
-        "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-        "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-    ),
-    (
-        "ALTER TABLE events ADD COLUMN row_hash BLOB",
-        "DROP TRIGGER events_stay",
-        # A row of a log without a chain gets its row hash once.
-        "CREATE TRIGGER events_stay BEFORE UPDATE ON events WHEN old.row_hash IS NOT NULL "
-        "BEGIN SELECT RAISE(ABORT, 'append-only'); END",
-    ),
-    (),  # bodies may be BLOBs (coordinator.storage.row_body), which earlier programs cannot read
+SCHEMA = (
+    "CREATE TABLE run (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), spec TEXT NOT NULL)",
+    "CREATE TABLE events (sequence INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL,"
+    " row_hash BLOB NOT NULL)",
+    "CREATE TRIGGER events_stay BEFORE UPDATE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    "CREATE TRIGGER events_last BEFORE DELETE ON events BEGIN SELECT RAISE(ABORT, 'append-only'); END",
+    # An index: the events say the same.
+    "CREATE TABLE decisions (round INTEGER, stage INTEGER, sequence INTEGER NOT NULL,"
+    " PRIMARY KEY (round, stage)) WITHOUT ROWID",
 )
+SCHEMA_VERSION = 4
+"""`PRAGMA user_version` of the file. A log of another version is refused."""
 _ROWS_AT_ONCE = 500
 """Rows of the log that are read before an append gets its turn."""
-_CHAINED = 2
-"""The first version in which every row has a row hash."""
 
 
 class Store(Protocol):
@@ -68,11 +58,8 @@ class Store(Protocol):
     def verify(self) -> str | None:
         """The spec, None before `begin`. Checks every row of the log."""
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        """All events after the first `after`, in order.
-
-        Call :meth:`verify` before, and nothing else before it has ended.
-        """
+    def events(self) -> Iterator[Event]:
+        """All events in order. Call :meth:`verify` before, and nothing else before it has ended."""
 
     def begin(self, spec_json: str) -> None:
         """Store the spec of the run. It cannot be changed later."""
@@ -86,6 +73,9 @@ class Store(Protocol):
         The first event of a log has number 1. Safe in another thread than `append`, which waits for a part of
         the reading at most.
         """
+
+    def decision(self, stage: int, round_number: int) -> Decision | None:
+        """The decision of a (stage, round); None if it is not made. Safe in another thread, as `read` is."""
 
     def close(self) -> None:
         """Release the log. Nothing else may be called afterwards."""
@@ -140,8 +130,7 @@ class LogHead:
 class SqliteStore:
     """The log in one SQLite file, held exclusively until `close` or the end of the process.
 
-    The head of the log is in a file of the same name with the suffix ``.head``. A log of an earlier version
-    gets its chain and its head when it is opened.
+    The head of the log is in a file of the same name with the suffix ``.head``.
 
     Args:
         coordinator: peer id of the key of `sign`.
@@ -196,17 +185,11 @@ class SqliteStore:
             self.end = self._verified(spec[0])
         return str(spec[0])
 
-    def events(self, after: int = 0) -> Iterator[Event]:
+    def events(self) -> Iterator[Event]:
         with self._reporting():
             # Read as they are used: all events of a long run would take gigabytes.
-            for sequence, kind, body in self._db.execute(
-                "SELECT sequence, kind, body FROM events WHERE sequence > ? ORDER BY sequence", (after,)
-            ):
-                try:
-                    event = decode(kind, unpack_body(body))
-                except ValueError as error:
-                    raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
-                yield event
+            for row in self._db.execute("SELECT sequence, kind, body FROM events ORDER BY sequence"):
+                yield self._event(*row)
 
     def begin(self, spec_json: str) -> None:
         with self._reporting(), self._transaction():
@@ -225,13 +208,19 @@ class SqliteStore:
                     row_hash = next_hash(row_hash, kind, body)
                     rows.append((kind, body, row_hash))
                 self._db.executemany("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", rows)
+                decided = [
+                    (event.decision.round_number, event.decision.stage, sequence)
+                    for sequence, event in enumerate(events, start=length + 1)
+                    if isinstance(event, DecisionEvent)
+                ]
+                self._db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?)", decided)
             # After the commit: a head ahead of its log would accuse an honest log of a missing row.
             self.head.write(length + len(rows), row_hash)
             self.end = length + len(rows), row_hash
 
     def row_hash(self, sequence: int) -> bytes | None:
         """The row hash of a row; None if there is no such row."""
-        with self._reporting():
+        with self._turn, self._reporting():
             row = self._db.execute("SELECT row_hash FROM events WHERE sequence = ?", (sequence,)).fetchone()
         return None if row is None else bytes(row[0])
 
@@ -245,8 +234,28 @@ class SqliteStore:
             end = min(last, start + _ROWS_AT_ONCE - 1)
             with self._turn, self._reporting():
                 rows = self._db.execute(f"{query} ORDER BY sequence", (start, end, *names)).fetchall()
-            found += [(sequence, decode(kind, unpack_body(body))) for sequence, kind, body in rows]
+            found += [(row[0], self._event(*row)) for row in rows]
         return found
+
+    def decision(self, stage: int, round_number: int) -> Decision | None:
+        with self._turn, self._reporting():
+            row = self._db.execute(
+                "SELECT sequence FROM decisions WHERE round = ? AND stage = ?", (round_number, stage)
+            ).fetchone()
+        if row is None:
+            return None
+        for _, event in self.read(row[0], row[0]):
+            if isinstance(event, DecisionEvent):
+                decision = event.decision
+                if (decision.stage, decision.round_number) == (stage, round_number):
+                    return decision
+        raise _corrupt(self.path, f"row {row[0]} is not the decision that its index says")
+
+    def _event(self, sequence: int, kind: str, body: bytes) -> Event:
+        try:
+            return decode(kind, unpack_body(body))
+        except ValueError as error:
+            raise _corrupt(self.path, f"row {sequence} is unreadable ({error})") from None
 
     def close(self) -> None:
         with self._turn:  # a thread may read yet
@@ -262,32 +271,15 @@ class SqliteStore:
         # Three zeros are an empty file, which becomes a new log.
         if application != APPLICATION_ID and (application or tables or version):
             raise _corrupt(self.path, "it is a database of another program")
-        if version > len(MIGRATIONS):
-            raise _corrupt(self.path, f"a newer version wrote it (schema {version})")
+        if application and version != SCHEMA_VERSION:
+            raise _corrupt(self.path, f"another version of hetnode wrote it (schema {version})")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")  # WAL alone may lose the newest commits in a power failure
         with self._transaction():
-            for statements in MIGRATIONS[version:]:
-                for statement in statements:
-                    run(statement)
-            if version < _CHAINED:
-                self._chain_former_rows()
+            for statement in () if application else SCHEMA:
+                run(statement)
             run(f"PRAGMA application_id = {APPLICATION_ID}")
-            run(f"PRAGMA user_version = {len(MIGRATIONS)}")
-
-    def _chain_former_rows(self) -> None:
-        spec = self._db.execute("SELECT spec FROM run").fetchone()
-        if spec is None:
-            return
-        row_hash, length = first_hash(spec[0]), 0
-        rows = self._db.execute("SELECT sequence, kind, body FROM events ORDER BY sequence").fetchall()
-        for length, (sequence, kind, body) in enumerate(rows, start=1):  # noqa: B007  the last number is used
-            row_hash = next_hash(row_hash, kind, body)
-            self._db.execute("UPDATE events SET row_hash = ? WHERE sequence = ?", (row_hash, sequence))
-        if not self.head.path.exists():  # one that is here belongs to this log, and `load` compares the two
-            # Expected once, after an upgrade. At any other time the log was made to look like a former one.
-            log.warning("%s had no hash chain: its %d rows have one now", self.path, length)
-            self.head.create(length, row_hash)
+            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _end(self) -> tuple[int, bytes]:
         """The number of rows, and the row hash of the last one."""

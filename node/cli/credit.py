@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.history.peer_records import CreditOrder
-from coordinator.history.records import Page
+from coordinator.storage.history import CreditOrder, Page
 from node.cli import known_runs
 from node.cli.options import option
 from protocol.errors import ErrorCode, HetnodeError
@@ -48,7 +47,7 @@ def credit(
 
 def _file_of(run: str | None) -> Path:
     """The history of a run. One that is not there is an error where it is read."""
-    from coordinator.storage.history_schema import HISTORY_FILE  # noqa: PLC0415
+    from coordinator.storage.history_file import HISTORY_FILE  # noqa: PLC0415
 
     # The folder of a coordinator that ran elsewhere, such as a copy, need not have its operator's files.
     folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]

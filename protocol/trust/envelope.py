@@ -110,11 +110,6 @@ def log_head_message(rows: int, row_hash: bytes) -> bytes:
     return b"hetnode log head 1\n" + struct.pack("<Q", rows) + row_hash
 
 
-def snapshot_message(content: bytes) -> bytes:
-    """The bytes that the coordinator signs for a snapshot of its state with the sha-256 `content`."""
-    return b"hetnode state snapshot 1\n" + content
-
-
 def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
     """The bytes that a new peer signs to claim `tls_public_key` (DER) at the authority with this `pin`."""
     # Signed bytes keep their spelling.

@@ -12,8 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
-from coordinator.explain.log_index import LogIndex
-from coordinator.history.ledger import Ledger
 from coordinator.placement.replan import filled_replicas
 from coordinator.rounds.attestation import expected_digest, settled_digest
 from coordinator.rounds.rollback import problem_of
@@ -40,7 +38,6 @@ from coordinator.state.commands import (
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import PayloadWithheld, PeerSeen
 from coordinator.state.state import State
-from coordinator.storage.run_snapshot import RunSnapshot, read_snapshot, write_snapshot
 from protocol.status import RunPhase
 from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
@@ -357,33 +354,12 @@ class RandomRun(CheckedMachine):
                 self.run.send(Heartbeat(peer.peer, self.number, 0))
         self.run.accept(Tick())
 
-    @rule(percent=st.sampled_from([0, 30, 90, 100]))
-    def the_coordinator_restarts(self, percent: int) -> None:
-        """From its log, and from a snapshot of the state after so much of the log."""
+    @rule()
+    def the_coordinator_restarts(self) -> None:
+        """From its log."""
         texts = [encode(event) for event in self.run.events if not isinstance(event, PeerSeen)]
         stored = [decode(kind, text) for kind, text in texts]
-        rows = len(stored) * percent // 100
-        spec, stages, coordinator = self.run.spec, self.run.spec.swarm.stages, ARBITER
-        former = replay(State(spec, spec.name), stored[:rows])
-        assert replay(former, stored[rows:]) == self.run.state
-        index, ledger = LogIndex(stages), Ledger(spec)
-        whole_index, whole_ledger = LogIndex(stages), Ledger(spec)
-        for number, event in enumerate(stored):
-            for table in (index.note, ledger.record) if number < rows else ():
-                table(event)
-            whole_index.note(event)
-            whole_ledger.record(event)
-        snapshot = RunSnapshot(rows, bytes(32), former, index.known, b"", ledger.known)
-        found = read_snapshot(
-            write_snapshot(snapshot, coordinator.sign), coordinator.peer, spec.hash, former.run
-        )
-        assert found == snapshot
-        index, ledger = LogIndex(stages, found.index), Ledger(spec, found.ledger)
-        for event in stored[rows:]:
-            index.note(event)
-            ledger.record(event)
-        assert (index.known, ledger.known) == (whole_index.known, whole_ledger.known)
-        state = replay(found.state, stored[rows:])
+        state = replay(State(self.run.spec, self.run.spec.name), stored)
         assert state == self.run.state
         self.run.state = state
         self.restarts.append(len(stored))

@@ -5,19 +5,18 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from coordinator.history.ledger import Ledger
-from coordinator.history.records import Page
-from coordinator.history.row_builder import BuilderRecord, RowBuilder
-from coordinator.history.rows import milliseconds
+from coordinator.history.fold import changes_of, changes_of_measurement
+from coordinator.state.apply import apply
 from coordinator.state.events import DecisionEvent, Event, PeerSeen, PlanAdopted, RoundCommitted, StageSkipped
-from coordinator.state.record_codec import pack, unpack
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_database import HistoryDatabase
+from coordinator.state.state import State
+from coordinator.state.transaction import Step
+from coordinator.storage.history import Page, SqliteHistory
+from coordinator.storage.history_file import Changes, HistoryFile
 from protocol.algorithm.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
@@ -33,6 +32,14 @@ def stored(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if not isinstance(event, PeerSeen)]
 
 
+def steps_of(spec: RunSpec, events: Iterable[Event]) -> Iterator[Step]:
+    """Each event with the states before and after it."""
+    state = State(spec, spec.name)
+    for event in events:
+        before, state = state, apply(state, event)
+        yield Step(event, before, state)
+
+
 def write_history(
     path: Path,
     spec: RunSpec,
@@ -40,32 +47,26 @@ def write_history(
     measurements: Sequence[tuple[float, Measurement]] = (),
     batch: int = 100,
 ) -> SqliteHistory:
-    """Add to the file at `path` what it lacks of `events`, in the order of their log, then `measurements`.
-
-    After each `batch`, between two rounds, another builder goes on from what the one before has known.
-    """
-    builder, rows = RowBuilder(spec), []
-    with HistoryDatabase(path, spec, spec.name) as database:
-        former = database.sequence
-        for sequence, event in enumerate(events, start=1):
-            made = builder.of_event(sequence, event)
+    """Add to the file at `path` what it lacks of `events`, in the order of their log, then `measurements`."""
+    changes: list[Changes] = []
+    with HistoryFile(path, spec, spec.name) as file:
+        former = file.sequence
+        for sequence, step in enumerate(steps_of(spec, events), start=1):
             if sequence > former:
-                rows += made
+                changes.append(tuple(changes_of(sequence, *step)))
             if sequence % batch == 0 or sequence == len(events):
-                database.write(rows, sequence, milliseconds(event.at))
-                rows = []
-                if (known := builder.known) is not None:
-                    builder = RowBuilder(spec, unpack(BuilderRecord, pack(BuilderRecord, known)))
+                file.write(changes, sequence, step.event.at)
+                changes = []
         for at, measurement in measurements:
-            database.write(builder.of_measurement(at, measurement))
+            file.write([tuple(changes_of_measurement(at, measurement))])
     return SqliteHistory(path)
 
 
 def dump(path: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, sorted; but for what a start needs of the metrics file and of the builder."""
+    """All rows of all tables, sorted; but for what a start needs of the metrics file."""
     with closing(sqlite3.connect(path)) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        db.execute("UPDATE run SET measured = 0, builder = NULL")
+        db.execute("UPDATE run SET measured = 0")
         return {name: sorted(db.execute(f"SELECT * FROM {name}"), key=repr) for name in tables}
 
 
@@ -115,28 +116,18 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
             history = write_history(grown, run.spec, events[:length], batch=7)
         write_history(whole, run.spec, events)
         assert dump(grown) == dump(whole)
-        credits, summary = history.credits(), history.summary()
+        credits, totals = history.credits(), history.run()
         assert credited(history) == recount(run.spec, events)
-        assert credits.tokens == summary.tokens == run.state.tokens
-        assert credits.stage_tokens == summary.stage_tokens == sum(n for n, *_ in credited(history).values())
+        assert credits.tokens == totals.tokens == run.state.tokens
+        assert credits.stage_tokens == sum(n for n, *_ in credited(history).values())
         decisions = [each.decision for each in events if isinstance(each, DecisionEvent)]
         committed = [each for each in decisions if each.committed]
         assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
-        assert summary.stage_rounds_committed == len(committed)
         rollbacks = [each for each in decisions if each.restore_round is not None]
         skipped = [each for each in events if isinstance(each, StageSkipped)]
-        assert summary.stage_rounds_aborted == len(decisions) - len(committed) - len(rollbacks) - len(skipped)
-        assert run.state.aborted == summary.stage_rounds_aborted
-        assert summary.rounds_decided == run.state.rounds_decided
-        assert summary.sequence == len(events)
-        ledger = Ledger(run.spec)
-        for event in events:
-            ledger.record(event)
-        earned = {peer: ledger.of(peer) for peer in recount(run.spec, events)}
-        found = {
-            peer: (each.stage_tokens, each.stage_rounds, each.payload_bytes) for peer, each in earned.items()
-        }
-        assert found == credited(history), "a receipt says something else"
+        aborted = len(decisions) - len(committed) - len(rollbacks) - len(skipped)
+        assert run.state.aborted == aborted
+        assert totals.sequence == len(events)
         _check_rounds(run, history)
 
 
@@ -156,6 +147,6 @@ def _check_rounds(run: Run, history: SqliteHistory) -> None:
         )
         standings = {each.standing for each in found.contributions}
         assert "offered" not in standings
-        assert all(each.reason for each in found.contributions if each.standing in ("left out", "missing"))
+        assert all(each.cause for each in found.contributions if each.standing in ("left out", "missing"))
         hosts = {replica.host_of(stage).peer for replica in run.state.plan_for(round_number).replicas}
         assert is_skipped or hosts <= {each.peer for each in found.contributions}

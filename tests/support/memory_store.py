@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import Event
+from coordinator.state.events import DecisionEvent, Event
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import Decision
 
 
 class MemoryStore:
@@ -30,8 +31,8 @@ class MemoryStore:
     def verify(self) -> str | None:
         return self._spec
 
-    def events(self, after: int = 0) -> Iterator[Event]:
-        return iter(self.load()[1][after:])
+    def events(self) -> Iterator[Event]:
+        return iter(self.load()[1])
 
     def begin(self, spec_json: str) -> None:
         if self._spec is not None:
@@ -47,6 +48,11 @@ class MemoryStore:
         rows = enumerate(self._log[max(0, first - 1) : max(0, last)], start=max(1, first))
         found = [(number, decode(kind, body)) for number, (kind, body) in rows]
         return [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
+
+    def decision(self, stage: int, round_number: int) -> Decision | None:
+        decided = (event.decision for event in self.events() if isinstance(event, DecisionEvent))
+        key = stage, round_number
+        return next((each for each in decided if (each.stage, each.round_number) == key), None)
 
     def close(self) -> None:
         pass

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
 from coordinator import command_loop
@@ -21,18 +22,20 @@ from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
 from coordinator.explain.log_index import LogIndex
 from coordinator.health.monitor import HealthMonitor
-from coordinator.history.ledger import Ledger
-from coordinator.history.receipts import Receipts
 from coordinator.membership.sources import MemberSources
 from coordinator.monitoring.health import judge_health
-from coordinator.state.apply import apply
 from coordinator.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.state.events import Event
 from coordinator.state.state import State
+from coordinator.state.transaction import Transaction
 from coordinator.status.messages import event_message
 from coordinator.storage.decision_log import DecisionLog
+from coordinator.storage.history import SqliteHistory
+from coordinator.storage.history_file import HISTORY_FILE
 from coordinator.storage.metrics import MetricsFile
+from coordinator.storage.receipts import Receipts
 from coordinator.storage.restore import restore
+from coordinator.storage.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
@@ -99,7 +102,9 @@ class VirtualCoordinator:
 
         def decide_or_inject(state: State, command: Command, now: float) -> Outcome:
             if command is injected:
-                return Outcome(apply(state, event), (event,))
+                transaction = Transaction(state, now)
+                transaction.add(event)
+                return Outcome(transaction.state, tuple(transaction.steps))
             return decide(state, command, now)
 
         with patch.object(command_loop, "decide", decide_or_inject):
@@ -107,22 +112,17 @@ class VirtualCoordinator:
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
-        stages, ledger = self._spec.swarm.stages, Ledger(self._spec)
-        index, decisions = LogIndex(stages), DecisionLog(self.store, stages)
-        observers = index.note, decisions.note, ledger.record
-        state = restore(self.store, self._spec, self.run, observers)
+        index = LogIndex(self._spec.swarm.stages)
+        state = restore(self.store, self._spec, self.run, (lambda event, *_: index.note(event),))
         metrics = MetricsFile(self._folder / "metrics.jsonl")
-        receipts = Receipts(
-            self._spec, self.run, ledger, lambda: self.store.end, COORDINATOR.peer, COORDINATOR.sign
-        )
+        history = SqliteHistory(self._folder / HISTORY_FILE)  # which nobody writes
+        receipts = Receipts(self._spec, self.run, history, cast(SqliteStore, self.store))
         health = HealthMonitor(state)
 
-        def publish(event: Event, state: State) -> None:
+        def publish(event: Event, _: State, state: State) -> None:
             log.info("%s", event_message(event))
             index.note(event)
-            decisions.note(event)
             metrics.record(event)
-            receipts.record(event)
             health.note(event)
             self._observe(event, state)
 
@@ -134,10 +134,11 @@ class VirtualCoordinator:
             sources = MemberSources()
             records = RunRecords(
                 metrics,
-                decisions,
+                DecisionLog(self.store),
                 receipts,
                 health,
                 Explainer(command_loop, self.store, index, metrics),
+                history,
                 Counter(),
             )
             access = Access(command_loop, sources, str)

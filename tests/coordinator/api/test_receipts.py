@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.ledger import Ledger
-from coordinator.history.receipts import check_receipt
 from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_schema import HISTORY_FILE
-from coordinator.storage.log_copy import opened_copy, read_copy
+from coordinator.storage.history_file import HISTORY_FILE
+from coordinator.storage.log_copy import opened_copy
+from coordinator.storage.receipts import check_receipt
 from coordinator.storage.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -150,19 +149,3 @@ async def test_what_the_log_does_not_say_is_a_mismatch(tmp_path: Path) -> None:
                 check_receipt(lie, RunSpec.from_json(spec), events, row_hash_of_lie)
             assert refused.value.code is ErrorCode.RECEIPT_MISMATCH, name
         assert json.loads(encode_receipt(receipt))["hetnode_receipt"] == 1
-
-
-async def test_the_leaderboard_names_only_peers_that_have_chosen_a_name(tmp_path: Path) -> None:
-    async with running(SPEC, tmp_path) as run:
-        await run.join(A, name="José")
-        await run.join(B)
-        await play(run, 1)
-        _, events = read_copy(run.folder, COORDINATOR.peer)
-        ledger = Ledger(SPEC)
-        for event in events:
-            ledger.record(event)
-        board = ledger.leaderboard()
-        assert [(leader.peer, leader.name) for leader in board.leaders] == [(A.peer, "José")]
-        assert (board.named, board.unnamed) == (1, 1)
-        assert board.named_tokens == board.unnamed_tokens == ledger.of(B.peer).stage_tokens > 0
-        assert not ledger.leaderboard(0).leaders

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.dashboard.past import MOST_LOSS_REPLICAS, Past, plain
+from coordinator.dashboard.past import MOST_LOSS_REPLICAS, Past, plain, why_not
 from coordinator.dashboard.queries import Queries
-from coordinator.history.peer_records import CreditOrder
-from coordinator.history.queries import History
-from coordinator.history.records import LossPoint, Outcome, Page, ReplicaSummary, StageSummary, Traffic
+from coordinator.history.tables import Cause, Contribution, Kind, Outcome, StageRow, Standing
 from coordinator.state.state import State
+from coordinator.storage.history import CreditOrder, LossPoint, Page, SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PeerId
 from tests.builders import spec_of
 
 
@@ -28,11 +28,8 @@ class Told:
         self._replicas = replicas
         self.asked: list[tuple[Any, ...]] = []
 
-    def replicas(self, page: Page) -> tuple[ReplicaSummary, ...]:
-        found = [
-            ReplicaSummary(i, 1, 2, (), True, None, None, 0, 0.0, Traffic()) for i in range(self._replicas)
-        ]
-        return tuple(found[: page.most])
+    def replicas(self) -> tuple[int, ...]:
+        return tuple(range(self._replicas))
 
     def losses(self, replica: int | None, most: int) -> tuple[LossPoint, ...]:
         return (LossPoint(1, 10.0, 5.0, None, 4.0, 6.0),)
@@ -50,16 +47,36 @@ class Told:
 
 
 def past_of(told: Told) -> Past:
-    return Past(cast(History, told), lambda: State(spec_of(), "run"))
+    return Past(cast(SqliteHistory, told), lambda: State(spec_of(), "run"))
 
 
 def test_records_become_json() -> None:
-    summary = StageSummary(0, Outcome.COMMITTED, 3, None, 2, 2, 100, 5, "<b>\x1b" + "x" * 100_000)
+    summary = StageRow(1, 0, Outcome.COMMITTED, reason="<b>\x1b" + "x" * 100_000)
     found = plain((summary, float("nan")))
     assert found[0]["outcome"] == "committed"
     assert len(found[0]["reason"]) <= 400
     assert found[1] is None
     json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("standing", "cause", "culprit", "text"),
+    [
+        (Standing.COUNTED, None, None, ""),
+        (Standing.LEFT_OUT, Cause.DECISION, "a", "of the decision"),
+        (Standing.LEFT_OUT, Kind.REJECTED, "a", "1 member of the group rejected its payload: words"),
+        (Standing.MISSING, Cause.NO_OFFER, None, "no offer came before the round closed"),
+        (Standing.MISSING, Kind.LOST, "a", "words"),
+        (Standing.MISSING, Kind.LOST, "b", "its replica lacked ..b: words"),
+    ],
+)
+def test_a_sentence_says_why_a_payload_is_not_counted(
+    standing: Standing, cause: str | None, culprit: str | None, text: str
+) -> None:
+    peer = PeerId(culprit) if culprit else None
+    detail = None if cause == Cause.NO_OFFER else "words"
+    part = Contribution(1, 0, PeerId("a"), 0, standing, cause=cause, culprit=peer, detail=detail)
+    assert why_not(part, "of the decision") == text
 
 
 def test_losses_of_few_replicas_are_all_shown() -> None:

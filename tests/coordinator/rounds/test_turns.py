@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.dashboard.view import RunView, phase_of
-from coordinator.history.records import Outcome
+from coordinator.history.tables import Outcome
 from coordinator.state.commands import Attest, Await, Offer, Report
 from coordinator.state.events import (
     PayloadWithheld,

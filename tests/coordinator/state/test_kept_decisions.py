@@ -75,11 +75,11 @@ def test_commands_about_rounds_that_are_not_kept_change_nothing(run: Run) -> Non
 async def test_the_log_has_every_decision_also_after_a_start(run: Run, tmp_path: Path) -> None:
     log = stored(run.events)
     with closing(SqliteStore(tmp_path / "log.sqlite", A.peer, A.sign)) as store:
-        found = DecisionLog(store, run.state.stages)
+        found = DecisionLog(store)
         store.begin(run.spec.canonical_json)
         store.append(log)
         seen: list[Event] = []
-        state = restore(store, run.spec, run.spec.name, (found.note, seen.append))
+        state = restore(store, run.spec, run.spec.name, (lambda event, *_: seen.append(event),))
         assert state == replay(State(run.spec, run.spec.name), log)
         assert seen == log
         for (stage, number), decision in decisions_of(run).items():

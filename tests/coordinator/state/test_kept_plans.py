@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.history.planned import Planned
 from coordinator.state.apply import replay
 from coordinator.state.events import PlanAdopted
 from coordinator.state.state import KEPT_DECISIONS, State
-from coordinator.state.tokens import payload_tokens
+from coordinator.state.tokens import payload_tokens, worths
 from protocol.status import Explanation
+from protocol.types import Decision, ManifestEntry
 from tests.support.coordinator_run import Run, started
 from tests.support.explaining import text_of
 from tests.support.explaining_runs import A, B, C, asked, timed_round, usual_rounds
@@ -69,12 +69,8 @@ def test_what_is_said_of_an_old_round_stays_the_same(
 
 
 def test_a_payload_that_names_a_plan_that_is_not_kept_counts_by_the_plan_of_its_round(run: Run) -> None:
-    adopted = [(number, each.plan) for number, each in enumerate(run.events) if isinstance(each, PlanAdopted)]
-    planned = Planned(run.spec)
-    for sequence, plan in adopted:
-        planned.add(plan, sequence)
     of_last = payload_tokens(run.spec, run.state.plans[-1].replicas[0], A.payload(run.spec, 0, ROUNDS))
-    for epoch in (0, 1, run.state.epoch):
-        assert planned.tokens_of(A.payload(run.spec, 0, ROUNDS, epoch=epoch)) == of_last
-    assert planned.of_round(ROUNDS) == adopted[-1][::-1]
-    assert planned.of_round(1)[0].epoch > 1
+    payloads = [A.payload(run.spec, 0, ROUNDS, epoch=epoch) for epoch in (0, 1, run.state.epoch)]
+    entries = tuple(ManifestEntry(each, (A.peer,)) for each in payloads)
+    decision = Decision(0, ROUNDS, True, entries, 0, "r")
+    assert [tokens for _, tokens in worths(run.state, decision)] == 3 * [of_last]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.peer_records import CreditOrder
-from coordinator.history.records import Outcome, Page, Standing
+from coordinator.history.tables import AdoptedPlan, Cause, Kind, Outcome, Standing
 from coordinator.state.commands import Await, Report, Tick
-from coordinator.storage.history import SqliteHistory
+from coordinator.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundCommitted
+from coordinator.storage.history import CreditOrder, Page, SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId, Rejection, Role
@@ -89,19 +89,15 @@ def test_a_round_tells_who_was_counted_and_why_others_were_not(tmp_path: Path) -
         Standing.LEFT_OUT,
         Standing.MISSING,
     ]
-    assert (
-        by_peer[peers[2].peer].reason
-        == "2 members of the group rejected its payload: its values are too large"
-    )
-    assert by_peer[peers[3].peer].reason == "it left: interrupted"
-    cited = {
-        each.reason_sequence: type(event).__name__ for each in stage.contributions for event in run.events[:0]
-    }
+    left_out, missing = by_peer[peers[2].peer], by_peer[peers[3].peer]
+    assert (left_out.cause, left_out.rejections) == (Kind.REJECTED, 2)
+    assert left_out.detail == "its values are too large"
+    assert (missing.cause, missing.culprit) == (Kind.LEFT, peers[3].peer)
     events = stored(run.events)
-    kinds = [type(events[by_peer[peer.peer].reason_sequence - 1]).__name__ for peer in peers[2:]]
-    assert (cited, kinds) == ({}, ["PayloadRejected", "PeerLeft"])
-    assert type(events[stage.summary.decided_sequence - 1]).__name__ == "RoundCommitted"
-    assert type(events[by_peer[A.peer].offered_sequence - 1]).__name__ == "PayloadOffered"
+    cited = [events[(each.cause_sequence or 0) - 1] for each in (left_out, missing)]
+    assert [type(each) for each in cited] == [PayloadRejected, PeerLeft]
+    assert isinstance(events[(stage.summary.decided_sequence or 0) - 1], RoundCommitted)
+    assert isinstance(events[(by_peer[A.peer].offered_sequence or 0) - 1], PayloadOffered)
     phases = stage.phases
     first = by_peer[A.peer].offered_at
     assert first is not None
@@ -120,7 +116,7 @@ def test_a_round_that_is_not_decided_is_shown_as_far_as_it_is(tmp_path: Path) ->
     assert detail is not None
     assert detail.summary.seconds is None
     (stage,) = detail.stages
-    assert (stage.summary.outcome, stage.summary.offered, stage.summary.reason) == (Outcome.OPEN, 1, "")
+    assert (stage.summary.outcome, stage.summary.offered, stage.summary.reason) == (Outcome.OPEN, 1, None)
     assert {each.standing for each in stage.contributions} == {Standing.OFFERED, Standing.WITHHELD}
     assert stage.phases.offer is None
     assert history.rounds()[0].stages == (stage.summary,)
@@ -153,7 +149,8 @@ def test_an_aborted_round_gives_its_reason_to_all_offers(tmp_path: Path) -> None
     assert not decision.committed
     detail = history_of(run, tmp_path).round(1)
     assert detail is not None
-    assert [each.reason for each in detail.stages[0].contributions] == [decision.reason] * 2
+    assert detail.stages[0].summary.reason == decision.reason
+    assert [each.cause for each in detail.stages[0].contributions] == [Cause.DECISION] * 2
     assert {each.standing for each in detail.stages[0].contributions} == {Standing.LEFT_OUT}
     assert detail.summary.tokens == 0
 
@@ -168,7 +165,7 @@ def test_rounds_come_in_pages_from_the_newest(tmp_path: Path) -> None:
     assert all(len(each.stages) == 2 for each in history.rounds(before=7))
 
 
-def test_a_peer_has_its_sessions_changes_and_estimates(tmp_path: Path) -> None:
+def test_a_peer_has_its_changes_and_estimates(tmp_path: Path) -> None:
     run = started_and_attested(2, 1)
     measure(run, C, 1e9, 1e6, 0.25)
     play_rounds(run)
@@ -178,49 +175,43 @@ def test_a_peer_has_its_sessions_changes_and_estimates(tmp_path: Path) -> None:
     history = history_of(run, tmp_path)
     detail = history.peer(C.peer)
     assert detail is not None
-    assert detail.summary.is_here
-    assert detail.summary.sessions == 2
-    newest, first = detail.sessions
-    assert (newest.left_at, newest.end) == (None, "")
-    assert (first.end, first.reason, first.role) == ("left", "interrupted", Role.STAGE)
-    assert first.left_at is not None
-    assert newest.joined_at == first.left_at + 10.0
-    kinds = [each.kind for each in detail.changes]
-    assert kinds == ["reserved", "joined", "left", "joined"]
+    assert (detail.summary.is_here, detail.summary.role) == (True, Role.STAGE)
+    assert [each.kind for each in detail.changes] == [Kind.RESERVED, Kind.JOINED, Kind.LEFT, Kind.JOINED]
     events = stored(run.events)
     assert all(C.peer in repr(events[each.sequence - 1]) for each in detail.changes)
-    assert [(each.flops, each.microbatch_seconds) for each in detail.estimates] == [(1e9, 0.25)]
+    assert [each.flops for each in detail.estimates] == [1e9]
     assert [each.standing for each in detail.contributions] == [Standing.COUNTED]
     assert history.peer(PeerId("nobody")) is None
-    assert [each.peer for each in history.peers().peers] == [keyed(i).peer for i in range(4)]
-    page = history.peers(Page(skip=1, most=2))
-    assert (page.total, [each.number for each in page.peers]) == (4, [2, 3])
+    assert history.peer(PeerId("")) is None, "the run has lines in the journal as well"
 
 
 def test_a_lost_peer_is_a_failure(tmp_path: Path) -> None:
     run = started_and_attested(2, 1)
     beat_for(run, 3 * run.spec.timing.lost_after, A, B, keyed(3))
-    (found,) = (each for each in history_of(run, tmp_path).peers().peers if each.peer == C.peer)
-    assert (found.is_here, found.last_change, found.failures) == (False, "lost", 1)
+    found = history_of(run, tmp_path).peer(C.peer)
+    assert found is not None
+    (lost,) = (each for each in found.changes if each.kind is Kind.LOST)
+    assert (found.summary.is_here, found.summary.failures) == (False, 1)
+    assert (lost.seconds or 0.0) >= run.spec.timing.lost_after
 
 
-def test_plans_are_read_as_they_were_adopted(tmp_path: Path) -> None:
+def test_the_journal_tells_what_concerns_the_run_and_its_peers(tmp_path: Path) -> None:
     run = started_and_attested(1, 2)
     play_rounds(run)
     leave(run, keyed(4))
     play_rounds(run)
-    history = history_of(run, tmp_path)
-    assert [each.epoch for each in history.plans()] == [each.epoch for each in reversed(run.state.plans)]
-    assert history.plans(before=2)[0].epoch == 1
-    for plan in run.state.plans:
-        found = history.plan(plan.epoch)
-        assert found is not None
-        replicas = tuple(
-            replace(each, members=tuple(replace(member, endpoint="") for member in each.members))
-            for each in plan.replicas
-        )
-        assert found.plan == replace(plan, replicas=replicas)
+    history, events = history_of(run, tmp_path), stored(run.events)
+    lines = history.journal(1, len(events))
+    assert [each.sequence for each in lines] == sorted(each.sequence for each in lines)
+    (left,) = (each for each in lines if each.kind is Kind.LEFT)
+    assert (left.peer, left.round_number) == (keyed(4).peer, 2)
+    numbers = [each.sequence for each in lines if each.kind is Kind.PLAN]
+    for plan, number in zip(run.state.plans, numbers, strict=True):
+        begin = plan.epoch, number, events[number - 1].at, plan.from_round
+        expected = AdoptedPlan(*begin, len(plan.replicas), plan.size, plan.reason)
+        assert history.plan(plan.epoch) == expected
     assert history.plan(99) is None
+    assert history.journal(5, 4) == ()
 
 
 def test_losses_and_traffic_by_replica_member_and_round(tmp_path: Path) -> None:
@@ -243,23 +234,16 @@ def test_losses_and_traffic_by_replica_member_and_round(tmp_path: Path) -> None:
     assert [each.validation_loss for each in history.losses(1)] == [5.0, 4.0, 3.0, 2.0]
     assert [each.train_loss for each in history.losses(1)] == [None, 4.0, 3.0, 2.0]
     assert history.losses(7) == ()
-    assert [each.traffic.link_bytes for each in history.traffic()] == [150, 151, 152, 153]
-    assert [each.members for each in history.traffic()] == [3] * 4
-    assert [each.traffic.link_bytes for each in history.traffic(1, 0)] == [100, 101, 102, 103]
-    assert [each.traffic.link_bytes_dense for each in history.traffic(1, 1)] == [400] * 4
-    assert history.traffic(0)[-1].traffic.payload_bytes == 10
-    assert [(each.peer, each.is_last) for each in history.members(2)] == [(a, True), (b, False), (c, True)]
-    first, second = history.replicas()
-    assert (first.validation_loss, first.tokens, first.tokens_per_second) == (1.0, 400, 25.0)
-    assert (second.members, second.is_planned, second.traffic.link_bytes) == ((b, c), True, 606)
-    assert (second.first_round, second.last_round) == (0, 3)
-    assert history.summary().traffic.link_bytes == 606
+    assert [each.link_bytes for each in history.traffic()] == [150, 151, 152, 153]
+    assert [each.link_bytes_dense for each in history.traffic()] == [8 * (150 + n) for n in range(4)]
+    assert history.traffic()[-1].payload_bytes == 30
+    assert history.replicas() == (0, 1)
     by_peer = {each.peer: each.link_bytes for each in history.credits(CreditOrder.LINK).credits}
     assert list(by_peer.items()) == [(b, 406), (c, 200), (a, 0)]
     detail = history.round(3)
     assert detail is not None
     assert detail.summary.validation_loss == 1.5
-    assert len(detail.members) == 3
+    assert [(each.peer, each.is_last) for each in detail.members] == [(a, True), (b, False), (c, True)]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 10, 99, 100, 5000])
@@ -272,11 +256,10 @@ def test_a_thinned_list_has_its_ends_and_its_spikes(tmp_path: Path, most: int) -
         assert len(losses) <= min(most, 100)
         assert losses[-1].round_number == 99
         assert max(each.greatest or 0.0 for each in losses) == 9.0
-        traffic = history.traffic(replica, most=most)
-        assert sum(each.rounds for each in traffic) == 100
-        total = sum(each.traffic.link_bytes * each.rounds for each in traffic)
-        assert total == pytest.approx(sum(range(100)), abs=100)
-    assert len(history.traffic(0, 0, most)) <= min(most, 100)
+    traffic = history.traffic(most)
+    assert sum(each.rounds for each in traffic) == 100
+    total = sum(each.link_bytes * each.rounds for each in traffic)
+    assert total == pytest.approx(sum(range(100)), abs=100)
 
 
 def test_speed_is_that_of_committed_tokens(tmp_path: Path) -> None:
@@ -289,7 +272,6 @@ def test_speed_is_that_of_committed_tokens(tmp_path: Path) -> None:
     assert [each.tokens for each in history.speed()] == [tokens] * 4
     assert [each.tokens_per_second for each in history.speed()] == pytest.approx([tokens / 8.0] * 4)
     assert [(each.rounds, each.seconds) for each in history.speed(most=1)] == [(4, 32.0)]
-    assert history.summary().tokens_per_second == pytest.approx(tokens / 8.0)
 
 
 def test_figures_that_no_peer_can_mean_are_kept_out(tmp_path: Path) -> None:
@@ -302,7 +284,9 @@ def test_figures_that_no_peer_can_mean_are_kept_out(tmp_path: Path) -> None:
     history = history_of(run, tmp_path, worst, measurement(B.peer, 1, 1, loss=2.0))
     assert [each.validation_loss for each in history.losses()] == [2.0]
     assert [each.validation_loss for each in history.losses(0)] == [None]
-    assert [each.outer_seconds for each in history.members(1)] == [0.0, 1.0]
+    peer = history.peer(A.peer)
+    assert peer is not None
+    assert [each.outer_seconds for each in peer.figures] == [0.0]
     assert 0 < history.credits(CreditOrder.LINK).link_bytes < 2**63
 
 
@@ -331,9 +315,9 @@ def test_queries_are_bounded(tmp_path: Path) -> None:
 def test_an_empty_run_has_an_empty_history(tmp_path: Path) -> None:
     run = started_and_attested(2, 0)
     history = write_history(tmp_path / "history.sqlite", run.spec, [])
-    assert history.summary().tokens == 0
-    assert history.losses() == history.speed() == history.traffic() == history.traffic(0, 0) == ()
-    assert history.rounds() == history.replicas() == history.plans() == history.peers().peers == ()
+    assert history.run().tokens == history.credits().peers == 0
+    assert history.losses() == history.speed() == history.traffic() == history.losses(0) == ()
+    assert history.rounds() == history.replicas() == history.journal(1, 99) == ()
     assert not history.problem
 
 
@@ -348,7 +332,7 @@ def test_without_a_history_a_query_says_so(tmp_path: Path, content: bytes | str 
             db.execute("CREATE TABLE run (sequence INTEGER)")
     history = SqliteHistory(path)
     with pytest.raises(HetnodeError) as error:
-        history.summary()
+        history.run()
     assert error.value.code is ErrorCode.NO_HISTORY
     assert str(path) in history.problem
     assert path.exists() == (content is not None)
@@ -363,7 +347,7 @@ def test_a_reader_sees_one_moment_while_others_write(tmp_path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
         db.execute("UPDATE run SET tokens = -1")
-        assert history.summary().tokens > 0
+        assert history.run().tokens > 0
         db.execute("ROLLBACK")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from coordinator.state.events import CoordinatorStarted, PeerBanned, RunFinished
 from coordinator.storage.log_copy import NAME, read_copy
-from coordinator.storage.store import APPLICATION_ID, MIGRATIONS, SqliteStore
+from coordinator.storage.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import keyed
 
@@ -90,13 +89,4 @@ def test_the_log_of_another_coordinator_is_refused(tmp_path: Path) -> None:
 def test_a_run_that_has_not_begun_has_no_log(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with pytest.raises(HetnodeError, match="its run has not begun"):
-        read_copy(tmp_path, KEY.peer)
-
-
-def test_a_log_of_an_earlier_version_is_first_opened_by_its_coordinator(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / NAME, isolation_level=None)) as db:
-        identified = (f"PRAGMA application_id = {APPLICATION_ID}", "PRAGMA user_version = 1")
-        for statement in (*MIGRATIONS[0], *identified, "INSERT INTO run VALUES (1, 'spec')"):
-            db.execute(statement)
-    with pytest.raises(HetnodeError, match="of an earlier version"):
         read_copy(tmp_path, KEY.peer)

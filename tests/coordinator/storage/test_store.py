@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.state.event_chain import first_hash, next_hash
-from coordinator.state.event_codec import decode
-from coordinator.state.events import CoordinatorStarted, PeerLost, PeerSeen, RunFinished
+from coordinator.state.events import CoordinatorStarted, PeerLost, PeerSeen, RoundAborted, RunFinished
 from coordinator.storage.row_body import pack_body, unpack_body
-from coordinator.storage.store import APPLICATION_ID, MIGRATIONS, SqliteStore, Store
+from coordinator.storage.store import SCHEMA_VERSION, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PeerId
-from tests.builders import former_log, keyed
+from protocol.types import Decision, PeerId
+from tests.builders import keyed
 from tests.support.memory_store import MemoryStore
 
 
@@ -36,15 +34,6 @@ def written(path: Path) -> bytes:
     store.close()
     _, row_hash = store.head.read()
     return row_hash
-
-
-def former_database(path: Path, *statements: str) -> None:
-    """A database at `path` as the first version of the schema has it."""
-    db = sqlite3.connect(path, isolation_level=None)
-    identified = (f"PRAGMA application_id = {APPLICATION_ID}", "PRAGMA user_version = 1")
-    for statement in (*MIGRATIONS[0], *identified, *statements):
-        db.execute(statement)
-    db.close()
 
 
 def damaged(path: Path, *statements: str) -> None:
@@ -173,7 +162,7 @@ class TestSqlite:
     @pytest.mark.parametrize(
         ("damage", "message"),
         [
-            (f"PRAGMA user_version = {len(MIGRATIONS) + 1}", "newer version"),
+            (f"PRAGMA user_version = {SCHEMA_VERSION + 1}", "another version"),
             ("DROP TABLE events", "no such table"),
         ],
     )
@@ -187,10 +176,24 @@ class TestSqlite:
         path = tmp_path / "log.sqlite"
         row_hash = written(path)
         db = sqlite3.connect(path, isolation_level=None)
-        row = ("Gossip", "{}", next_hash(row_hash, "Gossip", "{}"))
+        body = pack_body("{}")
+        row = ("Gossip", body, next_hash(row_hash, "Gossip", body))
         db.execute("INSERT INTO events (kind, body, row_hash) VALUES (?, ?, ?)", row)
         db.close()
         assert "row 5 is unreadable (unknown kind" in refusal_of(path).cause
+
+    def test_a_decision_is_found_by_an_index_that_is_checked(self, tmp_path: Path) -> None:
+        path = tmp_path / "log.sqlite"
+        written(path)
+        decisions = [Decision(stage, 1, False, (), 1, "r") for stage in range(2)]
+        with closing(opened(path)) as store:
+            store.append([RoundAborted(5.0, each) for each in decisions])
+            assert [store.decision(stage, 1) for stage in range(2)] == decisions
+            assert store.decision(0, 2) is None
+        damaged(path, "UPDATE decisions SET sequence = 5 WHERE stage = 1")
+        with closing(opened(path)) as store, pytest.raises(HetnodeError) as error:
+            store.decision(1, 1)
+        assert error.value.code is ErrorCode.STORE_CORRUPT
 
     def test_events_can_be_neither_changed_nor_deleted(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
@@ -218,7 +221,6 @@ class TestChain:
             (["UPDATE events SET body = '{}' WHERE sequence = 2"], "row 2 was changed"),
             (["UPDATE events SET kind = 'PeerDraining' WHERE sequence = 3"], "row 3 was changed"),
             (["UPDATE events SET row_hash = zeroblob(32) WHERE sequence = 3"], "row 3 was changed"),
-            (["UPDATE events SET row_hash = NULL WHERE sequence = 4"], "row 4 was changed"),
             (["UPDATE run SET spec = '{ }'"], "the specification of the run or row 1 was changed"),
             (["DELETE FROM run"], "the specification of its run is missing"),
             # removed
@@ -305,41 +307,4 @@ class TestChain:
         assert len(store.load()[1]) == 5
         store.append([RunFinished(6.0)])
         assert len(store.load()[1]) == 6
-        store.close()
-
-    def test_a_former_log_gets_its_chain_when_it_is_opened_first(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        path = tmp_path / "log.sqlite"
-        former_database(path, "INSERT INTO run VALUES (1, 'spec')")
-        db = sqlite3.connect(path, isolation_level=None)
-        db.executemany("INSERT INTO events (kind, body) VALUES (?, ?)", former_log())
-        db.close()
-        store = opened(path)
-        assert store.load() == ("spec", tuple(decode(*row) for row in former_log()))
-        store.close()
-        assert f"{path} had no hash chain: its {len(former_log())} rows have one now" in caplog.text
-        caplog.clear()
-        opened(path).close()
-        assert not caplog.text
-        # As someone else would compute it from the description in docs/recovery.md.
-        row_hash = hashlib.sha256(b"hetnode event log 1\nspec").digest()
-        for kind, body in former_log():
-            row_hash = hashlib.sha256(row_hash + kind.encode() + b"\t" + body.encode()).digest()
-        assert store.head.read() == (len(former_log()), row_hash)
-        # From now on it is a log as any other.
-        db = sqlite3.connect(path)
-        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-            db.execute("UPDATE events SET row_hash = zeroblob(32)")
-        db.close()
-        damaged(path, "UPDATE events SET body = replace(body, '1000.0', '1000.5') WHERE sequence = 7")
-        assert "row 7 was changed" in refusal_of(path).cause
-
-    def test_an_empty_former_log_begins_a_run(self, tmp_path: Path) -> None:
-        path = tmp_path / "log.sqlite"
-        former_database(path)
-        store = opened(path)
-        store.begin("{}")
-        store.append([RunFinished(1.0)])
-        assert store.load() == ("{}", (RunFinished(1.0),))
         store.close()

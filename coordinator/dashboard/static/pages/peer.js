@@ -71,7 +71,7 @@ function measured(rows) {
     { title: "inner", kind: "number", cell: (row) => f.duration(row.inner_seconds) },
     { title: "busy", cell: (row) => meter(row.inner_seconds ? row.compute_seconds / row.inner_seconds : 0) },
     { title: "exchange", kind: "number", cell: (row) => f.duration(row.outer_seconds) },
-    { title: "on links", kind: "number wide", cell: (row) => f.bytes(row.traffic.link_bytes) },
+    { title: "on links", kind: "number wide", cell: (row) => f.bytes(row.link_bytes) },
     { title: "error feedback", kind: "number wide", cell: (row) => f.percent(row.error_share) },
     { title: "loss", kind: "number wide", cell: (row) => f.loss(row.validation_loss) },
   ], rows.filter((row) => row.round_number > 0), (row) => String(row.round_number)));

@@ -150,9 +150,7 @@ async def run_coordinator(
         authority = open_authority(folder, spec.name, certificate_seconds)
         restored = restore_run(stack, store, spec, run := authority.run_id(spec), folder)
         if restored.state.phase is RunPhase.FINISHED:
-            await asyncio.to_thread(
-                restored.history.close, None
-            )  # a killed process may not have written its end
+            await asyncio.to_thread(restored.history.close, None)
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await _opened(stack, start_bootstrap(run))

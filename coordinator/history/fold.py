@@ -116,7 +116,7 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
 
 
 def _peer(event: Event, before: State) -> Iterator[PeerTotals]:
-    kind, peer = _TOLD.get(type(event)), getattr(event, "peer", None)
+    kind, peer = _TOLD.get(type(event)), PeerId(getattr(event, "peer", None) or "")
     is_here = _PRESENCE.get(kind) if kind else None
     if kind is Kind.JOINED or (peer in before.peers and (is_here is False or kind is Kind.ROLE)):
         yield PeerTotals(peer, getattr(event, "role", None), is_here=is_here)
@@ -164,8 +164,10 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
             is_new = payload.owner not in before.round_of(where[1], where[0]).offers
             yield StageRow(*where, Outcome.OPEN, first_offer_at=event.at, offered=int(is_new))
             replica = _replica_of(before, payload.round_number, payload.owner)
-            offer = Standing.OFFERED, event.at, sequence
-            yield Contribution(*where, payload.owner, replica, *offer, nbytes=payload.nbytes)
+            size = payload.nbytes
+            yield Contribution(
+                *where, payload.owner, replica, Standing.OFFERED, event.at, sequence, nbytes=size
+            )
         case events.PayloadWithheld():
             where = event.round_number, event.stage
             yield StageRow(*where, Outcome.OPEN, first_offer_at=event.at)
@@ -174,8 +176,13 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
         case events.HoldingsReported():
             where = event.round_number, event.stage
             yield StageRow(*where, last_report_at=event.at)
-            reported = {"reported_at": event.at, "reported_sequence": sequence, "held": event.count}
-            yield Contribution(*where, event.peer, **reported)  # type: ignore[arg-type]
+            yield Contribution(
+                *where,
+                event.peer,
+                reported_at=event.at,
+                reported_sequence=sequence,
+                held=event.count,
+            )
         case events.GroupClosed():
             where = event.round_number, event.stage
             yield StageRow(*where, Outcome.OPEN, closed_at=event.at, closed_sequence=sequence)
@@ -198,13 +205,26 @@ def _decision(sequence: int, event: events.DecisionEvent, before: State, after: 
     for payload, worth in worths(before, decision):
         tokens, nbytes = tokens + worth, nbytes + payload.nbytes
         yield Contribution(*where, payload.owner, standing=Standing.COUNTED, tokens=worth)
-        rounds = {"first_round": where[0], "last_round": where[0], "credit_sequence": sequence}
-        credit = {"stage_tokens": worth, "stage_rounds": 1, "payload_bytes": payload.nbytes}
-        yield PeerTotals(payload.owner, **credit, **rounds)  # type: ignore[arg-type]
+        yield PeerTotals(
+            payload.owner,
+            stage_tokens=worth,
+            stage_rounds=1,
+            payload_bytes=payload.nbytes,
+            first_round=decision.round_number,
+            last_round=decision.round_number,
+            credit_sequence=sequence,
+        )
     yield from _not_counted(event, where, before)
-    decided = {"decided_at": at, "decided_sequence": sequence, "reason": cut(decision.reason)}
-    figures = {"counted": len(decision.entries), "payload_bytes": nbytes, "tokens": tokens}
-    yield StageRow(*where, outcome, **decided, **figures)  # type: ignore[arg-type]
+    yield StageRow(
+        *where,
+        outcome,
+        decided_at=at,
+        decided_sequence=sequence,
+        counted=len(decision.entries),
+        payload_bytes=nbytes,
+        tokens=tokens,
+        reason=cut(decision.reason),
+    )
     run_tokens = tokens if decision.stage == 0 else 0
     yield RunTotals(tokens=run_tokens, stage_tokens=tokens)
     is_over = after.current_round != before.current_round
@@ -242,7 +262,7 @@ def _left_out(before: State, where: _Where, owner: PeerId, is_committed: bool) -
     elif (owner, stage, round_number - 1, Part.STAGE) in before.diverged:
         found = Kind.DIVERGED, None
     elif rejections:
-        found = Kind.REJECTED, next(reversed(rejections.values()))
+        found = Kind.REJECTED, [*rejections.values()][-1]
     else:
         is_unheld = known.contest is not None and owner in known.contest.left_out
         found = Cause.UNHELD if is_unheld else cause, detail

@@ -7,6 +7,8 @@ need no reading. None is a figure that is not known, or that a row does not tell
 Times (`at`, and names that end in `_at`) are Unix times in seconds on the clock of the events; durations are
 seconds; losses are nats per token. A field that ends in `sequence` is the number of an event in the event
 log, counted from 1. Rounds count from 1; round 0 in a measurement is the model before its first round.
+
+One file because most of it is the list of the tables.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from functools import cache
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_type_hints
 
 from protocol.types import PeerId, Role
@@ -393,9 +394,7 @@ class Column:
         return value if value is None or self.is_reference else self.kind(value)
 
 
-@cache
-def columns_of(table: type[Row]) -> tuple[Column, ...]:
-    """The columns of `table`, in the order of its fields."""
+def _columns_of(table: type[Row]) -> tuple[Column, ...]:
     hints = get_type_hints(table, include_extras=True)
     return tuple(_column(each.name, hints[each.name]) for each in fields(table))
 
@@ -406,10 +405,8 @@ def _column(name: str, hint: Any) -> Column:
     return Column(name, kinds[0] if kinds else annotated[0], bool(kinds), annotated[1])
 
 
-@cache
-def created(table: type[Row]) -> tuple[str, ...]:
-    """The statements that create `table` and its indices."""
-    columns = columns_of(table)
+def _created(table: type[Row]) -> tuple[str, ...]:
+    columns = COLUMNS[table]
     if table is PeerTotals:
         defined = ["number INTEGER PRIMARY KEY", "peer TEXT NOT NULL UNIQUE"]
         defined += [each.definition for each in columns[1:]]
@@ -419,10 +416,8 @@ def created(table: type[Row]) -> tuple[str, ...]:
     return (f"CREATE TABLE {table.TABLE} ({', '.join(defined)}) WITHOUT ROWID", *table.INDICES)
 
 
-@cache
-def inserted(table: type[Row]) -> str:
-    """The statement that adds a row, given the values of its fields. A row about a stranger is left out."""
-    columns = columns_of(table)
+def _inserted(table: type[Row]) -> str:
+    columns = COLUMNS[table]
     names = ", ".join(each.name for each in columns)
     number = "(SELECT number FROM peers WHERE peer = ?)"
     refers = [each.is_reference and table is not PeerTotals for each in columns]
@@ -441,17 +436,25 @@ def inserted(table: type[Row]) -> str:
     )
 
 
-@cache
-def selected(table: type[Row]) -> str:
-    """The begin of a query for whole rows of `table`, which has the name t in the rest of the query."""
-    refers = [each.is_reference and table is not PeerTotals for each in columns_of(table)]
+def _selected(table: type[Row]) -> str:
+    refers = [each.is_reference and table is not PeerTotals for each in COLUMNS[table]]
     names = (
         f"(SELECT peer FROM peers WHERE number = t.{each.name})" if refer else f"t.{each.name}"
-        for each, refer in zip(columns_of(table), refers, strict=True)
+        for each, refer in zip(COLUMNS[table], refers, strict=True)
     )
     return f"SELECT {', '.join(names)} FROM {table.TABLE} AS t"
 
 
+COLUMNS = {table: _columns_of(table) for table in TABLES}
+"""By table, the columns in the order of its fields."""
+CREATED = {table: _created(table) for table in TABLES}
+"""The statements that create a table and its indices."""
+INSERTED = {table: _inserted(table) for table in TABLES}
+"""The statement that adds a row, given the values of its fields. A row about a stranger is left out."""
+SELECTED = {table: _selected(table) for table in TABLES}
+"""The begin of a query for whole rows of a table, which has the name t in the rest of the query."""
+
+
 def row_of(table: type[T], values: Sequence[Any]) -> T:
-    """The record of a row that :func:`selected` has given."""
-    return table(*(each.read(value) for each, value in zip(columns_of(table), values, strict=True)))
+    """The record of a row that :data:`SELECTED` has given."""
+    return table(*(each.read(value) for each, value in zip(COLUMNS[table], values, strict=True)))

@@ -3,6 +3,8 @@
 A query may be called from any thread, and waits for a disk: never call it on an event loop. Lists are bounded
 by MOST_ROWS, those of one round by the members of its plan. Every query raises HetnodeError NO_HISTORY where
 the history cannot be read; some events may still be on their way to it.
+
+One file because a query is few lines, and what it answers is a record beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from coordinator.history.tables import (
+    SELECTED,
     AdoptedPlan,
     Cause,
     Contribution,
@@ -30,7 +33,6 @@ from coordinator.history.tables import (
     StageRow,
     Standing,
     row_of,
-    selected,
 )
 from coordinator.storage.history_file import reading
 from protocol.errors import HetnodeError
@@ -376,8 +378,18 @@ class SqliteHistory:
             found = _rows(
                 db, PeerTotals, f"WHERE number > 0 ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?", *limits
             )
-            about = run.run or "", run.sequence, peers, run.stages or 0, run.tokens, run.stage_tokens
-            return Credits(*about, *map(int, sums), tuple(map(_credit, found)))
+            return Credits(
+                run=run.run or "",
+                sequence=run.sequence,
+                peers=peers,
+                stages=run.stages or 0,
+                tokens=run.tokens,
+                stage_tokens=run.stage_tokens,
+                stage_rounds=int(sums[0]),
+                payload_bytes=int(sums[1]),
+                link_bytes=int(sums[2]),
+                credits=tuple(map(_credit, found)),
+            )
 
     def credit(self, peer: PeerId) -> tuple[int, str, Credit | None]:
         """The event up to which credit counts; name and credit of `peer`, None if it has never joined."""
@@ -399,7 +411,7 @@ class SqliteHistory:
 
 def _rows(db: sqlite3.Connection, table: type[T], rest: str = "", *values: Any) -> list[T]:
     """The rows of `table` in which `rest` holds: clauses of our own, in which the table has the name t."""
-    return [row_of(table, row) for row in db.execute(f"{selected(table)} {rest}", values)]
+    return [row_of(table, row) for row in db.execute(f"{SELECTED[table]} {rest}", values)]
 
 
 def _within(most: int) -> int:

@@ -14,16 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from coordinator.history.tables import (
-    TABLES,
-    BegunAnew,
-    Change,
-    Row,
-    RunTotals,
-    columns_of,
-    created,
-    inserted,
-)
+from coordinator.history.tables import COLUMNS, CREATED, INSERTED, TABLES, BegunAnew, Change, Row, RunTotals
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -38,7 +29,7 @@ Changes: TypeAlias = tuple[Change, ...]
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CACHE_KILOBYTES = 16_384
-_VALUES = {table: attrgetter(*(each.name for each in columns_of(table))) for table in TABLES}
+_VALUES = {table: attrgetter(*(each.name for each in COLUMNS[table])) for table in TABLES}
 """By table, what gives the values of a row."""
 
 
@@ -124,7 +115,7 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
         self._configure()
         with self._transaction():
             for table in TABLES:
-                for statement in created(table):
+                for statement in CREATED[table]:
                     self._db.execute(statement)
             self._add(RunTotals(run=self._run, spec=self._spec.hash, stages=self._spec.swarm.stages))
             # The run itself has lines in the journal, too.
@@ -155,7 +146,7 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
                 self._db.execute(f"DELETE FROM {table} WHERE round_number = ?", (change.round_number,))
             return True
         kind: type[Row] = type(change)
-        found = self._db.execute(inserted(kind), _VALUES[kind](change))
+        found = self._db.execute(INSERTED[kind], _VALUES[kind](change))
         return not kind.IS_ONCE or found.rowcount == 1
 
     @contextmanager

@@ -14,18 +14,16 @@ from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
 from benchmarks.fuzz_seeds import PEERS, Target, messages_in, stream_of
-from node.hive.part_check import PartCheck
-from node.hive.part_plan import PartPlan
-from node.hive.part_reducer import ReducedPart
+from node.hive.reduction.part_check import PartCheck
+from node.hive.reduction.part_plan import PartPlan
+from node.hive.reduction.part_reducer import ReducedPart
 from node.transport.line import UNLIMITED
-from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountRequest
-from protocol.spec.outer import OuterSpec
-from protocol.wire.counted_result import CountedResult, mask_of, senders_of
-from protocol.wire.payload_codec import encode
-from protocol.wire.reduction import (
+from protocol.reduction.counted_result import CountedResult, mask_of, senders_of
+from protocol.reduction.partition import PartRange, partition
+from protocol.reduction.parts import (
     Reducer,
     ReductionLayout,
     cut_payload,
@@ -33,7 +31,9 @@ from protocol.wire.reduction import (
     decode_result,
     join_parts,
 )
-from protocol.wire.stage_reducers import StageReducers
+from protocol.reduction.stage_reducers import StageReducers
+from protocol.spec.outer import OuterSpec
+from protocol.wire.payload_codec import encode
 
 _MEMBERS = 3
 _LAYOUT = ReductionLayout(

@@ -20,11 +20,11 @@ from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from coordinator.forecast.exchange_traffic import reduction_of
 from node.model.shapes import parameter_shapes
+from protocol.reduction.counted_result import most_nbytes
+from protocol.reduction.parts import ReductionLayout
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import MemberLine
-from protocol.wire.counted_result import most_nbytes
-from protocol.wire.reduction import ReductionLayout
 
 _SECONDS = 5.0
 """In which a line carries the bytes of a round."""

@@ -22,6 +22,7 @@ from node.model.shapes import parameter_shapes
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
 from node.transport.transport import HostedStages, RoundEnd
+from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -36,7 +37,6 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
-from protocol.wire.reduction import ReductionLayout
 from tests.support.reduction import payload_of
 
 RUN = "rounds"

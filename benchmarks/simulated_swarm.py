@@ -31,9 +31,9 @@ from coordinator.rounds.deadlines import ClosingTime, decide_seconds
 from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from protocol.algorithm.partition import group_shares
 from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.partition import group_shares
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (

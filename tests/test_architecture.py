@@ -24,6 +24,7 @@ LAYERS = (
     "protocol.roles",
     "protocol.pb protocol.algorithm protocol.trust protocol.status",
     "protocol.wire",
+    "protocol.reduction",
     "protocol.server",
     "protocol.relay",
     # the coordinator: pure decisions, then IO, then its composition root
@@ -67,6 +68,7 @@ PURE = [
     "protocol.spec",
     "protocol.roles",
     "protocol.algorithm",
+    "protocol.reduction",
     "protocol.trust",
     "protocol.status",
     "coordinator.state",

@@ -10,7 +10,7 @@ from coordinator.placement.cost_model import Survey
 from coordinator.state.lines import rounded_rate, with_most_uplink
 from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.gathering import schedule_of
-from protocol.algorithm.partition import checkers_of, group_shares
+from protocol.reduction.partition import checkers_of, group_shares
 from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from protocol.types import Member, MemberLine, PeerId, Replica

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from node.model.shapes import parameter_shapes
 from node.optimizer.outcome import ReducedResult, WeightedPayload
-from protocol.algorithm.partition import partition
+from protocol.reduction.partition import partition
+from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.run import RunSpec
-from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 
 log = logging.getLogger(__name__)
 

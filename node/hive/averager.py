@@ -3,7 +3,7 @@
 hivemind provides the peer-to-peer layer, matchmaking and the step. In its own all-reduce peers would disagree
 after a partial failure. So the members of a group gather each other's payload bytes, verify them against the
 signed descriptors, and serve them to other peers afterwards; or they reduce them in parts
-(:mod:`node.hive.reduction_peer`). The coordinator decides what is applied.
+(:mod:`node.hive.reduction.reduction_peer`). The coordinator decides what is applied.
 
 :func:`node.ipc.channel.serve` takes the host's calls in threads; hivemind's event loop does the work.
 """
@@ -32,7 +32,7 @@ from node.hive.lifetime import end_with_parent
 from node.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTimes
 from node.hive.payload_peer import PayloadPeer
 from node.hive.records import stage_prefix
-from node.hive.reduction_peer import ReductionPeer
+from node.hive.reduction.reduction_peer import ReductionPeer
 from node.hive.stream_calls import GuardedStreams
 from node.ipc.channel import Connection, serve
 from node.ipc.typed_calls import handler

@@ -346,7 +346,7 @@ class CommitEmbedding(Request[str]):
 
 @dataclass(frozen=True)
 class CommitReduced(Request[CommitResult]):
-    """As Commit, with the result of a reduction (protocol.wire.counted_result).
+    """As Commit, with the result of a reduction (protocol.reduction.counted_result).
 
     `position` is this member's in the group; None if its payload cannot be in the result.
     """

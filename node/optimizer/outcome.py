@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
-from protocol.algorithm.partition import PartRange
-from protocol.algorithm.reduction import Piece, ReducedTensor, piece_of
 from protocol.algorithm.robust_weights import robust_weights
 from protocol.algorithm.topk import SparseTensor
+from protocol.reduction.partition import PartRange
+from protocol.reduction.parts import ReductionLayout, decode_result
+from protocol.reduction.pieces import Piece, ReducedTensor, piece_of
 from protocol.wire.payload_codec import PayloadLayout, decode
-from protocol.wire.reduction import ReductionLayout, decode_result
 
 WeightedPayload = tuple[bytes, float]
 """The bytes of a payload, and the weight of the replica that sent it."""
@@ -19,7 +19,7 @@ WeightedPayload = tuple[bytes, float]
 
 @dataclass(frozen=True)
 class ReducedResult:
-    """The result of all reducers of a round (protocol.wire.reduction).
+    """The result of all reducers of a round (protocol.reduction.parts).
 
     Attributes:
         missing: parts of this replica's own payload that their reducers have not counted.

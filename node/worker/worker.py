@@ -38,11 +38,11 @@ from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.counted_result import CountedResult, most_nbytes
+from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire import snapshot_codec
-from protocol.wire.counted_result import CountedResult, most_nbytes
-from protocol.wire.reduction import ReductionLayout
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
 _SHARE = (

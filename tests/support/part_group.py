@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from hivemind.p2p import P2P, PeerID
 
-from node.hive.part_exchange import PartExchange
-from node.hive.part_plan import PartPlan, Reduction
+from node.hive.reduction.part_exchange import PartExchange
+from node.hive.reduction.part_plan import PartPlan, Reduction
 from node.transport.line import UNLIMITED, Line
-from protocol.algorithm.partition import PartRange, partition
+from protocol.reduction.partition import PartRange, partition
+from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
+from protocol.reduction.stage_reducers import StageReducers
 from protocol.spec.outer import OuterSpec
-from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
-from protocol.wire.stage_reducers import StageReducers
 from tests.support import reduction
 
 GROUP = b"run/0/1"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from protocol.algorithm.topk import sparsify
+from protocol.reduction.parts import ReductionLayout
 from protocol.wire.payload_codec import encode
-from protocol.wire.reduction import ReductionLayout
 
 
 def payload_of(layout: ReductionLayout, seed: int) -> bytes:

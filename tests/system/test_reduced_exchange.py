@@ -9,11 +9,11 @@ from hivemind.proto.averaging_pb2 import AveragingData
 
 from coordinator.state.events import RoundAborted, RoundCommitted
 from coordinator.state.text import short
-from node.hive.part_check import PartCheck
-from node.hive.part_reducer import PartReducer
+from node.hive.reduction.part_check import PartCheck
+from node.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply
+from protocol.reduction.parts import Reducer
 from protocol.types import Decision, Role
-from protocol.wire.reduction import Reducer
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import current_machine

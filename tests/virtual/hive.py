@@ -19,7 +19,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
 from node.hive.arbiter import serve_arbiter
 from node.hive.payload_peer import PayloadPeer
-from node.hive.reduction_peer import ReductionPeer
+from node.hive.reduction.reduction_peer import ReductionPeer
 from node.security.identity import Identity
 from node.transport.allow_list import AllowList
 from node.transport.arbiter import Arbiter

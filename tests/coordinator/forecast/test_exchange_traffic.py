@@ -6,11 +6,11 @@ import pytest
 
 from coordinator.forecast.exchange_traffic import embedding_traffic, reduction_traffic, result_ratio
 from coordinator.placement.cost_model import Survey
-from node.hive.part_plan import PartPlan
+from node.hive.reduction.part_plan import PartPlan
 from node.model.shapes import parameter_shapes
+from protocol.reduction.parts import ReductionLayout
 from protocol.spec.resolve import resolve
 from protocol.types import Capacity, ExchangeGroup, Member, MemberLine, Replica, StageRange
-from protocol.wire.reduction import ReductionLayout
 from tests.builders import keyed
 
 SPEC = resolve(

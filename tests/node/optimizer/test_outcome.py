@@ -12,10 +12,10 @@ from node.optimizer.embedding_follower import EmbeddingFollower
 from node.optimizer.outcome import ReducedResult
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.outer_step import anchor_digest
-from protocol.algorithm.partition import PartRange, partition
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.partition import PartRange, partition
+from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.run import RunSpec
-from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 from tests.support.reference import small_spec
 
 DENSE = small_spec(outer={"exchange": "reduced", "top_k": 0, "quantizer": "none"})

@@ -9,7 +9,7 @@ from hivemind.averaging.load_balancing import load_balance_peers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.algorithm.partition import checkers_of, group_shares, partition, reducer_shares
+from protocol.reduction.partition import checkers_of, group_shares, partition, reducer_shares
 
 UPLINKS = st.lists(st.sampled_from([0, 1, 3, 10, 100, 1414, 1 << 40]), min_size=1, max_size=9).filter(any)
 ELEMENTS = 10_000_000

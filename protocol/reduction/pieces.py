@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from protocol.algorithm.partition import PartRange
 from protocol.algorithm.topk import SparseTensor, TensorLayout
+from protocol.reduction.partition import PartRange
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from protocol.algorithm.outer_step import factors_of
-from protocol.algorithm.partition import PartRange
-from protocol.algorithm.reduction import Piece, ReducedTensor, StageChunks, piece_of
 from protocol.algorithm.topk import SparseTensor, sparsify
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.partition import PartRange
+from protocol.reduction.pieces import Piece, ReducedTensor, StageChunks, piece_of
 from protocol.spec.outer import OuterSpec
 from protocol.wire.payload_codec import PayloadLayout, decode, encode
 

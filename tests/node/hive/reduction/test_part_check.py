@@ -10,17 +10,17 @@ from hivemind.p2p import PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
-from node.hive.part_check import PartCheck
-from node.hive.part_plan import CHECK_ROUNDS, PartPlan
-from node.hive.part_reducer import ReducedPart
+from node.hive.reduction.part_check import PartCheck
+from node.hive.reduction.part_plan import CHECK_ROUNDS, PartPlan
+from node.hive.reduction.part_reducer import ReducedPart
 from node.transport.line import UNLIMITED
-from protocol.algorithm.partition import partition
 from protocol.pb.payload_pb2 import CountRequest
+from protocol.reduction.counted_result import mask_of, senders_of
+from protocol.reduction.partition import partition
+from protocol.reduction.parts import Reducer, cut_payload
+from protocol.reduction.stage_reducers import StageReducers
 from protocol.trust.envelope import is_signed_by
 from protocol.types import ExchangeGroup, MemberLine
-from protocol.wire.counted_result import mask_of, senders_of
-from protocol.wire.reduction import Reducer, cut_payload
-from protocol.wire.stage_reducers import StageReducers
 from tests.builders import keyed, spec_of
 from tests.support.part_group import GROUP, LAYOUT, payload_of
 

@@ -13,10 +13,10 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from node import hooks
 from node.hive.access import AllowedCalls
-from node.hive.part_check import PartCheck
-from node.hive.part_exchange import PartExchange
-from node.hive.part_plan import PartPlan, Reduction
 from node.hive.records import stage_prefix
+from node.hive.reduction.part_check import PartCheck
+from node.hive.reduction.part_exchange import PartExchange
+from node.hive.reduction.part_plan import PartPlan, Reduction
 from node.hive.stream_calls import Guard, GuardedStreams
 from node.model.shapes import parameter_shapes
 from node.transport.allow_list import AllowList
@@ -27,12 +27,12 @@ from node.transport.transfer import linger
 from node.transport.transport import ExchangeResult, RoundEnd
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignReply
+from protocol.reduction.counted_result import CountedResult
+from protocol.reduction.parts import ReductionLayout, cut_payload
+from protocol.reduction.stage_reducers import StageReducers
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import Signer, is_authentic
 from protocol.types import ExchangeGroup, PayloadDescriptor, Rejection, ResultClaim
-from protocol.wire.counted_result import CountedResult
-from protocol.wire.reduction import ReductionLayout, cut_payload
-from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
 

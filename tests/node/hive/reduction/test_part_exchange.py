@@ -11,12 +11,12 @@ import pytest_asyncio
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 
-from node.hive.part_exchange import PartExchange
-from node.hive.part_plan import PartPlan, Reduction
-from node.hive.part_reducer import ReducedPart
+from node.hive.reduction.part_exchange import PartExchange
+from node.hive.reduction.part_plan import PartPlan, Reduction
+from node.hive.reduction.part_reducer import ReducedPart
 from node.transport.line import Line
+from protocol.reduction.counted_result import CountedResult
 from protocol.types import ExchangeGroup, MemberLine, ResultClaim
-from protocol.wire.counted_result import CountedResult
 from tests.builders import keyed, spec_of
 from tests.support.part_group import GROUP, LAYOUT, PartGroup, open_group, plan_prefix, uncounted
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from protocol.algorithm.partition import PartRange
-from protocol.wire.reduction import Reducer, ReductionLayout, split_result
+from protocol.reduction.partition import PartRange
+from protocol.reduction.parts import Reducer, ReductionLayout, split_result
 
 
 class StageReducers:

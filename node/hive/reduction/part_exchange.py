@@ -5,8 +5,8 @@ Each member sends to every reducer its parts, and gets the reduced parts back on
 - Who sends no more, or a part that is not valid, counts in the parts that it has sent before. A sender has
   the first half of the time.
 - Weights come from the descriptors that the members have signed.
-- A reducer with a checker (:mod:`node.hive.part_check`) counts only the senders of which both have all parts,
-  and nobody takes sums that the checker has not signed.
+- A reducer with a checker (:mod:`node.hive.reduction.part_check`) counts only the senders of which both have
+  all parts, and nobody takes sums that the checker has not signed.
 - A part that a reducer has not sent, or that is not valid, is missing at this member alone: it goes on to
   reduce for the others, and gets the result by its hash when the round is committed.
 """
@@ -28,17 +28,17 @@ from hivemind.proto.runtime_pb2 import Tensor
 from hivemind.utils.asyncio import attach_event_on_finished
 
 from node import hooks
-from node.hive.part_plan import RETRY_SECONDS, PartPlan, Reduction
-from node.hive.part_reducer import PartContainer, PartReducer, ReducedPart
+from node.hive.reduction.part_plan import RETRY_SECONDS, PartPlan, Reduction
+from node.hive.reduction.part_reducer import PartContainer, PartReducer, ReducedPart
 from node.transport.line import UNLIMITED, Line
 from node.transport.transfer import linger
-from protocol.algorithm.partition import PartRange
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountRequest
+from protocol.reduction.counted_result import mask_of, senders_of
+from protocol.reduction.partition import PartRange
+from protocol.reduction.parts import decode_part
+from protocol.reduction.stage_reducers import StageReducers
 from protocol.trust.envelope import is_signed_by
-from protocol.wire.counted_result import mask_of, senders_of
-from protocol.wire.reduction import decode_part
-from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

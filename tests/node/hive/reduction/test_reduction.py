@@ -14,9 +14,9 @@ import pytest_asyncio
 from node.model.shapes import parameter_shapes
 from node.security.identity import open_identity
 from node.transport.transport import ExchangeResult, RoundEnd
+from protocol.reduction.counted_result import CountedResult
+from protocol.reduction.parts import ReductionLayout, decode_result
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor
-from protocol.wire.counted_result import CountedResult
-from protocol.wire.reduction import ReductionLayout, decode_result
 from tests.builders import spec_of
 from tests.support.hive_nodes import BRIEF, PATIENT, RUN, Node, canonical, describe, start_as
 from tests.support.reduction import payloads_of

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from protocol.algorithm.outer_optimizer import Sgd
 from protocol.algorithm.outer_step import apply_update
-from protocol.algorithm.partition import PartRange, partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import decode, encode
-from protocol.wire.reduction import (
+from protocol.reduction.partition import PartRange, partition
+from protocol.reduction.parts import (
     Reducer,
     ReductionLayout,
     cut_payload,
@@ -28,6 +26,8 @@ from protocol.wire.reduction import (
     join_parts,
     ranges_of,
 )
+from protocol.spec.outer import OuterSpec
+from protocol.wire.payload_codec import decode, encode
 
 SHAPES = {"emb": (9, 11), "norm": (5,), "wq": (16, 8)}
 OUTERS = st.builds(

@@ -17,15 +17,15 @@ from hivemind.p2p import PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
-from node.hive.part_plan import RETRY_SECONDS, PartPlan
-from node.hive.part_reducer import ReducedPart
+from node.hive.reduction.part_plan import RETRY_SECONDS, PartPlan
+from node.hive.reduction.part_reducer import ReducedPart
 from node.transport.line import Line
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignReply
+from protocol.reduction.counted_result import mask_of, senders_of
+from protocol.reduction.parts import decode_part
+from protocol.reduction.stage_reducers import StageReducers
 from protocol.trust.envelope import Signer
-from protocol.wire.counted_result import mask_of, senders_of
-from protocol.wire.reduction import decode_part
-from protocol.wire.stage_reducers import StageReducers
 
 log = logging.getLogger(__name__)
 

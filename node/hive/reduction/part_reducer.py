@@ -2,8 +2,8 @@
 
 hivemind sums float tensors in the order of their arrival, answers each sender with the difference to its own
 tensor, and puts a member's own values where a reducer fails. So its members end with different bytes. Here a
-part is the bytes of a payload's run of chunks (protocol.wire.reduction): its reducer takes the members' parts
-in canonical order, all members get the same bytes, and what a failed reducer has not sent is missing.
+part is the bytes of a payload's run of chunks (protocol.reduction.parts): its reducer takes the members'
+parts in canonical order, all members get the same bytes, and what a failed reducer has not sent is missing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from hivemind.averaging.partition import AllreduceException, TensorPartContainer, TensorPartReducer
 
 from protocol.errors import HetnodeError
-from protocol.wire.counted_result import mask_nbytes, mask_of, senders_of
-from protocol.wire.reduction import Reducer
+from protocol.reduction.counted_result import mask_nbytes, mask_of, senders_of
+from protocol.reduction.parts import Reducer
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class ReducedPart:
 
     Attributes:
         senders: the positions in the group of the members whose parts are in the sum, ascending.
-        data: the reduced part, as protocol.wire.reduction encodes it.
+        data: the reduced part, as protocol.reduction.parts encodes it.
     """
 
     senders: tuple[int, ...]
     data: bytes
 
     def to_bytes(self, members: int) -> bytes:
-        """The senders as protocol.wire.counted_result.mask_of, then the data."""
+        """The senders as protocol.reduction.counted_result.mask_of, then the data."""
         return mask_of(self.senders, members) + self.data
 
     @classmethod

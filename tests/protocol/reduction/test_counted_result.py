@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protocol.algorithm.partition import partition
 from protocol.algorithm.topk import sparsify
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.counted_result import CountedResult
+from protocol.reduction.partition import partition
+from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.outer import OuterSpec
-from protocol.wire.counted_result import CountedResult
 from protocol.wire.payload_codec import encode
-from protocol.wire.reduction import Reducer, ReductionLayout, cut_payload, join_parts
 
 LAYOUT = ReductionLayout({"a": (4, 16), "b": (32,)}, OuterSpec(exchange="reduced", chunk=16, top_k=2))
 RANGES = partition(LAYOUT.chunks.total, [1.0, 1.0, 1.0])

@@ -1,7 +1,7 @@
 """What the members of a reduction hold, hash and serve: the result, and who is in each of its sums.
 
 Magic, version, the number of members and of parts, for each part a bit for each member in canonical order
-(the first one lowest, in whole bytes), then the result (protocol.wire.reduction). The hash covers who is in
+(the first one lowest, in whole bytes), then the result (protocol.reduction.parts). The hash covers who is in
 which sum, because error feedback depends on that, too.
 """
 
@@ -11,9 +11,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.algorithm.partition import PartRange
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.wire.reduction import ReductionLayout, ranges_of
+from protocol.reduction.partition import PartRange
+from protocol.reduction.parts import ReductionLayout, ranges_of
 
 _HEADER = struct.Struct("<4sIII")
 _MAGIC = b"hncr"
@@ -27,7 +27,7 @@ class CountedResult:
     Attributes:
         members: of the group, at least 1.
         senders: by part, the positions in the group of the members whose parts are in the sum, ascending.
-        result: as protocol.wire.reduction.join_parts makes it.
+        result: as protocol.reduction.parts.join_parts makes it.
     """
 
     members: int

@@ -14,9 +14,9 @@ import pytest_asyncio
 from hivemind.p2p import P2P
 from hivemind.proto.averaging_pb2 import BAD_GROUP_ID, AveragingData
 
-from node.hive.part_plan import PartPlan
 from node.hive.records import stage_prefix
-from node.hive.reduction_peer import ReductionPeer
+from node.hive.reduction.part_plan import PartPlan
+from node.hive.reduction.reduction_peer import ReductionPeer
 from node.model.shapes import parameter_shapes
 from node.security.identity import Identity, open_identity
 from node.transport.allow_list import AllowList
@@ -24,9 +24,9 @@ from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
 from node.transport.transport import ExchangeResult
 from protocol.pb.payload_pb2 import CountRequest
+from protocol.reduction.counted_result import mask_of
+from protocol.reduction.parts import ReductionLayout
 from protocol.types import ExchangeGroup, MemberLine
-from protocol.wire.counted_result import mask_of
-from protocol.wire.reduction import ReductionLayout
 from tests.builders import spec_of
 from tests.support.hive_nodes import RUN, canonical, describe
 from tests.support.reduction import payloads_of

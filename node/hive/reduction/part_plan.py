@@ -9,14 +9,14 @@ from functools import cached_property
 
 from hivemind.p2p import PeerID
 
-from node.hive.part_reducer import ReducedPart, answer_nbytes
+from node.hive.reduction.part_reducer import ReducedPart, answer_nbytes
 from node.transport.transfer import chunk_bytes
-from protocol.algorithm.partition import PartRange, checkers_of, group_shares, partition
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.reduction.counted_result import CountedResult
+from protocol.reduction.partition import PartRange, checkers_of, group_shares, partition
+from protocol.reduction.parts import ReductionLayout, join_parts
 from protocol.types import ExchangeGroup, PeerId, ResultClaim
-from protocol.wire.counted_result import CountedResult
 from protocol.wire.payload_codec import decode
-from protocol.wire.reduction import ReductionLayout, join_parts
 
 CHECK_ROUNDS = 32
 """Rounds in which a member checks the same other one. A change costs what both have held back."""
@@ -154,7 +154,7 @@ class Reduction:
         return sorted({owner for owner, part in zip(owners, self.parts, strict=True) if part is None})
 
     def to_bytes(self) -> bytes | None:
-        """What members serve and hash (protocol.wire.counted_result); None if a part is missing."""
+        """What members serve and hash (protocol.reduction.counted_result); None if a part is missing."""
         if (result := self.result) is None:
             return None
         senders = tuple(part.senders for part in self.parts if part is not None)

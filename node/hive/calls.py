@@ -10,6 +10,7 @@ from node.ipc.typed_calls import Answer_co, Request
 from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
+from protocol.wire.record_codec import Blob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +94,12 @@ class Publish(HiveRequest[None]):
     """Store the sealed record of `peer` in the DHT until `expires` (Unix time). Raises DHT_UNREACHABLE."""
 
     peer: PeerId
-    sealed: bytes
+    sealed: Blob
     expires: float
 
 
 @dataclass(frozen=True)
-class Lookup(HiveRequest[Mapping[str, bytes]]):
+class Lookup(HiveRequest[Mapping[str, Blob]]):
     """The sealed records of the run by the peer in their subkey, not verified. Raises DHT_UNREACHABLE."""
 
 
@@ -138,7 +139,7 @@ class Exchange(HiveRequest[ExchangeResult]):
     """
 
     averager: int
-    payload: bytes
+    payload: Blob
     descriptor: PayloadDescriptor
     group: ExchangeGroup | None
     expected: int
@@ -153,7 +154,7 @@ class EndRound(HiveRequest[None]):
 
 
 @dataclass(frozen=True)
-class FetchPayload(HiveRequest[bytes]):
+class FetchPayload(HiveRequest[Blob]):
     """See :meth:`node.transport.transport.Transport.fetch_payload`."""
 
     averager: int

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -50,7 +51,7 @@ from node.hive.dht_protocol import node_id_of, use_bounded_protocol
 from node.hive.lifetime import kill_descendants
 from node.hive.public_port import announced_addresses, listen
 from node.hive.values import MAX_VALUE_BYTES, limit_values
-from node.ipc.channel import Buffer, Handler, Reply, serve
+from node.ipc.channel import Call, Handler, Reply, serve
 from node.ipc.typed_calls import encode_request, handler, name_of
 from node.transport.interfaces import own_sources
 from protocol.errors import ErrorCode, HetnodeError
@@ -96,9 +97,8 @@ class Averagers:
         with self._lock:
             self._allow_list = request.peers
             averagers = list(self.by_stage.values())
-        method, body, blobs = encode_request(request)
         for averager in averagers:
-            averager.calls.call(method, body, *blobs)
+            averager.calls.call(encode_request(request))
 
 
 class Host:
@@ -250,14 +250,11 @@ class Host:
             **handler(Admit, self.admit),
             **handler(Disconnect, self.disconnect),
             **handler(Contact, self.contact),
-            **{name_of(request): self._forward(name_of(request)) for request in AVERAGER_REQUESTS},
+            **{name_of(request): self._forward for request in AVERAGER_REQUESTS},
         }
 
-    def _forward(self, method: str) -> Handler:
-        def call(body: Mapping[str, Any], blobs: Sequence[Buffer]) -> Reply:
-            return self._averagers.by_stage[body["averager"]].calls.call(method, body, *blobs)
-
-        return call
+    def _forward(self, call: Call) -> Reply:
+        return self._averagers.by_stage[json.loads(call.body)["averager"]].calls.call(call)
 
     def clean_up(self) -> None:
         """End every process below this one, and remove their sockets."""

@@ -278,8 +278,8 @@ class HivemindTransport(Transport):
         return self._stages[0]
 
     async def _call(self, request: HiveRequest[Answer]) -> Answer:
-        method, body, blobs = encode_request(request)
-        reply = asyncio.ensure_future(self._host.call(method, body, *blobs))
+        call = encode_request(request)
+        reply = asyncio.ensure_future(self._host.call(call))
         patience = request.deadline + _GRACE_SECONDS
         try:
             # Waits are counted, not clock time: a suspended machine stops the host and this process alike.
@@ -294,8 +294,8 @@ class HivemindTransport(Transport):
         await self._host.close(grace=0.0)
         raise HetnodeError(
             ErrorCode.HIVEMIND_DIED,
-            f"The hivemind process did not answer {method} within {request.deadline + _GRACE_SECONDS:.0f} s; "
-            "it was ended.",
+            f"The hivemind process did not answer {call.method} within "
+            f"{request.deadline + _GRACE_SECONDS:.0f} s; it was ended.",
             "Start the node again.",
         )
 

@@ -1,16 +1,17 @@
 """Calls from a node's main process to its children (worker, hivemind host).
 
-One Unix socket pair for each child carries messages with a length prefix: a JSON header and blobs of bytes.
-The main process never pickles and never blocks; a child reads further calls while it computes. A child ends
-when the socket closes, so it cannot outlive the main process, even after SIGKILL of that process.
+One Unix socket pair for each child carries messages with a length prefix: a header, the call or its answer
+as JSON, and blobs of bytes. The main process never pickles and never blocks; a child reads further calls
+while it computes. A child ends when the socket closes, so it cannot outlive the main process, even after
+SIGKILL of that process.
 
 :class:`Child` calls from an event loop, :class:`Connection` from threads; :func:`serve` answers both.
+:mod:`node.ipc.typed_calls` makes calls of dataclasses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -22,61 +23,107 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from node.ipc.template import ForkedProcess, TemplateEnded, own_template
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.record_codec import UNBOUNDED, Buffer, RecordCodec
 
 log = logging.getLogger(__name__)
 
-_PREFIX = struct.Struct("<II")  # bytes of the JSON header, number of blobs
+_PREFIX = struct.Struct("<II")  # bytes of the header, number of blobs
 _LENGTH = struct.Struct("<Q")
 
-Buffer = bytes | bytearray | memoryview
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a method. `body` is JSON, which the method understands with the blobs."""
+
+    method: str
+    body: bytes | bytearray = b"null"
+    blobs: Sequence[Buffer] = ()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a handler answers: a JSON object and byte blobs."""
+    """The answer to a call, as JSON and blobs."""
 
-    body: Mapping[str, Any]
+    body: bytes | bytearray = b"null"
     blobs: Sequence[Buffer] = ()
 
 
-Handler = Callable[[Mapping[str, Any], Sequence[Buffer]], Reply]
+Handler = Callable[[Call], Reply]
 
 
-def encode_message(header: Mapping[str, Any], blobs: Sequence[Buffer] = ()) -> list[Buffer]:
+@dataclass(frozen=True)
+class Failure:
+    """An error as it travels. `code` is the label of a HetnodeError's code, or None for a bug."""
+
+    code: str | None
+    cause: str
+    remedy: str = ""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        if isinstance(error, HetnodeError):
+            return cls(error.code.label, error.cause, error.remedy)
+        return cls(None, repr(error))
+
+    def error(self, name: str) -> Exception:
+        """The error again, as the process `name` has raised it."""
+        if self.code is None:
+            return RuntimeError(f"{name}: {self.cause}")
+        return HetnodeError(ErrorCode.from_label(self.code), self.cause, self.remedy)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The head of a message: the number of the call, and its method, or the failure that answers it."""
+
+    call: int
+    method: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Packet:
+    """What is read at once: a call, an answer or a failure."""
+
+    header: Header
+    body: bytes | bytearray
+    blobs: Sequence[Buffer]
+
+
+_HEADER = RecordCodec[Header](Header, UNBOUNDED)
+
+
+def encode_message(header: Header, body: Buffer = b"", blobs: Sequence[Buffer] = ()) -> list[Buffer]:
     """The parts of a message, to be written one after the other."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    lengths = b"".join(_LENGTH.pack(memoryview(blob).nbytes) for blob in blobs)
-    return [_PREFIX.pack(len(text), len(blobs)) + text + lengths, *blobs]
-
-
-async def read_message(
-    reader: asyncio.StreamReader, most_bytes: int = sys.maxsize
-) -> tuple[Mapping[str, Any], Sequence[Buffer]]:
-    """The header and the blobs of the next message.
-
-    Raises IncompleteReadError at the end of the stream, and ConnectionError for a message of more than
-    `most_bytes`, of which nothing is kept.
-    """
-    header_size, count = _PREFIX.unpack(await reader.readexactly(_PREFIX.size))
-    if header_size + count * _LENGTH.size > most_bytes:
-        raise ConnectionError("The header of a message is too long.")
-    header = json.loads(await reader.readexactly(header_size))
-    lengths = [n for (n,) in _LENGTH.iter_unpack(await reader.readexactly(count * _LENGTH.size))]
-    if sum(lengths) > most_bytes:
-        raise ConnectionError("A message is too long.")
-    return header, [await reader.readexactly(n) for n in lengths]
+    start = _HEADER.encode(header)
+    parts: Sequence[Buffer] = (body, *blobs)
+    lengths = b"".join(_LENGTH.pack(memoryview(part).nbytes) for part in parts)
+    return [_PREFIX.pack(len(start), len(parts)) + start + lengths, *parts]
 
 
 def encode_failure(call: int, error: Exception) -> list[Buffer]:
-    """The message that answers `call` with `error`; that of a bug has no code."""
-    reason: dict[str, Any] = {"code": None, "cause": repr(error)}
-    if isinstance(error, HetnodeError):
-        reason = {"code": error.code.label, "cause": error.cause, "remedy": error.remedy}
-    return encode_message({"call": call, "error": reason})
+    """The message that answers `call` with `error`."""
+    return encode_message(Header(call, failure=Failure.of(error)))
+
+
+async def read_message(reader: asyncio.StreamReader, most_bytes: int = sys.maxsize) -> Packet:
+    """The next message.
+
+    Raises IncompleteReadError at the end of the stream, ValueError for what is no message, and
+    ConnectionError for a message of more than `most_bytes`, of which nothing is kept.
+    """
+    size, count = _PREFIX.unpack(await reader.readexactly(_PREFIX.size))
+    if size + count * _LENGTH.size > most_bytes:
+        raise ConnectionError("The header of a message is too long.")
+    header = _HEADER.read(await reader.readexactly(size))
+    lengths = [n for (n,) in _LENGTH.iter_unpack(await reader.readexactly(count * _LENGTH.size))]
+    if not lengths or sum(lengths) > most_bytes:
+        raise ConnectionError("A message is too long, or has no body.")
+    body, *blobs = [await reader.readexactly(n) for n in lengths]
+    return Packet(header, body, blobs)
 
 
 class StreamChannel:
@@ -106,7 +153,7 @@ class StreamChannel:
         """What every call raises, because the process has ended; None while it lives."""
         return self._death() if self._listen.done() else None
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Queue a call and return the future of its reply. Calls arrive in the order of `call`.
 
         Raises (from the future): HetnodeError as raised by the handler, or because the process has ended.
@@ -116,8 +163,7 @@ class StreamChannel:
         self._next_call += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[self._next_call] = future
-        header = {"call": self._next_call, "method": method, "body": body}
-        for part in encode_message(header, blobs):
+        for part in encode_message(Header(self._next_call, call.method), call.body, call.blobs):
             self._writer.write(part)
         return future
 
@@ -134,11 +180,11 @@ class StreamChannel:
     async def _read_replies(self) -> None:
         try:
             while True:
-                header, blobs = await read_message(self._reader, self._most_bytes)
-                future = self._calls.pop(header["call"])
+                message = await read_message(self._reader, self._most_bytes)
+                future = self._calls.pop(message.header.call)
                 if not future.done():  # the caller may have been cancelled
-                    _resolve(future, header, blobs, self._name)
-        except (asyncio.IncompleteReadError, OSError):
+                    _resolve(future, message, self._name)
+        except (asyncio.IncompleteReadError, OSError, ValueError, KeyError):
             self._fail_all()
 
     def _fail_all(self) -> None:
@@ -206,7 +252,7 @@ class Connection:
         self._closed = False
         threading.Thread(target=self._read_replies, name=f"{name}-replies", daemon=True).start()
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Reply:
+    def call(self, call: Call) -> Reply:
         """Call and wait for the reply.
 
         Raises HetnodeError as raised by the handler, or with the `died` code.
@@ -217,20 +263,20 @@ class Connection:
                 raise _death(self._died, self._name)
             self._next_call += 1
             self._calls[self._next_call] = future
-            header = {"call": self._next_call, "method": method, "body": body}
+            header = Header(self._next_call, call.method)
         # The reader sees a closed socket, too, and fails the call.
         with self._send_lock, suppress(OSError):
-            for part in encode_message(header, blobs):
+            for part in encode_message(header, call.body, call.blobs):
                 self._connection.sendall(part)
         return future.result()
 
     def _read_replies(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                header, blobs = _receive_message(self._connection)
+                message = _receive_message(self._connection)
                 with self._lock:
-                    future = self._calls.pop(header["call"])
-                _resolve(future, header, blobs, self._name)
+                    future = self._calls.pop(message.header.call)
+                _resolve(future, message, self._name)
         with self._lock:
             self._closed = True
             calls, self._calls = self._calls, {}
@@ -238,21 +284,12 @@ class Connection:
             future.set_exception(_death(self._died, self._name))
 
 
-def _resolve(
-    future: asyncio.Future[Reply] | Future[Reply],
-    header: Mapping[str, Any],
-    blobs: Sequence[Buffer],
-    name: str,
-) -> None:
+def _resolve(future: asyncio.Future[Reply] | Future[Reply], message: Packet, name: str) -> None:
     """Give the waiting caller what :func:`serve` answered."""
-    error = header.get("error")
-    if error is None:
-        future.set_result(Reply(header["body"], blobs))
-    elif error["code"] is None:
-        future.set_exception(RuntimeError(f"{name}: {error['cause']}"))
+    if message.header.failure is None:
+        future.set_result(Reply(message.body, message.blobs))
     else:
-        code = ErrorCode.from_label(error["code"])
-        future.set_exception(HetnodeError(code, error["cause"], error["remedy"]))
+        future.set_exception(message.header.failure.error(name))
 
 
 def _death(died: ErrorCode, who: str, status: int | None = None) -> HetnodeError:
@@ -320,33 +357,34 @@ def serve(
     send_lock = threading.Lock()
     pool = ThreadPoolExecutor(threads)
 
-    def answer(header: Mapping[str, Any], blobs: Sequence[Buffer]) -> None:
-        call = header["call"]
+    def answer(message: Packet) -> None:
+        call, method = message.header.call, message.header.method
         try:
-            reply = handlers[header["method"]](header["body"], blobs)
-            message = encode_message({"call": call, "body": reply.body}, reply.blobs)
+            reply = handlers[method](Call(method, message.body, message.blobs))
+            parts = encode_message(Header(call), reply.body, reply.blobs)
         except Exception as error:
             if not isinstance(error, HetnodeError):
-                log.exception("call %s failed", header["method"])
-            message = encode_failure(call, error)
+                log.exception("call %s failed", method)
+            parts = encode_failure(call, error)
         with send_lock, suppress(OSError):
-            for part in message:
+            for part in parts:
                 connection.sendall(part)
 
     try:
         while True:
-            pool.submit(answer, *_receive_message(connection))
+            pool.submit(answer, _receive_message(connection))
     except (EOFError, OSError):
         on_close()
         logging.shutdown()
         os._exit(0)  # a running computation must not delay the end of the node
 
 
-def _receive_message(connection: socket.socket) -> tuple[Mapping[str, Any], Sequence[Buffer]]:
-    header_size, count = _PREFIX.unpack(_receive(connection, _PREFIX.size))
-    header = json.loads(_receive(connection, header_size))
+def _receive_message(connection: socket.socket) -> Packet:
+    size, count = _PREFIX.unpack(_receive(connection, _PREFIX.size))
+    header = _HEADER.read(_receive(connection, size))
     lengths = _receive(connection, count * _LENGTH.size)
-    return header, [_receive(connection, n) for (n,) in _LENGTH.iter_unpack(lengths)]
+    body, *blobs = [_receive(connection, n) for (n,) in _LENGTH.iter_unpack(lengths)]
+    return Packet(header, body, blobs)
 
 
 def _receive(connection: socket.socket, size: int) -> bytearray:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any
 
 from node.ipc.channel import (
+    Call,
     Child,
+    Header,
     Reply,
     encode_failure,
     encode_message,
@@ -20,9 +20,10 @@ from node.ipc.channel import (
 )
 from node.ipc.greeting import (
     FAREWELL,
+    GREETING,
     MOST_BYTES,
+    NOTE,
     Greeting,
-    LeaderNote,
     device_of,
     keep_alive,
     own_version,
@@ -82,7 +83,7 @@ async def _reach(
         found = await WorkerClient(worker).call(FindLeader(launch.host, launch.port, left))
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
-                note = LeaderNote.from_json(found)
+                note = NOTE.read(found)
                 reader, writer = await asyncio.open_connection(launch.host, note.port)
                 keep_alive(writer.get_extra_info("socket"))
                 mine = Greeting(
@@ -94,7 +95,7 @@ async def _reach(
                     device,
                     choices,
                 )
-                writer.writelines(encode_message(mine.body))
+                writer.writelines(encode_message(Header(0), GREETING.encode(mine)))
                 await _told(reader)
                 return reader, writer
         except (OSError, EOFError, ValueError) as error:
@@ -111,12 +112,12 @@ async def _is_summoned(reader: asyncio.StreamReader) -> bool:
         raise _lost("The leader of this peer has ended without a farewell.") from None
 
 
-async def _told(reader: asyncio.StreamReader) -> Mapping[str, Any]:
+async def _told(reader: asyncio.StreamReader) -> Header:
     """What the leader says. Raises the error that it sends; else ValueError, OSError, EOFError."""
-    body, _ = await read_message(reader, MOST_BYTES)
-    if (error := body.get("error")) is not None:
-        raise HetnodeError(ErrorCode.from_label(str(error["code"])), error["cause"], error["remedy"])
-    return body
+    header = (await read_message(reader, MOST_BYTES)).header
+    if header.failure is not None:
+        raise header.failure.error("the leader of this peer")
+    return header
 
 
 async def _serve(worker: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -139,22 +140,22 @@ async def _pass_calls(worker: Child, reader: asyncio.StreamReader, writer: async
     answering: set[asyncio.Task[None]] = set()
     try:
         while True:
-            header, blobs = await read_message(reader, _MOST_CALL)
-            reply = worker.call(header["method"], header["body"], *blobs)
-            task = asyncio.create_task(_answer(writer, header["call"], reply))
+            message = await read_message(reader, _MOST_CALL)
+            reply = worker.call(Call(message.header.method, message.body, message.blobs))
+            task = asyncio.create_task(_answer(writer, message.header.call, reply))
             answering.add(task)
             task.add_done_callback(answering.discard)
-    except (OSError, EOFError, json.JSONDecodeError):
+    except (OSError, EOFError, ValueError):
         return
 
 
 async def _answer(writer: asyncio.StreamWriter, call: int, reply: Awaitable[Reply]) -> None:
     try:
         found = await reply
-        message = encode_message({"call": call, "body": found.body}, found.blobs)
+        parts = encode_message(Header(call), found.body, found.blobs)
     except Exception as error:
-        message = encode_failure(call, error)
-    writer.writelines(message)
+        parts = encode_failure(call, error)
+    writer.writelines(parts)
 
 
 def _leave_the_end_to_the_leader(stack: AsyncExitStack) -> None:

@@ -6,25 +6,20 @@ once it needs the follower's worker, with a summons, or at its end with a farewe
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from node.ipc.channel import StreamChannel
+from node.ipc.channel import Header, StreamChannel
 from node.ipc.worker_calls import AUTO_DEVICE, ListDevices
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PROTOCOL_VERSION
+from protocol.wire.record_codec import Bounds, RecordCodec
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-_Message = TypeVar("_Message", bound="DataclassInstance")
 MOST_BYTES = 1 << 16
-WELCOME, SUMMONS, FAREWELL = {"say": "welcome"}, {"say": "summons"}, {"say": "farewell"}
+WELCOME, SUMMONS, FAREWELL = (Header(0, say) for say in ("welcome", "summons", "farewell"))
 
 
 @dataclass(frozen=True)
@@ -33,14 +28,6 @@ class LeaderNote:
 
     port: int
     token: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Raises ValueError."""
-        return _read(cls, json.loads(text))
 
 
 @dataclass(frozen=True)
@@ -61,23 +48,9 @@ class Greeting:
     device: str
     choices: Mapping[str, str]
 
-    @property
-    def body(self) -> Mapping[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_body(cls, body: object) -> Self:
-        """Raises ValueError."""
-        return _read(cls, body)
-
-
-def _read(cls: type[_Message], body: object) -> _Message:
-    kinds = {"port": int, "rank": int, "size": int, "choices": dict}
-    if not isinstance(body, dict) or set(body) != {field.name for field in fields(cls)}:
-        raise ValueError("other fields")
-    if not all(type(value) is kinds.get(name, str) for name, value in body.items()):
-        raise ValueError("a field of another type")
-    return cls(**body)
+NOTE = RecordCodec[LeaderNote](LeaderNote, Bounds(MOST_BYTES))
+GREETING = RecordCodec[Greeting](Greeting, Bounds(MOST_BYTES))
 
 
 def own_version() -> str:

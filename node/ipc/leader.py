@@ -15,7 +15,9 @@ from typing import Self
 from node.ipc.channel import StreamChannel, encode_failure, encode_message, read_message
 from node.ipc.greeting import (
     FAREWELL,
+    GREETING,
     MOST_BYTES,
+    NOTE,
     SUMMONS,
     WELCOME,
     Greeting,
@@ -82,9 +84,9 @@ class Leader:
             server = await asyncio.start_server(self._greet, sock=listener)
             self._stack.callback(server.close)
             child = await start_worker("store of the ranks", 1, self._stack)
-            note = LeaderNote(listener.getsockname()[1], self._token)
+            note = NOTE.encode(LeaderNote(listener.getsockname()[1], self._token)).decode()
             place = self._launch.host, self._launch.port
-            await WorkerClient(child).call(AnnounceLeader(*place, self._launch.serves_store, note.to_json()))
+            await WorkerClient(child).call(AnnounceLeader(*place, self._launch.serves_store, note))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -169,11 +171,10 @@ class Leader:
         keep_alive(writer.get_extra_info("socket"))
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
-                body, _ = await read_message(reader, MOST_BYTES)
-            greeting = Greeting.from_body(body)
+                greeting = GREETING.read((await read_message(reader, MOST_BYTES)).body)
             if not secrets.compare_digest(greeting.token.encode(), self._token.encode()):
                 raise ValueError("another token")
-        except (OSError, EOFError, ValueError, RecursionError) as error:
+        except (OSError, EOFError, ValueError) as error:
             log.debug("no follower: %r", error)
             writer.close()
             return

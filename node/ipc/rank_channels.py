@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
-from node.ipc.channel import Buffer, Reply
+from node.ipc.channel import Call, Reply
 from protocol.errors import ErrorCode, HetnodeError, cause_of
 
 _END_SECONDS = 5.0
@@ -20,7 +20,7 @@ class Rank(Protocol):
     def end(self) -> HetnodeError | None:
         """Why calls cannot be answered any more; None while the process lives."""
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Queue a call and return the future of its reply."""
 
     async def wait_closed(self) -> None:
@@ -45,12 +45,12 @@ class RankChannels:
     def __init__(self, ranks: Sequence[Rank], patience: float = 60.0) -> None:
         self.ranks, self._patience = ranks, patience
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Queue a call at all ranks and return the future of rank 0's reply."""
         # All in one turn of the event loop, so that the ranks get all calls in the same order.
         replies: list[asyncio.Future[Reply]] = []
         for rank in self.ranks:
-            reply = asyncio.ensure_future(rank.call(method, body, *blobs))
+            reply = asyncio.ensure_future(rank.call(call))
             reply.add_done_callback(_take_note)
             replies.append(reply)
         answer = asyncio.ensure_future(self._answer(replies))

@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from node.ipc.typed_calls import Request
 from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
+from protocol.wire.record_codec import AS_PAIRS, Blob, Span
 
 AUTO_DEVICE = "auto"
 """In place of a device: the best one that works."""
@@ -75,7 +77,7 @@ class Message:
     """Activations or gradients of one microbatch: named tensors, and the bytes of all of them."""
 
     tensors: tuple[TensorHeader, ...]
-    payload: bytes
+    payload: Blob
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,12 @@ class StageInfo:
     """What the worker has built, by hosted stage."""
 
     # By stage, also of stage 0, which every member applies, and by whether a round is a dense one.
-    payloads: Mapping[tuple[int, bool], PayloadInfo]
+    payloads: Annotated[Mapping[tuple[int, bool], PayloadInfo], AS_PAIRS]
     capacities: Mapping[int, int]  # of the same stages, the most bytes of what their members serve by hash
     parameters: Mapping[int, int]  # their number
-    parts: Mapping[tuple[int, Part], PartInfo]  # also the embedding, if it is kept without stage 0
+    parts: Annotated[
+        Mapping[tuple[int, Part], PartInfo], AS_PAIRS
+    ]  # also the embedding, if it is kept without stage 0
     snapshot: PartInfo  # of the embedding, whether links use it or not
 
     def info_of(self, stage: int, part: Part) -> PartInfo:
@@ -247,13 +251,13 @@ class Connect(Request[None]):
 @dataclass(frozen=True)
 class BeginRound(Request[None]):
     round_number: int
-    samples: range
+    samples: Span
     rate_factor: float = 1.0  # of the learning rate (protocol.algorithm.batch)
 
 
 @dataclass(frozen=True)
 class AssignSamples(Request[None]):
-    samples: range
+    samples: Span
     rate_factor: float = 1.0
 
 
@@ -306,7 +310,7 @@ class EndValidation(Request[float]):
 
 
 @dataclass(frozen=True)
-class Propose(Request[bytes | None]):
+class Propose(Request[Blob | None]):
     """Answers the payload; None where the parameters of the stage are not finite."""
 
     stage: int
@@ -317,7 +321,7 @@ class Screen(Request[tuple[str, ...]]):
     """Answers for each payload why it must not count; "" where it may."""
 
     stage: int
-    payloads: tuple[bytes, ...]
+    payloads: tuple[Blob, ...]
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ class KeepTraining(Request[None]):
 class Commit(Request[CommitResult]):
     stage: int
     round_number: int
-    payloads: tuple[bytes, ...]
+    payloads: tuple[Blob, ...]
     weights: tuple[float, ...]
     mine_included: bool
     comparison: Comparison | None = None
@@ -340,7 +344,7 @@ class CommitEmbedding(Request[str]):
     """Answers the digest of the embedding."""
 
     round_number: int
-    payloads: tuple[bytes, ...]
+    payloads: tuple[Blob, ...]
     weights: tuple[float, ...]
 
 
@@ -353,7 +357,7 @@ class CommitReduced(Request[CommitResult]):
 
     stage: int
     round_number: int
-    result: bytes
+    result: Blob
     position: int | None
 
 
@@ -362,7 +366,7 @@ class CommitReducedEmbedding(Request[str]):
     """As CommitEmbedding, with the result of stage 0."""
 
     round_number: int
-    result: bytes
+    result: Blob
 
 
 @dataclass(frozen=True)
@@ -375,7 +379,7 @@ class Abort(Request[None]):
 
 
 @dataclass(frozen=True)
-class Digests(Request[Mapping[tuple[int, Part], tuple[int, str]]]):
+class Digests(Request[Annotated[Mapping[tuple[int, Part], tuple[int, str]], AS_PAIRS]]):
     """Answers the round that each part is after, and its digest.
 
     The embedding is among the parts, except where links use snapshots of it.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from node import hooks
-from node.ipc.channel import Buffer, Reply
+from node.ipc.channel import Call, Reply
 from node.ipc.typed_calls import Request, decode_answer, encode_request
 from node.ipc.worker_calls import Abandon
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 class Channel(Protocol):
     """Sends calls to the worker in their order, as :class:`node.ipc.channel.Child` does."""
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Queue a call and return the future of its reply."""
 
     async def wait_closed(self) -> None:
@@ -62,5 +62,4 @@ class WorkerClient:
     async def queue(self, request: Request[Answer]) -> QueuedCall[Answer]:
         """Queue a call, behind all that were queued before. Its answer can be awaited later."""
         await hooks.current().before_worker_call(request)
-        method, body, blobs = encode_request(request)
-        return QueuedCall(request, self.channel.call(method, body, *blobs))
+        return QueuedCall(request, self.channel.call(encode_request(request)))

@@ -125,11 +125,12 @@ class RecordCodec(Generic[T]):
 
 
 class _Apart:
-    """The schema of :data:`Blob`: the JSON has the index of the bytes among the blobs."""
+    """The schema of a blob: the JSON has the index of the bytes among the blobs."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        take = _take_bytes if source is bytes else _take_blob
         write = core_schema.plain_serializer_function_ser_schema(_put_blob, info_arg=True)
-        return core_schema.with_info_plain_validator_function(_take_blob, serialization=write)
+        return core_schema.with_info_plain_validator_function(take, serialization=write)
 
 
 def _put_blob(value: Any, info: core_schema.SerializationInfo) -> int:
@@ -147,6 +148,10 @@ def _take_blob(index: Any, info: core_schema.ValidationInfo) -> Any:
     return blobs[index]
 
 
+def _take_bytes(index: Any, info: core_schema.ValidationInfo) -> bytes:
+    return bytes(_take_blob(index, info))
+
+
 @dataclass(frozen=True)
 class _As:
     """The schema of a type that travels as another type: that one, and how a value becomes one and back."""
@@ -162,7 +167,9 @@ class _As:
 
 
 Blob = Annotated[bytes, _Apart()]
-"""Bytes that travel beside the JSON. They are never copied, so a reader may get a bytearray or a view."""
+"""Bytes that travel beside the JSON."""
+BufferBlob = Annotated[Buffer, _Apart()]
+"""As :data:`Blob`, but a reader gets the buffer into which the bytes were received, without a copy."""
 Span = Annotated[
     range, _As(lambda _: tuple[int, int], lambda span: (span.start, span.stop), lambda ends: range(*ends))
 ]

@@ -2,61 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from node.ipc.channel import Buffer, Reply, serve
+from node.ipc.channel import Call, Reply, serve
 from protocol.errors import ErrorCode, HetnodeError
-
-Body = Mapping[str, Any]
-Blobs = Sequence[Buffer]
 
 _gate = threading.Event()
 
 
-def echo(body: Body, blobs: Blobs) -> Reply:
-    return Reply(body, blobs)
+def echo(call: Call) -> Reply:
+    return Reply(call.body, call.blobs)
 
 
-def refuse(body: Body, _: Blobs) -> Reply:
-    raise HetnodeError(ErrorCode.PAYLOAD_CORRUPT, body["cause"], body["remedy"])
+def refuse(call: Call) -> Reply:
+    raise HetnodeError(ErrorCode.PAYLOAD_CORRUPT, **json.loads(call.body))
 
 
-def fail(_: Body, __: Blobs) -> Reply:
+def fail(_: Call) -> Reply:
     raise ZeroDivisionError("a bug")
 
 
-def wait(_: Body, __: Blobs) -> Reply:
+def wait(_: Call) -> Reply:
     """Answers when `release` was called, so only with a second thread."""
     _gate.wait()
-    return Reply({})
+    return Reply()
 
 
-def release(_: Body, __: Blobs) -> Reply:
+def release(_: Call) -> Reply:
     _gate.set()
-    return Reply({})
+    return Reply()
 
 
-def die(_: Body, __: Blobs) -> Reply:
+def die(_: Call) -> Reply:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")
 
 
-def place(_: Body, __: Blobs) -> Reply:
-    return Reply({"session": os.getsid(0)})
+def place(_: Call) -> Reply:
+    return Reply(json.dumps(os.getsid(0)).encode())
 
 
-def fork(_: Body, __: Blobs) -> Reply:
+def fork(_: Call) -> Reply:
     """A forked child that lives on until it is killed."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
-    return Reply({"pid": pid})
+    return Reply(json.dumps(pid).encode())
 
 
 def _leave_note() -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from node.data.stream import open_stream
-from node.ipc.channel import Buffer, Reply
+from node.ipc.channel import Call, Reply
 from node.ipc.typed_calls import handlers
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
@@ -55,9 +55,9 @@ class ThreadWorker:
     def trainer(self) -> Trainer:
         return self._worker.trainer
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._pool, self._handlers[method], body, blobs)
+        return loop.run_in_executor(self._pool, self._handlers[call.method], call)
 
     async def wait_closed(self) -> None:
         await asyncio.Event().wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import cycle
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.data.stream import SampleStream, open_stream
-from node.ipc.channel import Buffer, Reply
+from node.ipc.channel import Call, Reply
 from node.ipc.typed_calls import handlers
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
@@ -170,9 +170,9 @@ class InlineWorker:
         self._handlers = handlers(worker)
         self.client = WorkerClient(self)
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.set_result(self._handlers[method](body, blobs))
+        answer.set_result(self._handlers[call.method](call))
         return answer
 
     async def wait_closed(self) -> None:

@@ -15,7 +15,8 @@ from coordinator.placement.initial_placement import initial_plan
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
-from node.ipc.typed_calls import name_of
+from node.ipc.channel import Call
+from node.ipc.typed_calls import decode_request, name_of
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
@@ -276,11 +277,11 @@ def test_k_changes_at_a_round_boundary_on_both_ends_and_the_link_stays_open(
         opened.append("link")
         return await original_dial(*arguments)
 
-    def call(self: VirtualWorker, method: str, body: Any, *blobs: Any) -> Any:
-        if method == name_of(Connect) and (body["k_upstream"], body["k_downstream"]) != (None, None):
-            rounds = min(self.worker.trainer.outer.rounds.values())
-            connected.append((rounds, body["k_upstream"], body["k_downstream"]))
-        return original_call(self, method, body, *blobs)
+    def call(self: VirtualWorker, call: Call) -> Any:
+        if call.method == name_of(Connect) and decode_request(Connect, call) != Connect(None, None):
+            request, rounds = decode_request(Connect, call), self.worker.trainer.outer.rounds
+            connected.append((min(rounds.values()), request.k_upstream, request.k_downstream))
+        return original_call(self, call)
 
     monkeypatch.setattr("node.train.replica_links.dial", dial)
     monkeypatch.setattr(VirtualWorker, "call", call)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Awaitable, Mapping
-from typing import Any
+from collections.abc import Awaitable
+from dataclasses import replace
 
-from node.ipc.channel import Buffer, Reply
-from node.ipc.typed_calls import handlers, name_of
+from node.ipc.channel import Call, Reply
+from node.ipc.typed_calls import decode_answer, encode_answer, handlers, name_of
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
 from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
@@ -34,16 +33,16 @@ class VirtualWorker:
         self.worker = Worker()
         self._handlers = handlers(self.worker)
         self._seconds, self._computed = seconds, 0.0
-        self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], str, Any, list[bytes]]] = asyncio.Queue()
+        self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], Call]] = asyncio.Queue()
         self._closed = asyncio.Event()
         self._serving = asyncio.create_task(self._serve(), name="worker")
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> Awaitable[Reply]:
+    def call(self, call: Call) -> Awaitable[Reply]:
         process = current_process.get()
         if process is not None and process.is_unwound:
             raise HetnodeError(ErrorCode.WORKER_DIED, "The test is over.", "")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls.put_nowait((answer, method, _through_json(body), [bytes(blob) for blob in blobs]))
+        self._calls.put_nowait((answer, replace(call, blobs=[bytes(blob) for blob in call.blobs])))
         return answer
 
     async def wait_closed(self) -> None:
@@ -55,33 +54,28 @@ class VirtualWorker:
 
     async def _serve(self) -> None:
         while True:
-            answer, method, body, blobs = await self._calls.get()
-            if method == name_of(BeginRound):
+            answer, call = await self._calls.get()
+            if call.method == name_of(BeginRound):
                 self._computed = 0.0
-            elif method == name_of(Apply):
+            elif call.method == name_of(Apply):
                 seconds = self._seconds * self.worker.trainer.samples.microbatches
                 await asyncio.sleep(seconds)
                 self._computed += seconds
             try:
-                reply = self._handlers[method](body, blobs)
-                answer_body = _through_json(reply.body)
-                if method == name_of(EndInnerPhase):
-                    answer_body["answer"]["compute_seconds"] = self._computed
-                result = Reply(answer_body, [bytes(blob) for blob in reply.blobs])
+                result = self._handlers[call.method](call)
+                if call.method == name_of(EndInnerPhase):
+                    report = decode_answer(EndInnerPhase(), result)
+                    result = encode_answer(EndInnerPhase, replace(report, compute_seconds=self._computed))
+                result = replace(result, blobs=[bytes(blob) for blob in result.blobs])
             except Killed:
                 await asyncio.get_running_loop().create_future()  # this process is over
             except HetnodeError as error:
                 if not answer.done():
                     answer.set_exception(HetnodeError(error.code, error.cause, error.remedy))
             except Exception as error:
-                log.exception("call %s failed", method)
+                log.exception("call %s failed", call.method)
                 if not answer.done():
                     answer.set_exception(RuntimeError(f"worker: {error!r}"))
             else:
                 if not answer.done():
                     answer.set_result(result)
-
-
-def _through_json(body: Mapping[str, Any]) -> Any:
-    """Encode and decode `body`, as between two processes."""
-    return json.loads(json.dumps(body))

@@ -25,9 +25,9 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.predict import bottleneck
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
-from node.ipc.channel import Reply
+from node.ipc.channel import Call, Reply
 from node.ipc.typed_calls import name_of
-from node.ipc.worker_calls import Backward, Forward
+from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
 from node.model.shapes import link_table_shapes, parameter_count
 from node.model.stage import Stage
@@ -102,13 +102,14 @@ class _Worker:
         self._seconds = {name_of(Forward): seconds / 3, name_of(Backward): seconds * 2 / 3}
         self._free = 0.0
 
-    def call(self, method: str, body: dict[str, Any], *blobs: bytes) -> asyncio.Future[Reply]:
+    def call(self, call: Call) -> asyncio.Future[Reply]:
         loop = asyncio.get_running_loop()
-        self._free = max(self._free, loop.time()) + self._seconds.get(method, 0.0)
+        self._free = max(self._free, loop.time()) + self._seconds.get(call.method, 0.0)
         reply: asyncio.Future[Reply] = loop.create_future()
-        message = {"tensors": [], "payload": 0}
-        answer = message if method in self._seconds else 1.0
-        loop.call_at(self._free, reply.set_result, Reply({"answer": answer}, (b"",)))
+        answer = Reply(b'{"tensors":[],"payload":0}', (b"",))
+        if call.method not in self._seconds:
+            answer = Reply(b"1.0" if call.method == name_of(SquaredNorm) else b"null")
+        loop.call_at(self._free, reply.set_result, answer)
         return reply
 
     async def wait_closed(self) -> None:

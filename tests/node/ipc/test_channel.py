@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from node.ipc.channel import Child, Connection, start_child
+from node.ipc.channel import Call, Child, Connection, start_child
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.paths import ROOT
+
+REFUSE = Call("refuse", b'{"cause":"Because.","remedy":"Do."}')
 
 
 async def _start(**environment: str) -> Child:
@@ -36,16 +39,15 @@ async def child() -> AsyncIterator[Child]:
 
 
 async def test_a_reply_holds_what_the_handler_answered(child: Child) -> None:
-    reply = await child.call(
-        "echo", {"number": 1.5, "text": "grüße"}, b"first", bytearray(b""), memoryview(b"third")
-    )
-    assert reply.body == {"number": 1.5, "text": "grüße"}
+    blobs = (b"first", bytearray(b""), memoryview(b"third"))
+    reply = await child.call(Call("echo", '{"text":"grüße"}'.encode(), blobs))
+    assert reply.body == '{"text":"grüße"}'.encode()
     assert [bytes(blob) for blob in reply.blobs] == [b"first", b"", b"third"]
 
 
 async def test_blobs_far_larger_than_any_buffer_arrive_whole(child: Child) -> None:
     blob = os.urandom(1 << 20) * 24
-    reply = await child.call("echo", {}, blob, blob[:-1])
+    reply = await child.call(Call("echo", blobs=(blob, blob[:-1])))
     assert reply.blobs[0] == blob
     assert reply.blobs[1] == blob[:-1]
 
@@ -54,7 +56,7 @@ async def test_calls_are_answered_in_their_order_by_one_thread(child: Child) -> 
     answered: list[int] = []
 
     async def call(number: int) -> None:
-        await child.call("echo", {})
+        await child.call(Call("echo"))
         answered.append(number)
 
     await asyncio.gather(*(call(number) for number in range(50)))
@@ -63,59 +65,59 @@ async def test_calls_are_answered_in_their_order_by_one_thread(child: Child) -> 
 
 async def test_calls_overlap_with_several_threads() -> None:
     child = await _start(IPC_CHILD_THREADS="2")
-    waiting = child.call("wait", {})
-    await child.call("release", {})
+    waiting = child.call(Call("wait"))
+    await child.call(Call("release"))
     await waiting
     await child.close(grace=5.0)
 
 
 async def test_a_refusal_of_the_handler_reaches_the_caller_whole(child: Child) -> None:
     with pytest.raises(HetnodeError) as refusal:
-        await child.call("refuse", {"cause": "Because.", "remedy": "Do."})
+        await child.call(REFUSE)
     error = refusal.value
     assert (error.code, error.cause, error.remedy) == (ErrorCode.PAYLOAD_CORRUPT, "Because.", "Do.")
 
 
 async def test_a_bug_in_a_handler_fails_that_call_only(child: Child) -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        await child.call("fail", {})
-    assert (await child.call("echo", {"still": "there"})).body == {"still": "there"}
+        await child.call(Call("fail"))
+    assert (await child.call(Call("echo", b"1"))).body == b"1"
 
 
 async def test_an_unknown_method_fails_that_call_only(child: Child) -> None:
     with pytest.raises(RuntimeError, match="no_such_method"):
-        await child.call("no_such_method", {})
-    await child.call("echo", {})
+        await child.call(Call("no_such_method"))
+    await child.call(Call("echo"))
 
 
 async def test_the_death_of_the_child_fails_open_and_later_calls(child: Child) -> None:
-    waiting = child.call("wait", {})
+    waiting = child.call(Call("wait"))
     os.kill(child.pid, signal.SIGKILL)
     with pytest.raises(HetnodeError) as open_call:
         await waiting
     await child.wait_closed()
     with pytest.raises(HetnodeError) as later_call:
-        await child.call("echo", {})
+        await child.call(Call("echo"))
     assert open_call.value.code is later_call.value.code is ErrorCode.WORKER_DIED
 
 
 async def test_the_death_of_the_child_is_seen_although_its_own_child_lives(child: Child) -> None:
-    grandchild = (await child.call("fork", {})).body["pid"]
+    grandchild = json.loads((await child.call(Call("fork"))).body)
     try:
         with pytest.raises(HetnodeError):
-            await child.call("die", {})
+            await child.call(Call("die"))
     finally:
         os.kill(grandchild, signal.SIGKILL)
 
 
 async def test_a_cancelled_call_leaves_the_others_alone(child: Child) -> None:
     async def slow() -> None:
-        await child.call("echo", {}, bytes(1 << 22))
+        await child.call(Call("echo", blobs=(bytes(1 << 22),)))
 
     call = asyncio.create_task(slow())
     await asyncio.sleep(0)
     call.cancel()
-    assert (await child.call("echo", {"next": True})).body == {"next": True}
+    assert (await child.call(Call("echo", b"1"))).body == b"1"
 
 
 async def test_closing_ends_the_child_in_the_middle_of_a_call_and_after_its_last_words(
@@ -123,7 +125,7 @@ async def test_closing_ends_the_child_in_the_middle_of_a_call_and_after_its_last
 ) -> None:
     note = tmp_path / "note"
     child = await _start(IPC_CHILD_NOTE=str(note))
-    waiting = child.call("wait", {})
+    waiting = child.call(Call("wait"))
     await child.close(grace=5.0)
     with pytest.raises(HetnodeError):
         await waiting
@@ -132,7 +134,7 @@ async def test_closing_ends_the_child_in_the_middle_of_a_call_and_after_its_last
 
 async def test_a_child_that_does_not_end_is_killed() -> None:
     child = await _start()
-    await child.call("echo", {})
+    await child.call(Call("echo"))
     os.kill(child.pid, signal.SIGSTOP)
     await child.close(grace=0.1)
     with pytest.raises(ProcessLookupError):
@@ -140,7 +142,7 @@ async def test_a_child_that_does_not_end_is_killed() -> None:
 
 
 async def test_the_child_is_out_of_the_reach_of_a_terminal(child: Child) -> None:
-    assert (await child.call("place", {})).body["session"] != os.getsid(0)
+    assert json.loads((await child.call(Call("place"))).body) != os.getsid(0)
 
 
 @pytest.fixture
@@ -158,8 +160,8 @@ def connection() -> Iterator[Connection]:
 
 def test_threads_may_call_at_the_same_time(connection: Connection) -> None:
     def call(number: int) -> tuple[int, bytes]:
-        reply = connection.call("echo", {"number": number}, bytes([number]) * 300_000)
-        return reply.body["number"], bytes(reply.blobs[0])
+        reply = connection.call(Call("echo", b"%d" % number, (bytes([number]) * 300_000,)))
+        return int(reply.body), bytes(reply.blobs[0])
 
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(call, range(40)))
@@ -168,20 +170,20 @@ def test_threads_may_call_at_the_same_time(connection: Connection) -> None:
 
 def test_threads_get_the_errors_of_their_own_calls(connection: Connection) -> None:
     with pytest.raises(HetnodeError, match="Because"):
-        connection.call("refuse", {"cause": "Because.", "remedy": "Do."})
+        connection.call(REFUSE)
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        connection.call("fail", {})
+        connection.call(Call("fail"))
 
 
 def test_the_death_of_the_process_fails_open_and_later_calls_of_threads(connection: Connection) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(connection.call, "wait", {})
-        connection.call("echo", {})
+        waiting = pool.submit(connection.call, Call("wait"))
+        connection.call(Call("echo"))
         with pytest.raises(HetnodeError) as dying_call:
-            connection.call("die", {})
+            connection.call(Call("die"))
         with pytest.raises(HetnodeError) as open_call:
             waiting.result()
     with pytest.raises(HetnodeError) as later_call:
-        connection.call("echo", {})
+        connection.call(Call("echo"))
     codes = {caught.value.code for caught in (dying_call, open_call, later_call)}
     assert codes == {ErrorCode.HIVEMIND_DIED}

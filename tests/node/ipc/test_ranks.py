@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
-from node.ipc.channel import Buffer, Reply
+from node.ipc.channel import Call, Reply
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import parse_devices
 from protocol.errors import ErrorCode, HetnodeError
@@ -44,7 +42,7 @@ class FakeRank:
         self.closed = asyncio.Event()
         self.end: HetnodeError | None = None
 
-    def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> asyncio.Future[Reply]:
+    def call(self, call: Call) -> asyncio.Future[Reply]:
         return self.reply
 
     async def wait_closed(self) -> None:
@@ -60,17 +58,17 @@ def error(code: ErrorCode) -> HetnodeError:
 
 async def test_rank_0_answers_once_all_have_answered() -> None:
     ranks = [FakeRank(), FakeRank()]
-    answer = asyncio.ensure_future(RankChannels(ranks).call("Any", {}))
-    ranks[0].reply.set_result(Reply({"answer": 0}))
+    answer = asyncio.ensure_future(RankChannels(ranks).call(Call("Any")))
+    ranks[0].reply.set_result(Reply(b"0"))
     await asyncio.sleep(0)
     assert not answer.done()
-    ranks[1].reply.set_result(Reply({"answer": 1}))
-    assert (await answer).body == {"answer": 0}
+    ranks[1].reply.set_result(Reply(b"1"))
+    assert (await answer).body == b"0"
 
 
 async def test_the_cause_is_told_and_not_what_follows_from_it() -> None:
     ranks = [FakeRank(), FakeRank()]
-    answer = RankChannels(ranks).call("Any", {})
+    answer = RankChannels(ranks).call(Call("Any"))
     ranks[0].reply.set_exception(error(ErrorCode.RANK_FAILED))
     ranks[1].reply.set_exception(error(ErrorCode.DATA_UNREADABLE))
     with pytest.raises(HetnodeError) as caught:
@@ -80,8 +78,8 @@ async def test_the_cause_is_told_and_not_what_follows_from_it() -> None:
 
 async def test_the_end_of_a_process_is_the_cause_also_if_the_others_notice_it_first() -> None:
     ranks = [FakeRank(), FakeRank()]
-    answer = asyncio.ensure_future(RankChannels(ranks).call("Any", {}))
-    ranks[1].reply.set_result(Reply({"answer": 1}))
+    answer = asyncio.ensure_future(RankChannels(ranks).call(Call("Any")))
+    ranks[1].reply.set_result(Reply(b"1"))
     ranks[0].reply.set_exception(error(ErrorCode.RANK_FAILED))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -95,7 +93,7 @@ async def test_the_end_of_a_process_is_the_cause_also_if_the_others_notice_it_fi
 
 async def test_ranks_that_disagree_end_with_one_error() -> None:
     ranks = [FakeRank(), FakeRank()]
-    answer = RankChannels(ranks, patience=0.01).call("Any", {})
+    answer = RankChannels(ranks, patience=0.01).call(Call("Any"))
     ranks[1].reply.set_exception(error(ErrorCode.DATA_UNREADABLE))
     with pytest.raises(HetnodeError, match="cause data-unreadable") as caught:
         await answer
@@ -105,7 +103,7 @@ async def test_ranks_that_disagree_end_with_one_error() -> None:
 @pytest.mark.parametrize("is_dead", [False, True])
 async def test_failures_that_no_one_awaits_are_not_logged(is_dead: bool) -> None:
     class Dead(FakeRank):
-        def call(self, method: str, body: Mapping[str, Any], *blobs: Buffer) -> asyncio.Future[Reply]:
+        def call(self, call: Call) -> asyncio.Future[Reply]:
             raise error(ErrorCode.WORKER_DIED)
 
     logged: list[str] = []
@@ -114,9 +112,9 @@ async def test_failures_that_no_one_awaits_are_not_logged(is_dead: bool) -> None
     lives, other = FakeRank(), Dead() if is_dead else FakeRank()
     if is_dead:  # known only to the second one yet
         with pytest.raises(HetnodeError):
-            RankChannels([lives, other]).call("Any", {})
+            RankChannels([lives, other]).call(Call("Any"))
     else:
-        answer = asyncio.ensure_future(RankChannels([lives, other]).call("Any", {}))
+        answer = asyncio.ensure_future(RankChannels([lives, other]).call(Call("Any")))
         await asyncio.sleep(0)
         answer.cancel()
         await asyncio.sleep(0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
 
-from node.ipc import greeting
-from node.ipc.channel import Child, encode_message, read_message
+from node.ipc.channel import Child, Header, encode_message, read_message
 from node.ipc.follower import follow
-from node.ipc.greeting import FAREWELL, WELCOME, Greeting, own_version, refusal
+from node.ipc.greeting import FAREWELL, GREETING, WELCOME, Greeting, LeaderNote, own_version, refusal
 from node.ipc.launch import Launch
 from node.ipc.leader import Leader
 from node.ipc.rank_channels import RankChannels
@@ -140,23 +140,27 @@ def test_followers_that_do_not_fit_are_refused(changed: dict[str, object], code:
 
 
 def test_a_follower_that_fits() -> None:
-    assert refusal(Greeting.from_body(MINE.body), 2, CHOICES) is None
+    assert refusal(GREETING.read(GREETING.encode(MINE)), 2, CHOICES) is None
 
 
-@pytest.mark.parametrize("body", [None, [], {}, {**MINE.body, "rank": "1"}, {**MINE.body, "more": 1}])
-def test_other_greetings_are_not_read(body: object) -> None:
-    with pytest.raises(ValueError, match="field"):
-        Greeting.from_body(body)
+@pytest.mark.parametrize("change", [{"rank": "1"}, {"more": 1}, {"token": None}])
+def test_other_greetings_are_not_read(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="Greeting"):
+        GREETING.read(json.dumps(asdict(MINE) | change))
 
 
 async def test_strangers_and_long_messages_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     template()
     ports: list[int] = []
-    init = greeting.LeaderNote.to_json
-    monkeypatch.setattr(greeting.LeaderNote, "to_json", lambda note: (ports.append(note.port), init(note))[1])
-    long = b"\xff" * 8
+
+    class Listening(LeaderNote):
+        def __post_init__(self) -> None:
+            ports.append(self.port)
+
+    monkeypatch.setattr("node.ipc.leader.LeaderNote", Listening)
+    greeting = encode_message(Header(0), GREETING.encode(MINE))
     async with Leader(launches()[0], "cpu", CHOICES, None):
-        for message in (b"".join(bytes(part) for part in encode_message(MINE.body)), long, b"\0" * 8):
+        for message in (b"".join(bytes(part) for part in greeting), b"\xff" * 8, b"\0" * 8):
             reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
             writer.write(message)
             assert await reader.read() == b""
@@ -165,8 +169,8 @@ async def test_strangers_and_long_messages_are_cut_off(monkeypatch: pytest.Monke
 
 async def test_messages_are_bounded() -> None:
     reader = asyncio.StreamReader()
-    for message in (encode_message(WELCOME), encode_message(FAREWELL, (b"x" * 100,))):
+    for message in (encode_message(WELCOME), encode_message(FAREWELL, b"x" * 100)):
         reader.feed_data(b"".join(bytes(part) for part in message))
-    assert await read_message(reader, 99) == (WELCOME, [])
+    assert (await read_message(reader, 99)).header == WELCOME
     with pytest.raises(ConnectionError):
         await read_message(reader, 99)

@@ -17,7 +17,16 @@ from pydantic import Field
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, Role, StageRange
-from protocol.wire.record_codec import AS_PAIRS, UNBOUNDED, Blob, Bounds, Buffer, RecordCodec, Span
+from protocol.wire.record_codec import (
+    AS_PAIRS,
+    UNBOUNDED,
+    Blob,
+    Bounds,
+    Buffer,
+    BufferBlob,
+    RecordCodec,
+    Span,
+)
 from tests.builders import spec_of
 
 
@@ -164,20 +173,25 @@ def test_numbers_that_are_not_finite() -> None:
 @dataclass(frozen=True)
 class Carrier:
     payloads: tuple[Blob, ...]
-    other: Blob | None = None
+    buffer: BufferBlob | None = None
 
 
 CARRIER = RecordCodec[Carrier](Carrier)
 
 
 def test_blobs_travel_beside_the_json_without_a_copy() -> None:
-    first, second = b"a" * 10, bytearray(b"b")
+    value = Carrier((b"a" * 10, b"b"), bytearray(b"c"))
     blobs: list[Buffer] = []
-    data = CARRIER.encode(Carrier((first, second)), blobs)  # type: ignore[arg-type]
-    assert json.loads(data) == {"payloads": [0, 1], "other": None}
+    data = CARRIER.encode(value, blobs)
+    assert json.loads(data) == {"payloads": [0, 1], "buffer": 2}
     found = CARRIER.read(data, blobs)
-    assert found.payloads[0] is first
-    assert found.payloads[1] is second
+    assert found.payloads[0] is value.payloads[0]
+    assert found.buffer is value.buffer
+
+
+def test_bytes_are_bytes_whatever_they_were_received_in() -> None:
+    found = CARRIER.read('{"payloads":[0],"buffer":0}', [bytearray(b"a")])
+    assert (found, type(found.payloads[0])) == (Carrier((b"a",), bytearray(b"a")), bytes)
 
 
 @pytest.mark.parametrize("index", ["2", "-1", "true", '"0"', "null"])

@@ -33,8 +33,10 @@ from benchmarks.fuzz_seeds import (
     stream_of,
 )
 from coordinator.api.access import Access
-from coordinator.api.admin import AdminService
+from coordinator.api.admin import Admin
 from coordinator.api.enrollment import EnrollmentService
+from coordinator.api.operator import OperatorService
+from coordinator.api.questions import Explanations, ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.command_loop import Stopped
@@ -49,6 +51,7 @@ from coordinator.state.events import PeerSeen
 from coordinator.state.state import State
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import operator_pb2
 from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayService
 from protocol.status import Explanation, Measurement, fields_of
@@ -56,18 +59,19 @@ from protocol.trust.envelope import enrollment_message, renewal_message
 from protocol.trust.names import OPERATOR_URI, peer_uri
 from protocol.trust.reachability import Addresses, Reached
 from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
+from protocol.wire import operator_calls as calls
 from protocol.wire.convert.fields import banned_from_pb
 from protocol.wire.convert.payloads import descriptor_from_pb
 from protocol.wire.convert.plans import places_from_pb, relays_from_pb, sources_from_pb
 from protocol.wire.groups import group_digest
 from protocol.wire.records import open_plan
 from protocol.wire.status import status_from_pb
+from protocol.wire.typed_calls import Request, encode_request
 
 _SOURCE, _SECRET, _INVITE = "203.0.113.7", b"s" * 16, "0" * 12
 _ADDRESS = "203.0.113.7:7700"
 _COORDINATOR = PEERS[2]
-_ABOUT_OTHERS = pb.BanRequest | pb.UnbanRequest | pb.UnnameRequest
-_SERVICES = ("Coordinator", "Enrollment", "Admin", "Relay")
+_SERVICES = ("Coordinator", "Enrollment", "Relay")
 
 
 class _Loop:
@@ -177,13 +181,17 @@ class _Server:
         self._services = {
             "Coordinator": coordinator,
             "Enrollment": EnrollmentService(self.loop, AUTHORITY, _COORDINATOR, _ADDRESS, lambda _: _SOURCE),
-            "Admin": AdminService(self.loop, access, AUTHORITY.pin, _ADDRESS, _ADDRESS),
+            "Operator": OperatorService(
+                Admin(self.loop, access, AUTHORITY.pin, _ADDRESS, _ADDRESS),
+                Explanations(access, explainer),
+                ReceiptDesk(access, receipts),
+            ),
             "Relay": RelayService(exposed, _dial),
         }
 
     async def call(self, service: str, method: str, request: Message) -> None:
         """Raises HetnodeError. A call that would wait ends."""
-        context: Any = _Call(OPERATOR_URI if service == "Admin" else peer_uri(PEER))
+        context: Any = _Call(OPERATOR_URI if service == "Operator" else peer_uri(PEER))
         self._access.check(context)
         answer = getattr(self._services[service], method)(request, context)
         with suppress(Stopped):
@@ -292,32 +300,41 @@ def _requests() -> Mapping[type[Message], Message]:
         pb.AttestRequest(stage=0, round=0, part="stage", digest="b" * 64),
         pb.LocateRequest(stage=0, part="stage"),
         measurement,
-        pb.ReceiptRequest(),
         pb.RenewRequest(tls_public_key=key, proof=sign(new)),
         pb.StatusRequest(),
-        pb.ExplainRequest(question="now"),
         pb.EnrollRequest(
             protocol_version=PROTOCOL_VERSION, invite_id=_INVITE, secret=_SECRET,
             tls_public_key=key, proof=sign(proof),
         ),
-        pb.CreateInviteRequest(uses=2, valid_seconds=60.0, role="relay"),
-        pb.ListInvitesRequest(),
-        pb.RevokeInviteRequest(id=_INVITE),
-        pb.ListPeersRequest(),
-        pb.BanRequest(reason="r", revoke_invites=True),
-        pb.UnbanRequest(),
-        pb.UnnameRequest(),
-        pb.PauseRunRequest(reason="r"),
-        pb.ResumeRunRequest(),
-        pb.RollBackRequest(restore_round=0, reason="r"),
-        pb.ListRollbacksRequest(),
         pb.ExposeRequest(dht_port=7701),
         pb.DialRequest(address="127.0.0.1:7701"),
     )  # fmt: skip
     for request in requests:
         if "peer" in request.DESCRIPTOR.fields_by_name:
-            request.peer = PEERS[2] if isinstance(request, _ABOUT_OTHERS) else PEER
+            request.peer = PEER
     return {type(request): request for request in requests}
+
+
+def _questions() -> tuple[Message, ...]:
+    """A valid call of each kind to the service Operator."""
+    other = PeerId(PEERS[2])
+    requests: tuple[Request[Any], ...] = (
+        calls.IssueInvite(2, 60.0, Role.RELAY),
+        calls.ListInvites(),
+        calls.WithdrawInvite(_INVITE),
+        calls.ListPeers(),
+        calls.BanPeer(other, "r", True),
+        calls.UnbanPeer(other),
+        calls.TakeName(other),
+        calls.HoldRun("r"),
+        calls.GoOn(),
+        calls.RestoreRound(0, "r"),
+        calls.ListRollbacks(),
+        calls.AskWhy("now"),
+        calls.AskReceipt(PeerId(PEER)),
+    )
+    encoded = map(encode_request, requests)
+    return tuple(operator_pb2.OperatorCall(method=each.method, body=bytes(each.body)) for each in encoded)
 
 
 def _report_by_positions() -> pb.ReportRequest:
@@ -392,4 +409,4 @@ def targets(loop: asyncio.AbstractEventLoop) -> list[Target]:
         for service in _SERVICES
         for method, kind in _methods(service)
     ]
-    return [*alone, _several_calls(loop, requests)]
+    return [*alone, _one_call(loop, "Operator", "Ask", *_questions()), _several_calls(loop, requests)]

@@ -79,7 +79,6 @@ from protocol.wire.convert.plans import (
 from protocol.wire.framing import frame_header_from_pb
 from protocol.wire.groups import at_positions, pack, positions_of
 from protocol.wire.status import (
-    explanation_from_pb,
     kept_from_pb,
     measurement_from_pb,
     status_from_pb,
@@ -249,11 +248,6 @@ def _messages() -> list[Target]:
             "heartbeat",
             pb.HeartbeatRequest(waits=["group"], kept=[1, 10]),
             lambda message: (waits_from_pb(message.waits), kept_from_pb(message.kept)),
-        ),
-        _message(
-            "explanation",
-            pb.ExplainReply(title="t", sentences=[pb.ExplainReply.Sentence(text="s", events=[1])]),
-            explanation_from_pb,
         ),
         _message(
             "update",

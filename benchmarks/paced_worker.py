@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from node.ipc.channel import serve
-from node.ipc.typed_calls import Request, handlers
 from node.ipc.worker_calls import Backward, Forward, Message
 from node.worker.worker import Worker
+from protocol.wire.typed_calls import Request, handlers
 
 PACE_VARIABLE = "HETNODE_PACE"
 FORWARD_SHARE = 1 / 3

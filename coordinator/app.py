@@ -17,13 +17,15 @@ import grpc
 
 from coordinator.api import enrollment, member_server
 from coordinator.api.access import Access
-from coordinator.api.admin import AdminService
+from coordinator.api.admin import Admin
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.explaining import Explainer
+from coordinator.api.operator import OperatorService
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
 from coordinator.api.public_server import PublicServer, public_server
+from coordinator.api.questions import Explanations, ReceiptDesk
 from coordinator.api.relay import OwnRelay, own_relay
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
@@ -57,6 +59,7 @@ from coordinator.storage.receipts import Receipts
 from coordinator.storage.restore import RestoredRun, restore_run
 from coordinator.storage.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.pb import operator_pb2_grpc
 from protocol.relay.destinations import Destinations
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
@@ -248,7 +251,11 @@ def _public_servers(
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
         RelayAddress(identity.peer, ports.relay.address) if ports.relay else None,
     )
-    operator = AdminService(command_loop, access, authority.pin, *ports.advertised)
+    operator = OperatorService(
+        Admin(command_loop, access, authority.pin, *ports.advertised),
+        Explanations(access, records.explainer),
+        ReceiptDesk(access, records.receipts),
+    )
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], newcomers_gateway.source_of
     )
@@ -262,7 +269,7 @@ def _public_servers(
     def api(*options: tuple[str, int]) -> grpc.aio.Server:
         server = member_server.new_server(api_admission, command_loop.spec, *options)
         pb_grpc.add_CoordinatorServicer_to_server(members, server)
-        pb_grpc.add_AdminServicer_to_server(operator, server)
+        operator_pb2_grpc.add_OperatorServicer_to_server(operator, server)
         return server
 
     def enrolling(*options: tuple[str, int]) -> grpc.aio.Server:

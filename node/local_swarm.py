@@ -28,6 +28,7 @@ from protocol.status import RunStatus
 from protocol.trust.private_file import write_private
 from protocol.trust.run_id import run_id_of
 from protocol.types import Role
+from protocol.wire.operator_calls import IssueInvite
 
 _STOP_SECONDS = 4.5
 _POLL_SECONDS = 0.5
@@ -180,7 +181,7 @@ class _NodeStarter:
 async def _invite(address: str, operator: Credentials, folder: Path, uses: int) -> Path:
     """A file with an invite for all nodes, readable by this user alone. Command lines are readable by all."""
     async with AdminClient(address, operator) as admin:
-        invite, _ = await admin.create_invite(uses, _INVITE_SECONDS, None)
+        invite = (await admin.ask(IssueInvite(uses, _INVITE_SECONDS))).invite
     path = folder / "invite"
     write_private(path, f"{invite}\n".encode())
     return path

@@ -354,6 +354,6 @@ def test_the_committed_protobuf_code_is_fresh(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / ".ci" / "generate-protobuf"), str(tmp_path)]
     subprocess.run(command, check=True, env={"PYTHON": sys.executable, "PATH": "/usr/bin:/bin"})
     generated = sorted((tmp_path / "protocol" / "pb").iterdir())
-    assert len(generated) == 6
+    assert len(generated) == 9
     for path in generated:
         assert path.read_text() == (ROOT / "protocol" / "pb" / path.name).read_text(), path.name

@@ -76,7 +76,6 @@ from protocol.wire.convert.plans import (
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_state
 from protocol.wire.status import (
-    explanation_to_pb,
     kept_from_pb,
     measurement_from_pb,
     status_to_pb,
@@ -208,12 +207,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         with suppress(TimeoutError):
             async with asyncio.timeout(_ADMISSION_SECONDS):
                 await self._command_loop.until(ADMISSION_TOPIC, are_admitted)
-
-    async def Receipt(self, request: pb.ReceiptRequest, context: Context) -> pb.ReceiptReply:
-        """Open to every enrolled peer for its own credit, also when it is not live."""
-        peer = self._access.peer(context, request.peer)
-        self._access.check_receipt_rate(peer)
-        return pb.ReceiptReply(receipt=await asyncio.to_thread(self._records.receipts.of, peer, time.time()))
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.RenewReply:
         self._access.peer(context, request.peer)
@@ -383,12 +376,6 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         now = loop.now(), time.time()
         newest, health = records.metrics.newest.values(), records.health.latest
         return status_to_pb(run_status(loop.state, newest, *now, records.resting, health))
-
-    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainReply:
-        self._access.check_member(context)
-        return explanation_to_pb(
-            await self._records.explainer.explain(identity_of(context), request.question)
-        )
 
 
 def _printable(reason: str) -> str:

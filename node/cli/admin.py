@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -24,13 +23,13 @@ from protocol.trust.invite import decode
 from protocol.trust.private_file import write_private
 from protocol.trust.public_name import name_as_text
 from protocol.types import Role
+from protocol.wire import operator_calls as calls
+from protocol.wire.typed_calls import Request
 
 if TYPE_CHECKING:
-    from node.net.admin_client import AdminClient
-    from protocol.pb import hetnode_pb2 as pb
     from protocol.trust.invite import Invite
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 invite_app = typer.Typer(help="Invites: who may come into a run.", no_args_is_help=True)
 peers_app = typer.Typer(help="Peers that were let in or are kept out.", no_args_is_help=True)
@@ -57,12 +56,12 @@ def invite_create(
     """
     seconds = seconds_of(expires, "--expires")
     _check_writable(out)
-    text, name = _asking(folder, lambda client: client.create_invite(uses, seconds, role))
+    issued = _asking(folder, calls.IssueInvite(uses, seconds, role))
     if out is None:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{issued.invite}\n")
     else:
-        _write_invite(out, text)
-        Console().print(f"invite {name} is in {out}", highlight=False, markup=False)
+        _write_invite(out, issued.invite)
+        Console().print(f"invite {issued.id} is in {out}", highlight=False, markup=False)
 
 
 @invite_app.command("ensure")
@@ -100,7 +99,7 @@ def invite_ensure(
 def invite_list(folder: Folder = None) -> None:
     """Show the invites that were made, by name. Their secrets are kept nowhere."""
     table = Table("invite", "used", "role", "state", "peers")
-    for invite in _asking(folder, lambda client: client.list_invites()):
+    for invite in _asking(folder, calls.ListInvites()):
         table.add_row(
             invite.id,
             f"{len(invite.peers)} of {invite.uses}",
@@ -117,15 +116,15 @@ def invite_revoke(
     folder: Folder = None,
 ) -> None:
     """Take an invite back. Peers that have come with it stay; see 'hetnode peers ban'."""
-    _asking(folder, lambda client: client.revoke_invite(invite))
+    _asking(folder, calls.WithdrawInvite(invite))
 
 
 @peers_app.command("list")
 def peers_list(folder: Folder = None) -> None:
     """Show every peer that was let in, has joined, or is banned."""
     table = Table("peer", "name", "invite", "role", "state")
-    for peer in _asking(folder, lambda client: client.list_peers()):
-        table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role, _run_view(peer))
+    for peer in _asking(folder, calls.ListPeers()):
+        table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
     Console().print(table)
 
 
@@ -142,7 +141,7 @@ def peers_ban(
 
     Its owner can make a new identity, and come back with an invite that has uses left: revoke that, too.
     """
-    invites = _asking(folder, lambda client: client.ban(peer, reason, revoke_invite))
+    invites = _asking(folder, calls.BanPeer(peer, reason, revoke_invite))
     lines = [f"{peer} is banned", *(_fate_of(invite, folder) for invite in invites)]
     Console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
@@ -157,7 +156,7 @@ def peers_unname(
 
     The event log keeps the name, as it keeps everything.
     """
-    former = _asking(folder, lambda client: client.unname(peer, allow))
+    former = _asking(folder, calls.TakeName(peer, allow))
     text = f"{peer} may have a public name" if allow else _unnamed(peer, former)
     Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -168,7 +167,7 @@ def peers_unban(
     folder: Folder = None,
 ) -> None:
     """Let a banned peer come back with the certificate or the identity that it has."""
-    _asking(folder, lambda client: client.unban(peer))
+    _asking(folder, calls.UnbanPeer(peer))
 
 
 async def _ensure(folder: Path, out: Path, uses: int, seconds: float, role: Role | None) -> str:
@@ -190,14 +189,14 @@ async def _ensure(folder: Path, out: Path, uses: int, seconds: float, role: Role
             "Start 'hetnode coordinator' with that --folder, and look at what it says.",
         ) from None
     async with AdminClient(address, operator) as client:
-        kept, wanted = _invite_in(out), role.value if role else ""
+        kept = _invite_in(out)
         if kept is not None and kept.api == address:
-            for known in await client.list_invites():
-                if known.id == kept.id and _lets_in(known) and known.role == wanted:
+            for known in await client.ask(calls.ListInvites()):
+                if known.id == kept.id and known.lets_in and known.role is role:
                     return f"invite {kept.id} in {out} is still good"
-        text, name = await client.create_invite(uses, seconds, role)
-    _write_invite(out, text)
-    return f"invite {name} is in {out}"
+        issued = await client.ask(calls.IssueInvite(uses, seconds, role))
+    _write_invite(out, issued.invite)
+    return f"invite {issued.id} is in {out}"
 
 
 def _check_writable(out: Path | None) -> None:
@@ -222,7 +221,7 @@ def _invite_in(file: Path) -> Invite | None:
         return None
 
 
-def _fate_of(invite: pb.InviteStatus, folder: Path | None) -> str:
+def _fate_of(invite: calls.InviteStatus, folder: Path | None) -> str:
     """What the operator must know about an invite of a peer that was just banned."""
     if invite.revoked:
         return f"its invite {invite.id} is revoked"
@@ -234,14 +233,14 @@ def _fate_of(invite: pb.InviteStatus, folder: Path | None) -> str:
     )
 
 
-def _asking(folder: Path | None, ask: Callable[[AdminClient], Awaitable[T]]) -> T:
+def _asking(folder: Path | None, request: Request[Answer]) -> Answer:
     from node.net.admin_client import AdminClient  # noqa: PLC0415
 
     address, operator = load_operator(folder or only_coordinator())
 
-    async def call() -> T:
+    async def call() -> Answer:
         async with AdminClient(address, operator) as client:
-            return await ask(client)
+            return await client.ask(request)
 
     return command_runner.run(call())
 
@@ -251,7 +250,7 @@ def _unnamed(peer: str, former: str) -> str:
     return f"{peer} {what} may have none"
 
 
-def _run_view(peer: pb.EnrolledPeer) -> str:
+def _run_view(peer: calls.EnrolledPeer) -> str:
     if peer.banned:
         return f"banned: {peer.reason}" if peer.reason else "banned"
     if peer.quarantined:
@@ -259,14 +258,9 @@ def _run_view(peer: pb.EnrolledPeer) -> str:
     return peer.lifecycle or "never joined"
 
 
-def _state(invite: pb.InviteStatus) -> str:
+def _state(invite: calls.InviteStatus) -> str:
     if invite.revoked:
         return "revoked"
     if invite.expires_in_seconds <= 0:
         return "expired"
-    return f"good for {invite.expires_in_seconds / 3600:.1f} h" if _lets_in(invite) else "used up"
-
-
-def _lets_in(invite: pb.InviteStatus) -> bool:
-    """Whether a new peer may come with it."""
-    return not invite.revoked and invite.expires_in_seconds > 0 and len(invite.peers) < invite.uses
+    return f"good for {invite.expires_in_seconds / 3600:.1f} h" if invite.lets_in else "used up"

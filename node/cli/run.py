@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,11 +11,10 @@ from rich.table import Table
 from node import command_runner
 from node.cli.known_runs import operator_of
 from node.cli.options import option
+from protocol.wire import operator_calls as calls
+from protocol.wire.typed_calls import Request
 
-if TYPE_CHECKING:
-    from node.net.admin_client import AdminClient
-
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 run_app = typer.Typer(help="A whole run, by its operator: pause it, and let it go on.", no_args_is_help=True)
 
@@ -40,13 +38,14 @@ def run_pause(
     Nodes stay connected and keep all that they have learned. They may join, leave and catch up during the
     pause. It outlives restarts of the coordinator. A paused run stays as it is.
     """
-    reply = asking(run, lambda client: client.pause_run(reason))
+    reply = asking(run, calls.HoldRun(reason))
     # The words of the operator are text, whatever is in them.
     pause, console = reply.pause, Console(highlight=False, soft_wrap=True)
+    assert pause is not None, "the run is paused"
     if not reply.changed:
         why = f": {pause.reason}" if pause.reason else ""
         console.print(f"the run was paused already, by the {pause.by}{why}", markup=False)
-    waits = f"round {reply.round} still ends, then it waits" if reply.round else "it waits"
+    waits = f"round {reply.round_number} still ends, then it waits" if reply.round_number else "it waits"
     console.print(
         f"{waits} before round {pause.from_round}; 'hetnode run resume' ends the pause", markup=False
     )
@@ -55,7 +54,7 @@ def run_pause(
 @run_app.command("resume")
 def run_resume(run: Run = None) -> None:
     """Let a paused run go on."""
-    changed = asking(run, lambda client: client.resume_run())
+    changed = asking(run, calls.GoOn())
     Console(highlight=False).print("the run goes on" if changed else "the run was not paused")
 
 
@@ -79,41 +78,48 @@ def rollback(
     The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
     also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
     """
-    found = asking(run, lambda client: client.list_rollbacks())
+    found = asking(run, calls.ListRollbacks())
     console = Console(highlight=False, soft_wrap=True)
-    undone = {each.round: max(0, found.round - 1 - each.round) for each in found.rounds}
+    undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
     if restore_round is None:
         table = Table("go back to round", "rounds undone", "tokens undone", "possible")
         for each in found.rounds:
-            table.add_row(str(each.round), str(undone[each.round]), f"{each.tokens:,}", each.problem or "yes")
+            table.add_row(
+                str(each.round_number),
+                str(undone[each.round_number]),
+                f"{each.tokens:,}",
+                each.problem or "yes",
+            )
         Console(highlight=False).print(table)
         return
     if not yes:
-        tokens = {each.round: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(restore_round, "")
-        rounds = undone.get(restore_round, max(0, found.round - 1 - restore_round))
+        tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(
+            restore_round, ""
+        )
+        rounds = undone.get(restore_round, max(0, found.round_number - 1 - restore_round))
         console.print(
             f"This undoes {rounds} round{'s' * (rounds != 1)}{tokens} for everybody who takes part. Their "
             "samples are not trained again, and what nodes have learned and not sent yet is lost.",
             markup=False,
         )
         typer.confirm(f"Go back to round {restore_round}?", abort=True)
-    number = asking(run, lambda client: client.roll_back(restore_round, reason))
+    number = asking(run, calls.RestoreRound(restore_round, reason))
     console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
     if resume:
-        asking(run, lambda client: client.resume_run())
+        asking(run, calls.GoOn())
         console.print("the run goes on")
     else:
         console.print("the run is paused; 'hetnode run resume' lets it go on", markup=False)
 
 
-def asking(run: str | None, ask: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """What `ask` answers, as the operator of `run`."""
+def asking(run: str | None, request: Request[Answer]) -> Answer:
+    """The answer to `request` of the operator of `run`."""
     from node.net.admin_client import AdminClient  # noqa: PLC0415
 
     address, operator = operator_of(run)
 
-    async def call() -> T:
+    async def call() -> Answer:
         async with AdminClient(address, operator) as client:
-            return await ask(client)
+            return await client.ask(request)
 
     return command_runner.run(call())

@@ -17,7 +17,7 @@ from node.experiment.measurement import Measurement, RoundRecord
 from node.experiment.results import Result
 from node.experiment.trial import Planned, TrialOptions
 from node.ipc.channel import serve
-from node.ipc.typed_calls import Request, handlers
+from protocol.wire.typed_calls import Request, handlers
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from node.hive.records import stage_prefix
 from node.hive.reduction.reduction_peer import ReductionPeer
 from node.hive.stream_calls import GuardedStreams
 from node.ipc.channel import Connection, serve
-from node.ipc.typed_calls import handler
 from node.transport.allow_list import AllowList
 from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.line import Line
@@ -45,6 +44,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
+from protocol.wire.typed_calls import handler
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.ipc.typed_calls import Answer_co, Request
 from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 from protocol.wire.record_codec import Blob
+from protocol.wire.typed_calls import Answer_co, Request
 
 
 @dataclass(frozen=True, kw_only=True)

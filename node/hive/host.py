@@ -51,13 +51,13 @@ from node.hive.dht_protocol import node_id_of, use_bounded_protocol
 from node.hive.lifetime import kill_descendants
 from node.hive.public_port import announced_addresses, listen
 from node.hive.values import MAX_VALUE_BYTES, limit_values
-from node.ipc.channel import Call, Handler, Reply, serve
-from node.ipc.typed_calls import encode_request, handler, name_of
+from node.ipc.channel import serve
 from node.transport.interfaces import own_sources
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import check_multiaddress
 from protocol.trust.envelope import Signer
 from protocol.types import PeerId, Verdict
+from protocol.wire.typed_calls import Call, Handler, Reply, encode_request, handler, name_of
 
 log = logging.getLogger(__name__)
 

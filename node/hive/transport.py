@@ -37,7 +37,6 @@ from node.hive.calls import (
 )
 from node.hive.clock import coordinator_time
 from node.ipc.channel import Child, start_child
-from node.ipc.typed_calls import decode_answer, encode_request
 from node.security.identity import Identity
 from node.transport.line import UNLIMITED, Line
 from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
@@ -46,6 +45,7 @@ from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 from protocol.wire.records import open_record, seal_record
+from protocol.wire.typed_calls import decode_answer, encode_request
 
 Answer = TypeVar("Answer")
 

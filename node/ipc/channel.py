@@ -6,7 +6,7 @@ while it computes. A child ends when the socket closes, so it cannot outlive the
 SIGKILL of that process.
 
 :class:`Child` calls from an event loop, :class:`Connection` from threads; :func:`serve` answers both.
-:mod:`node.ipc.typed_calls` makes calls of dataclasses.
+:mod:`protocol.wire.typed_calls` makes calls of dataclasses.
 """
 
 from __future__ import annotations
@@ -27,31 +27,12 @@ from dataclasses import dataclass
 from node.ipc.template import ForkedProcess, TemplateEnded, own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.record_codec import UNBOUNDED, Buffer, RecordCodec
+from protocol.wire.typed_calls import Call, Handler, Reply
 
 log = logging.getLogger(__name__)
 
 _PREFIX = struct.Struct("<II")  # bytes of the header, number of blobs
 _LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a method. `body` is JSON, which the method understands with the blobs."""
-
-    method: str
-    body: bytes | bytearray = b"null"
-    blobs: Sequence[Buffer] = ()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer to a call, as JSON and blobs."""
-
-    body: bytes | bytearray = b"null"
-    blobs: Sequence[Buffer] = ()
-
-
-Handler = Callable[[Call], Reply]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,7 @@ import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 
-from node.ipc.channel import (
-    Call,
-    Child,
-    Header,
-    Reply,
-    encode_failure,
-    encode_message,
-    read_message,
-)
+from node.ipc.channel import Child, Header, encode_failure, encode_message, read_message
 from node.ipc.greeting import (
     FAREWELL,
     GREETING,
@@ -33,6 +25,7 @@ from node.ipc.ranks import start_worker
 from node.ipc.worker_calls import FindLeader
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.typed_calls import Call, Reply
 
 _GREETING_SECONDS, _PAUSE_SECONDS, _RETURN_SECONDS = 10.0, 0.5, 10.0
 _MOST_CALL = 1 << 36

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
-from node.ipc.channel import Call, Reply
 from protocol.errors import ErrorCode, HetnodeError, cause_of
+from protocol.wire.typed_calls import Call, Reply
 
 _END_SECONDS = 5.0
 """Until the end of a process is known, after the others have lost it."""

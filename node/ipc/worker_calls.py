@@ -14,11 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from node.ipc.typed_calls import Request
 from protocol.algorithm.comparison import Agreement, Comparison
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire.record_codec import AS_PAIRS, Blob, Span
+from protocol.wire.typed_calls import Request
 
 AUTO_DEVICE = "auto"
 """In place of a device: the best one that works."""

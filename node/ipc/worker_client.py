@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from node import hooks
-from node.ipc.channel import Call, Reply
-from node.ipc.typed_calls import Request, decode_answer, encode_request
 from node.ipc.worker_calls import Abandon
+from protocol.wire.typed_calls import Call, Reply, Request, decode_answer, encode_request
 
 Answer = TypeVar("Answer")
 

@@ -10,10 +10,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 
+from node.net.admin_client import ask
 from node.net.probe import Probe, probe_over
 from node.net.streams import is_cancelled, text_of
 from node.security.channels import open_channel, tls_failure
@@ -23,8 +24,12 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.status import Explanation, RunStatus
 from protocol.trust.names import COORDINATOR_NAME, wrong_authority
+from protocol.wire.operator_calls import AskWhy
 from protocol.wire.rpc_errors import error_from_rpc
-from protocol.wire.status import explanation_from_pb, status_from_pb
+from protocol.wire.status import status_from_pb
+from protocol.wire.typed_calls import Request
+
+Answer = TypeVar("Answer")
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
 # A user waits for Join and Status, and must see at once why TLS fails. A probe that gRPC delays for another
@@ -80,6 +85,11 @@ class CoordinatorChannel:
             self._calls -= 1
             await self._close_if_idle()
 
+    async def ask(self, request: Request[Answer], seconds: float) -> Answer:
+        """The coordinator's answer to the question of a person. Raises as :meth:`error_of`."""
+        async with self.call():
+            return await ask(self._channel, request, seconds)
+
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[Probe]:
         """Measure the connection. Raises as :func:`probe_over`; COORDINATOR_UNREACHABLE."""
@@ -126,9 +136,8 @@ async def fetch_explanation(
     address: str, tls: Credentials, question: str, deadline: float = 30.0
 ) -> Explanation:
     """The coordinator's answer. Raises as :meth:`CoordinatorChannel.error_of`; BAD_OPTION; RATE_LIMITED."""
-    async with CoordinatorChannel(address, tls) as channel, channel.call() as stub:
-        reply = await stub.Explain(pb.ExplainRequest(question=question), timeout=deadline)
-        return explanation_from_pb(reply)
+    async with CoordinatorChannel(address, tls) as channel:
+        return await channel.ask(AskWhy(question), deadline)
 
 
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:

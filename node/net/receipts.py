@@ -10,10 +10,10 @@ from pathlib import Path
 from node.net.coordinator_channel import CoordinatorChannel
 from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.names import wrong_authority
 from protocol.trust.receipt import MAX_BYTES, Receipt, open_receipt
 from protocol.types import PeerId
+from protocol.wire.operator_calls import AskReceipt
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ async def fetch_receipt(
     Raises HetnodeError: COORDINATOR_UNREACHABLE; NO_CREDIT or another refusal; RECEIPT_UNREADABLE or
     RECEIPT_FORGED; WRONG_AUTHORITY if the receipt is of another coordinator, run or peer.
     """
-    async with CoordinatorChannel(credentials.api, credentials.tls) as channel, channel.call() as stub:
-        reply = await stub.Receipt(pb.ReceiptRequest(peer=peer), timeout=seconds)
-    receipt = open_receipt(reply.receipt)
+    async with CoordinatorChannel(credentials.api, credentials.tls) as channel:
+        data = (await channel.ask(AskReceipt(peer), seconds)).encode()
+    receipt = open_receipt(data)
     expected = credentials.coordinator, credentials.run, peer
     if (receipt.coordinator, receipt.run, receipt.peer) != expected:
         raise wrong_authority("The coordinator sent a receipt of another coordinator, run or peer.")
-    return receipt, reply.receipt
+    return receipt, data
 
 
 async def keep_receipt(credentials: RunCredentials, peer: PeerId, folder: Path) -> None:

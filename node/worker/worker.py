@@ -25,7 +25,6 @@ from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
-from node.ipc.typed_calls import handlers
 from node.model.payloads import longest_nbytes, payload_kinds
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.optimizer.outcome import Outcome, ReducedResult
@@ -43,6 +42,7 @@ from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire import snapshot_codec
+from protocol.wire.typed_calls import handlers
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
 _SHARE = (

@@ -186,116 +186,6 @@ class RenewReply(_message.Message):
     certificate_pem: bytes
     def __init__(self, certificate_pem: _Optional[bytes] = ...) -> None: ...
 
-class CreateInviteRequest(_message.Message):
-    __slots__ = ("uses", "valid_seconds", "role")
-    USES_FIELD_NUMBER: _ClassVar[int]
-    VALID_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    uses: int
-    valid_seconds: float
-    role: str
-    def __init__(self, uses: _Optional[int] = ..., valid_seconds: _Optional[float] = ..., role: _Optional[str] = ...) -> None: ...
-
-class CreateInviteReply(_message.Message):
-    __slots__ = ("invite", "id")
-    INVITE_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
-    invite: str
-    id: str
-    def __init__(self, invite: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
-
-class ListInvitesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class InviteStatus(_message.Message):
-    __slots__ = ("id", "uses", "peers", "expires_in_seconds", "role", "revoked")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    USES_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    EXPIRES_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    REVOKED_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    uses: int
-    peers: _containers.RepeatedScalarFieldContainer[str]
-    expires_in_seconds: float
-    role: str
-    revoked: bool
-    def __init__(self, id: _Optional[str] = ..., uses: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., expires_in_seconds: _Optional[float] = ..., role: _Optional[str] = ..., revoked: _Optional[bool] = ...) -> None: ...
-
-class ListInvitesReply(_message.Message):
-    __slots__ = ("invites",)
-    INVITES_FIELD_NUMBER: _ClassVar[int]
-    invites: _containers.RepeatedCompositeFieldContainer[InviteStatus]
-    def __init__(self, invites: _Optional[_Iterable[_Union[InviteStatus, _Mapping]]] = ...) -> None: ...
-
-class RevokeInviteRequest(_message.Message):
-    __slots__ = ("id",)
-    ID_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    def __init__(self, id: _Optional[str] = ...) -> None: ...
-
-class RevokeInviteReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPeersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class EnrolledPeer(_message.Message):
-    __slots__ = ("peer", "invite", "lifecycle", "role", "banned", "reason", "quarantined", "name")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    INVITE_FIELD_NUMBER: _ClassVar[int]
-    LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    BANNED_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    invite: str
-    lifecycle: str
-    role: str
-    banned: bool
-    reason: str
-    quarantined: bool
-    name: str
-    def __init__(self, peer: _Optional[str] = ..., invite: _Optional[str] = ..., lifecycle: _Optional[str] = ..., role: _Optional[str] = ..., banned: _Optional[bool] = ..., reason: _Optional[str] = ..., quarantined: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
-
-class ListPeersReply(_message.Message):
-    __slots__ = ("peers",)
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    peers: _containers.RepeatedCompositeFieldContainer[EnrolledPeer]
-    def __init__(self, peers: _Optional[_Iterable[_Union[EnrolledPeer, _Mapping]]] = ...) -> None: ...
-
-class BanRequest(_message.Message):
-    __slots__ = ("peer", "reason", "revoke_invites")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    REVOKE_INVITES_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    reason: str
-    revoke_invites: bool
-    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ..., revoke_invites: _Optional[bool] = ...) -> None: ...
-
-class BanReply(_message.Message):
-    __slots__ = ("invites",)
-    INVITES_FIELD_NUMBER: _ClassVar[int]
-    invites: _containers.RepeatedCompositeFieldContainer[InviteStatus]
-    def __init__(self, invites: _Optional[_Iterable[_Union[InviteStatus, _Mapping]]] = ...) -> None: ...
-
-class UnbanRequest(_message.Message):
-    __slots__ = ("peer",)
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    def __init__(self, peer: _Optional[str] = ...) -> None: ...
-
-class UnbanReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class Pause(_message.Message):
     __slots__ = ("from_round", "by", "reason")
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -313,82 +203,6 @@ class Rollback(_message.Message):
     round: int
     restore_round: int
     def __init__(self, round: _Optional[int] = ..., restore_round: _Optional[int] = ...) -> None: ...
-
-class PauseRunRequest(_message.Message):
-    __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
-
-class PauseRunReply(_message.Message):
-    __slots__ = ("changed", "pause", "round")
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    PAUSE_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    changed: bool
-    pause: Pause
-    round: int
-    def __init__(self, changed: _Optional[bool] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., round: _Optional[int] = ...) -> None: ...
-
-class ResumeRunRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ResumeRunReply(_message.Message):
-    __slots__ = ("changed",)
-    CHANGED_FIELD_NUMBER: _ClassVar[int]
-    changed: bool
-    def __init__(self, changed: _Optional[bool] = ...) -> None: ...
-
-class UnnameRequest(_message.Message):
-    __slots__ = ("peer", "allow")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    ALLOW_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    allow: bool
-    def __init__(self, peer: _Optional[str] = ..., allow: _Optional[bool] = ...) -> None: ...
-
-class UnnameReply(_message.Message):
-    __slots__ = ("name",)
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
-
-class RollBackRequest(_message.Message):
-    __slots__ = ("restore_round", "reason")
-    RESTORE_ROUND_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    restore_round: int
-    reason: str
-    def __init__(self, restore_round: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class RollBackReply(_message.Message):
-    __slots__ = ("round",)
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    def __init__(self, round: _Optional[int] = ...) -> None: ...
-
-class ListRollbacksRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListRollbacksReply(_message.Message):
-    __slots__ = ("rounds", "round")
-    ROUNDS_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    rounds: _containers.RepeatedCompositeFieldContainer[RestorableRound]
-    round: int
-    def __init__(self, rounds: _Optional[_Iterable[_Union[RestorableRound, _Mapping]]] = ..., round: _Optional[int] = ...) -> None: ...
-
-class RestorableRound(_message.Message):
-    __slots__ = ("round", "problem", "tokens")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    problem: str
-    tokens: int
-    def __init__(self, round: _Optional[int] = ..., problem: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role", "name")
@@ -998,18 +812,6 @@ class MeasureReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ReceiptRequest(_message.Message):
-    __slots__ = ("peer",)
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    def __init__(self, peer: _Optional[str] = ...) -> None: ...
-
-class ReceiptReply(_message.Message):
-    __slots__ = ("receipt",)
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
-    receipt: bytes
-    def __init__(self, receipt: _Optional[bytes] = ...) -> None: ...
-
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -1127,27 +929,6 @@ class TrainingHealth(_message.Message):
     error_share: float
     findings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, round: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageHealth, _Mapping]]] = ..., error_share: _Optional[float] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class ExplainRequest(_message.Message):
-    __slots__ = ("question",)
-    QUESTION_FIELD_NUMBER: _ClassVar[int]
-    question: str
-    def __init__(self, question: _Optional[str] = ...) -> None: ...
-
-class ExplainReply(_message.Message):
-    __slots__ = ("title", "sentences")
-    class Sentence(_message.Message):
-        __slots__ = ("text", "events")
-        TEXT_FIELD_NUMBER: _ClassVar[int]
-        EVENTS_FIELD_NUMBER: _ClassVar[int]
-        text: str
-        events: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, text: _Optional[str] = ..., events: _Optional[_Iterable[int]] = ...) -> None: ...
-    TITLE_FIELD_NUMBER: _ClassVar[int]
-    SENTENCES_FIELD_NUMBER: _ClassVar[int]
-    title: str
-    sentences: _containers.RepeatedCompositeFieldContainer[ExplainReply.Sentence]
-    def __init__(self, title: _Optional[str] = ..., sentences: _Optional[_Iterable[_Union[ExplainReply.Sentence, _Mapping]]] = ...) -> None: ...
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape")

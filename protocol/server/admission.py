@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,7 +23,10 @@ from protocol.server.refusal_log import RefusalLog
 from protocol.trust.rate_limit import RateLimit
 from protocol.wire.rpc_errors import abort_with
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
 
 FIRST_MESSAGE_SECONDS = 10.0
 # Refused calls of one connection; beyond these it is closed. Each refusal costs what a small call costs.

@@ -12,12 +12,10 @@ from dataclasses import fields
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.status import (
-    Explanation,
     Measurement,
     PayloadAgreement,
     PeerStatus,
     RunStatus,
-    Sentence,
     StageHealth,
     TrainingHealth,
     Wait,
@@ -134,16 +132,3 @@ measurement_to_pb, measurement_from_pb = _MEASUREMENT.to_pb, _MEASUREMENT.from_p
 waits_from_pb = WAITS.from_pb
 kept_from_pb = several(between(0, 2**32 - 1), _MAX_KEPT).from_pb
 status_to_pb, status_from_pb = _RUN_STATUS.to_pb, _RUN_STATUS.from_pb
-
-
-def explanation_to_pb(explanation: Explanation) -> pb.ExplainReply:
-    sentences = (
-        pb.ExplainReply.Sentence(text=each.text, events=each.events) for each in explanation.sentences
-    )
-    return pb.ExplainReply(title=explanation.title, sentences=sentences)
-
-
-def explanation_from_pb(reply: pb.ExplainReply) -> Explanation:
-    """Never raises: the coordinator is trusted, and faces show its text as text."""
-    sentences = (Sentence(each.text, tuple(each.events)) for each in reply.sentences)
-    return Explanation(reply.title, tuple(sentences))

@@ -14,9 +14,9 @@ import grpc
 import psutil
 
 from coordinator.authority import Authority, open_authority
-from protocol.pb import hetnode_pb2 as pb
-from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from node.net.admin_client import ask
 from protocol.trust.invite import Invite, decode
+from protocol.wire.operator_calls import BanPeer, IssueInvite
 from tests.builders import Keyed, keyed
 from tests.hostile.honest_member import FILES
 from tests.support.coordinator_process import certificate_of, channel_to, operator_of
@@ -62,12 +62,11 @@ class Target:
 
     async def ban(self, who: Keyed) -> None:
         async with channel_to(self.address, self.authority.pem, operator_of(self.folder)) as channel:
-            await pb_grpc.AdminStub(channel).Ban(pb.BanRequest(peer=who.peer, reason="hostile"))
+            await ask(channel, BanPeer(who.peer, "hostile"), 60.0)
 
     async def invite(self, uses: int) -> Invite:
         async with channel_to(self.address, self.authority.pem, operator_of(self.folder)) as channel:
-            request = pb.CreateInviteRequest(uses=uses, valid_seconds=3600.0)
-            return decode((await pb_grpc.AdminStub(channel).CreateInvite(request)).invite)
+            return decode((await ask(channel, IssueInvite(uses, 3600.0), 60.0)).invite)
 
     @asynccontextmanager
     async def honest(self) -> AsyncIterator[HonestMember]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -18,6 +18,7 @@ from coordinator import app
 from coordinator.api.dial_back import DialBack
 from coordinator.api.public_ports import ListenAddresses, RelayOptions
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
+from node.net.admin_client import ask
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
@@ -25,10 +26,12 @@ from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.names import COORDINATOR_NAME
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb
+from protocol.wire.operator_calls import IssueInvite
 from protocol.wire.rpc_errors import error_from_rpc
+from protocol.wire.typed_calls import Request
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.dial_back import believe
 
@@ -36,6 +39,7 @@ BOOTSTRAP = "/ip4/127.0.0.1/tcp/1/p2p/bootstrap"
 COORDINATOR = keyed(1000)
 """Whose key is the coordinator's."""
 _PATIENT = 120.0
+Answer = TypeVar("Answer")
 Pair = tuple[bytes, bytes]
 """Private key and certificate, PEM."""
 
@@ -99,9 +103,9 @@ class Running:
     def stub(self, peer: Keyed | None) -> Any:
         return pb_grpc.CoordinatorStub(self.channel(peer))
 
-    @property
-    def admin(self) -> Any:
-        return pb_grpc.AdminStub(self.channel(None))
+    async def ask(self, request: Request[Answer], peer: Keyed | None = None) -> Answer:
+        """The answer to the operator, or to `peer`."""
+        return await ask(self.channel(peer), request, 60.0)
 
     async def join(self, peer: Keyed, /, **changes: Any) -> pb.JoinReply:
         fields: dict[str, Any] = {
@@ -142,10 +146,8 @@ class Running:
         return reply
 
     async def invite(self, uses: int = 1, seconds: float = 3600.0, role: str = "") -> Invite:
-        reply = await self.admin.CreateInvite(
-            pb.CreateInviteRequest(uses=uses, valid_seconds=seconds, role=role)
-        )
-        return decode(reply.invite)
+        wanted = Role(role) if role else None
+        return decode((await self.ask(IssueInvite(uses, seconds, wanted))).invite)
 
     async def enroll(self, peer: Keyed, invite: Invite, /, **changes: Any) -> pb.EnrollReply:
         async with channel_to(self.enrollment, self.authority.pem, None) as channel:

@@ -9,8 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from node.ipc.channel import Call, Reply, serve
+from node.ipc.channel import serve
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.typed_calls import Call, Reply
 
 _gate = threading.Event()
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 
 from node.data.stream import open_stream
-from node.ipc.channel import Call, Reply
-from node.ipc.typed_calls import handlers
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.model.stage import Stage
@@ -35,6 +33,7 @@ from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 from protocol.wire.framing import frame_limit
+from protocol.wire.typed_calls import Call, Reply, handlers
 from tests.support.certificates import credentials
 
 

@@ -16,8 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.data.stream import SampleStream, open_stream
-from node.ipc.channel import Call, Reply
-from node.ipc.typed_calls import handlers
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.net.link import Link, LinkEndpoint, LinkLimits
@@ -29,6 +27,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 from protocol.wire.framing import frame_limit
 from protocol.wire.link_message import LinkMessage
+from protocol.wire.typed_calls import Call, Reply, handlers
 from tests.support.hand_driven_replica import SPEC, assert_same_bits, begin, chain, inner_step, state
 from tests.support.running_replica import RunningReplica, replica_of
 

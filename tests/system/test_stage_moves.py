@@ -15,8 +15,6 @@ from coordinator.placement.initial_placement import initial_plan
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
-from node.ipc.channel import Call
-from node.ipc.typed_calls import decode_request, name_of
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
@@ -25,6 +23,7 @@ from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
+from protocol.wire.typed_calls import Call, decode_request, name_of
 from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec

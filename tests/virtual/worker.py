@@ -7,11 +7,10 @@ import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from node.ipc.channel import Call, Reply
-from node.ipc.typed_calls import decode_answer, encode_answer, handlers, name_of
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
 from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.typed_calls import Call, Reply, decode_answer, encode_answer, handlers, name_of
 from tests.support.fault_script import Killed
 from tests.virtual.loop import current_process
 

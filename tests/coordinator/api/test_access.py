@@ -21,11 +21,28 @@ from coordinator.authority import ServerCertificate, open_authority
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.pb import operator_pb2, operator_pb2_grpc
 from protocol.server.gateway import Gateway, listen_on
 from protocol.server.limits import source_of
 from protocol.trust.envelope import enrollment_message, renewal_message
 from protocol.trust.names import peer_uri
-from protocol.types import PROTOCOL_VERSION, PeerId
+from protocol.types import PROTOCOL_VERSION, PeerId, Role
+from protocol.wire.operator_calls import (
+    MOST_BYTES,
+    BanPeer,
+    GoOn,
+    HoldRun,
+    InviteStatus,
+    IssueInvite,
+    ListInvites,
+    ListPeers,
+    ListRollbacks,
+    RestoreRound,
+    TakeName,
+    UnbanPeer,
+    WithdrawInvite,
+)
+from protocol.wire.typed_calls import Request, name_of
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import (
     Running,
@@ -52,7 +69,6 @@ REFUSED = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE}
 CALLS = {
     "Join": pb.JoinRequest(peer=A.peer, protocol_version=PROTOCOL_VERSION, role="replica"),
     "Renew": pb.RenewRequest(peer=A.peer),
-    "Receipt": pb.ReceiptRequest(peer=A.peer),
     "Heartbeat": pb.HeartbeatRequest(peer=A.peer),
     "Leave": pb.LeaveRequest(peer=A.peer),
     "Match": pb.MatchRequest(peer=A.peer),
@@ -63,15 +79,19 @@ CALLS = {
 }
 
 
-ADMIN_CALLS = {
-    "CreateInvite": pb.CreateInviteRequest(uses=1, valid_seconds=60),
-    "ListInvites": pb.ListInvitesRequest(),
-    "RevokeInvite": pb.RevokeInviteRequest(id="x"),
-    "ListPeers": pb.ListPeersRequest(),
-    "Ban": pb.BanRequest(peer=B.peer),
-    "Unban": pb.UnbanRequest(peer=B.peer),
-    "Unname": pb.UnnameRequest(peer=B.peer),
-}
+ADMIN_CALLS = (
+    IssueInvite(1, 60),
+    ListInvites(),
+    WithdrawInvite("x"),
+    ListPeers(),
+    BanPeer(B.peer),
+    UnbanPeer(B.peer),
+    TakeName(B.peer),
+    HoldRun(),
+    GoOn(),
+    RestoreRound(0),
+    ListRollbacks(),
+)
 
 
 @pytest.fixture
@@ -199,7 +219,7 @@ class TestBans:
         waiting = run.match(A, 0, 1)
         while "replica-1 at stage 0" not in (await run.status()).sentence:
             assert not waiting.done()
-        await run.admin.Ban(pb.BanRequest(peer=A.peer, reason="sends noise"))
+        await run.ask(BanPeer(A.peer, "sends noise"))
         for call in (waiting, watches[A].read(), run.match(A, 0, 1), run.join(A)):
             refusal = await refusal_of(call)
             assert refusal.code is ErrorCode.BANNED
@@ -210,77 +230,88 @@ class TestBans:
 
     @pytest.mark.parametrize("name", CALLS)
     async def test_no_call_works_for_a_banned_peer(self, run: Running, name: str) -> None:
-        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        await run.ask(BanPeer(A.peer))
         assert (await refusal_of(getattr(run.stub(A), name)(CALLS[name]))).code is ErrorCode.BANNED
         assert (await refusal_of(run.stub(A).Status(pb.StatusRequest()))).code is ErrorCode.BANNED
 
     async def test_a_banned_newcomer_spends_no_invite(self, run: Running) -> None:
         invite = await run.invite()
-        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        await run.ask(BanPeer(A.peer))
         assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.BANNED
         await run.enroll(B, invite)
 
     async def test_a_ban_outlives_a_restart_until_it_is_lifted(self, tmp_path: Path) -> None:
         async with running(spec_of(), tmp_path) as first:
             for _ in range(2):
-                await first.admin.Ban(pb.BanRequest(peer=A.peer))
+                await first.ask(BanPeer(A.peer))
         async with running(spec_of(), tmp_path) as second:
             assert (await refusal_of(second.join(A))).code is ErrorCode.BANNED
             for _ in range(2):
-                await second.admin.Unban(pb.UnbanRequest(peer=A.peer))
+                await second.ask(UnbanPeer(A.peer))
             await second.join(A)
 
 
 class TestOperator:
-    @pytest.mark.parametrize("name", ADMIN_CALLS)
-    async def test_admin_calls_are_the_operators_alone(self, run: Running, name: str) -> None:
-        admin = pb_grpc.AdminStub(run.channel(A))
-        refusal = await refusal_of(getattr(admin, name)(ADMIN_CALLS[name]))
+    @pytest.mark.parametrize("call", ADMIN_CALLS, ids=lambda call: name_of(type(call)))
+    async def test_admin_calls_are_the_operators_alone(self, run: Running, call: Request[object]) -> None:
+        refusal = await refusal_of(run.ask(call, A))
         assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
         assert peer_uri(A.peer) in refusal.cause
-        assert not (await run.admin.ListInvites(pb.ListInvitesRequest())).invites
-        assert not (await run.admin.ListPeers(pb.ListPeersRequest())).peers
+        assert not await run.ask(ListInvites())
+        assert not await run.ask(ListPeers())
 
     async def test_invites_are_listed_with_their_use_and_without_their_secret(self, run: Running) -> None:
         invite = await run.invite(uses=3, role="stage")
         await run.enroll(A, invite)
-        await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
-        (listed,) = (reply := await run.admin.ListInvites(pb.ListInvitesRequest())).invites
-        assert (listed.id, listed.uses, list(listed.peers)) == (invite.id, 3, [A.peer])
-        assert (listed.role, listed.revoked) == ("stage", True)
+        await run.ask(WithdrawInvite(invite.id))
+        (listed,) = await run.ask(ListInvites())
         assert 3500 < listed.expires_in_seconds <= 3600
-        assert invite.secret not in reply.SerializeToString()
+        left = listed.expires_in_seconds
+        assert listed == InviteStatus(invite.id, 3, (A.peer,), left, Role.STAGE, True)
 
     async def test_peers_are_listed_however_they_came_to_be_known(self, run: Running) -> None:
         invite = await run.invite()
         await run.enroll(A, invite)
         await run.join(B)
-        await run.admin.Ban(pb.BanRequest(peer=C.peer, reason="known elsewhere"))
-        listed = {peer.peer: peer for peer in (await run.admin.ListPeers(pb.ListPeersRequest())).peers}
+        await run.ask(BanPeer(C.peer, "known elsewhere"))
+        listed = {peer.peer: peer for peer in await run.ask(ListPeers())}
         assert set(listed) == {A.peer, B.peer, C.peer}
-        assert (listed[A.peer].invite, listed[A.peer].lifecycle) == (invite.id, "")
+        assert (listed[A.peer].invite, listed[A.peer].lifecycle) == (invite.id, None)
         assert (listed[B.peer].lifecycle, listed[B.peer].role) == ("ready", "replica")
         assert (listed[C.peer].banned, listed[C.peer].reason) == (True, "known elsewhere")
 
     @pytest.mark.parametrize(
-        ("request_", "code"),
+        ("call", "code"),
         [
-            (pb.CreateInviteRequest(uses=0, valid_seconds=60), ErrorCode.BAD_REQUEST),
-            (pb.CreateInviteRequest(uses=100_000, valid_seconds=60), ErrorCode.BAD_REQUEST),
-            (pb.CreateInviteRequest(uses=1, valid_seconds=0), ErrorCode.BAD_REQUEST),
-            (pb.CreateInviteRequest(uses=1, valid_seconds=float("nan")), ErrorCode.BAD_REQUEST),
-            (pb.CreateInviteRequest(uses=1, valid_seconds=float("inf")), ErrorCode.BAD_REQUEST),
-            (pb.CreateInviteRequest(uses=1, valid_seconds=60, role="king"), ErrorCode.BAD_REQUEST),
-            (pb.RevokeInviteRequest(id="000000000000"), ErrorCode.INVITE_UNKNOWN),
-            (pb.BanRequest(peer="unknown"), ErrorCode.BAD_REQUEST),
-            (pb.BanRequest(peer=A.peer, reason="\x1b[2J"), ErrorCode.BAD_REQUEST),
+            (IssueInvite(0, 60), ErrorCode.BAD_REQUEST),
+            (IssueInvite(100_000, 60), ErrorCode.BAD_REQUEST),
+            (IssueInvite(1, 0), ErrorCode.BAD_REQUEST),
+            (IssueInvite(1, float("nan")), ErrorCode.BAD_REQUEST),
+            (IssueInvite(1, float("inf")), ErrorCode.BAD_REQUEST),
+            (WithdrawInvite("000000000000"), ErrorCode.INVITE_UNKNOWN),
+            (BanPeer("unknown"), ErrorCode.BAD_REQUEST),
+            (BanPeer(A.peer, "\x1b[2J"), ErrorCode.BAD_REQUEST),
         ],
     )
     async def test_invalid_requests_of_the_operator_are_refused(
-        self, run: Running, request_: Any, code: ErrorCode
+        self, run: Running, call: Request[object], code: ErrorCode
     ) -> None:
-        method = getattr(run.admin, type(request_).__name__.removesuffix("Request"))
-        assert (await refusal_of(method(request_))).code is code
+        assert (await refusal_of(run.ask(call))).code is code
+
+    @pytest.mark.parametrize(
+        ("method", "body"),
+        [
+            ("IssueInvite", b'{"uses":1,"valid_seconds":60,"role":"king"}'),
+            ("IssueInvite", b'{"uses":1,"valid_seconds":60,"more":1}'),
+            ("IssueInvite", b'{"uses":1'),
+            ("AskWhy", b'{"question":"%s"}' % (b"x" * MOST_BYTES)),
+            ("Nothing", b"{}"),
+        ],
+    )
+    async def test_what_is_no_call_is_refused(self, run: Running, method: str, body: bytes) -> None:
+        stub = operator_pb2_grpc.OperatorStub(run.channel(None))
+        refusal = await refusal_of(stub.Ask(operator_pb2.OperatorCall(method=method, body=body)))
+        assert refusal.code is ErrorCode.BAD_REQUEST
 
 
 class TestLimits:
@@ -307,7 +338,7 @@ class TestLimits:
         self, run: Running, is_banned: bool
     ) -> None:
         if is_banned:
-            await run.admin.Ban(pb.BanRequest(peer=A.peer))
+            await run.ask(BanPeer(A.peer))
         calls = half_open(run.channel(A), "/hetnode.v1.Coordinator/Heartbeat", 200)
         await asyncio.gather(*(run.join(peer) for peer in (B, C)))
         # Of a member a few calls may wait for their request, of a banned peer none.
@@ -318,7 +349,7 @@ class TestLimits:
             call.cancel()
 
     async def test_a_connection_of_refused_calls_alone_is_closed(self, run: Running) -> None:
-        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        await run.ask(BanPeer(A.peer))
         calls = half_open(run.channel(A), "/hetnode.v1.Coordinator/Heartbeat", 1000)
         codes = {await call.code() for call in calls}
         assert codes == REFUSED

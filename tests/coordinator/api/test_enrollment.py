@@ -19,6 +19,7 @@ from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message, is_signed_by, spec_message
 from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION
+from protocol.wire.operator_calls import BanPeer, WithdrawInvite
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import (
     COORDINATOR,
@@ -88,7 +89,7 @@ class TestEnrollment:
         invite = await run.invite(uses=2)
         await run.enroll(A, invite)
         for _ in range(2):
-            await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
+            await run.ask(WithdrawInvite(invite.id))
         assert (await refusal_of(run.enroll(B, invite))).code is ErrorCode.INVITE_REVOKED
         await run.join(A)
 
@@ -140,7 +141,7 @@ class TestEnrollment:
         assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.UNKNOWN_PEER
         await run.enroll(A, await run.invite())
         await run.enroll(A, none)
-        await run.admin.Ban(pb.BanRequest(peer=A.peer))
+        await run.ask(BanPeer(A.peer))
         assert (await refusal_of(run.enroll(A, none))).code is ErrorCode.BANNED
 
     async def test_the_role_of_an_invite_is_the_only_one_its_peer_may_take(self, run: Running) -> None:

@@ -17,16 +17,16 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.trust.receipt import Receipt, encode_receipt, open_receipt
-from tests.builders import keyed, spec_of
+from protocol.wire.operator_calls import AskReceipt, BanPeer
+from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import COORDINATOR, Running, refusal_of, running
 
 A, B, C = (keyed(i) for i in range(3))
 SPEC = spec_of(stages=2, replicas=2, rounds=4)
 
 
-async def receipt_of(run: Running, peer: object) -> Receipt:
-    reply = await run.stub(peer).Receipt(pb.ReceiptRequest(peer=peer.peer))  # type: ignore[attr-defined, arg-type]
-    return open_receipt(reply.receipt)
+async def receipt_of(run: Running, peer: Keyed) -> Receipt:
+    return open_receipt((await run.ask(AskReceipt(peer.peer), peer)).encode())
 
 
 def row_hash_of(store: SqliteStore, receipt: Receipt) -> bytes:
@@ -51,9 +51,7 @@ async def test_receipts_are_exact_and_only_grow_also_across_restarts(tmp_path: P
     async with running(SPEC, tmp_path) as run:
         await run.join(A, name="José")
         await run.join(B)
-        assert (await refusal_of(run.stub(A).Receipt(pb.ReceiptRequest(peer=A.peer)))).code is (
-            ErrorCode.NO_CREDIT
-        )
+        assert (await refusal_of(run.ask(AskReceipt(A.peer), A))).code is (ErrorCode.NO_CREDIT)
         await play(run, 1)
         first = await receipt_of(run, A)
         recount(run, first)
@@ -99,9 +97,9 @@ async def test_a_receipt_is_for_the_certificates_own_peer_alone(tmp_path: Path) 
         await run.join(B)
         await play(run, 1)
         for other in (B, C, None):
-            refusal = await refusal_of(run.stub(other).Receipt(pb.ReceiptRequest(peer=A.peer)))
+            refusal = await refusal_of(run.ask(AskReceipt(A.peer), other))
             assert refusal.code is ErrorCode.CERTIFICATE_REFUSED
-        refusal = await refusal_of(run.stub(C).Receipt(pb.ReceiptRequest(peer=C.peer)))
+        refusal = await refusal_of(run.ask(AskReceipt(C.peer), C))
         assert refusal.code is ErrorCode.NO_CREDIT
         codes = set()
         for _ in range(25):
@@ -110,8 +108,8 @@ async def test_a_receipt_is_for_the_certificates_own_peer_alone(tmp_path: Path) 
             except Exception as error:
                 codes.add(dict(error.trailing_metadata())["hetnode-code"])  # type: ignore[attr-defined]
         assert codes == {"rate-limited"}
-        await run.admin.Ban(pb.BanRequest(peer=B.peer))
-        refusal = await refusal_of(run.stub(B).Receipt(pb.ReceiptRequest(peer=B.peer)))
+        await run.ask(BanPeer(B.peer))
+        refusal = await refusal_of(run.ask(AskReceipt(B.peer), B))
         assert refusal.code is ErrorCode.BANNED
 
 

@@ -25,6 +25,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
+from protocol.wire.operator_calls import GoOn, HoldRun, PauseAnswer
 from protocol.wire.records import open_plan, open_state
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import (
@@ -162,18 +163,18 @@ async def test_all_watchers_learn_of_a_pause_and_of_its_end(run: Running) -> Non
     await run.join(B)
     watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
     assert not (await watch.read()).HasField("pause")
-    reply = await run.admin.PauseRun(pb.PauseRunRequest(reason="a look at the data"))
-    assert (reply.changed, reply.round, reply.pause.from_round) == (True, 1, 2)
+    reply = await run.ask(HoldRun("a look at the data"))
+    assert reply == PauseAnswer(True, Pause(2, PausedBy.OPERATOR, "a look at the data"), 1)
     update = await update_where(watch, is_paused)
     assert pause_from_pb(update.pause) == Pause(2, PausedBy.OPERATOR, "a look at the data")
     assert update.waiting == "the run is paused before round 2 by its operator: a look at the data"
     late = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
     assert (await update_where(late, is_paused)).pause.from_round == 2
     assert (await run.status()).pause.by == "operator"
-    assert not (await run.admin.PauseRun(pb.PauseRunRequest(reason="again"))).changed
-    assert (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
+    assert not (await run.ask(HoldRun("again"))).changed
+    assert await run.ask(GoOn())
     await update_where(watch, lambda update: not is_paused(update))
-    assert not (await run.admin.ResumeRun(pb.ResumeRunRequest())).changed
+    assert not await run.ask(GoOn())
     for stream in (watch, late):
         stream.cancel()
 

@@ -15,6 +15,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.sources import MemberSource
 from protocol.wire.convert.plans import sources_from_pb
+from protocol.wire.operator_calls import BanPeer, UnbanPeer
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import Running, certificate_of, channel_to, refusal_of, running
 from tests.support.hostile import relay
@@ -97,13 +98,13 @@ async def test_a_banned_member_loses_the_sources_that_no_other_member_has(run: R
     await heartbeat_from(run, B, THERE)
     await run.join(A)  # its answer comes when all known sources are admitted
     assert set(run.dht.sources) == {HERE, THERE}
-    await run.admin.Ban(pb.BanRequest(peer=B.peer, reason="sends noise"))
+    await run.ask(BanPeer(B.peer, "sends noise"))
     await run.dht.until_admitted(HERE)
     assert list(run.dht.banned) == [B.peer]
     assert (
         await refusal_of(run.stub(B).Heartbeat(pb.HeartbeatRequest(peer=B.peer)))
     ).code is ErrorCode.BANNED
-    await run.admin.Unban(pb.UnbanRequest(peer=B.peer))
+    await run.ask(UnbanPeer(B.peer))
     await run.dht.until_admitted(HERE, THERE)
 
 

@@ -14,6 +14,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.metrics import SHARED
 from protocol.types import Lifecycle, Role
+from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import Running, refusal_of, running
 from tests.support.coordinator_run import play_round, started
@@ -80,7 +81,7 @@ async def test_every_declared_metric_is_shown_with_its_value(tmp_path: Path, add
         await run.settle(1, 1, A, B)
         await measure_health(run)
         await scrape_until(address, lambda page: "hetnode_payload_cosine" in page.names)
-        await run.admin.Ban(pb.BanRequest(peer=C.peer))
+        await run.ask(BanPeer(C.peer))
         await refusal_of(run.stub(C).Join(pb.JoinRequest(peer=C.peer)))
         found = await scrape_until(address, lambda page: "hetnode_refusals_total" in page.names)
         assert {metric.name for metric in (*METRICS, *SHARED)} <= found.names

@@ -25,8 +25,6 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.predict import bottleneck
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
-from node.ipc.channel import Call, Reply
-from node.ipc.typed_calls import name_of
 from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
 from node.model.shapes import link_table_shapes, parameter_count
@@ -49,6 +47,7 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.activation_codec import pack_activation, pack_ids
+from protocol.wire.typed_calls import Call, Reply, name_of
 from tests.support.cost_model import MEGABIT, capacity, chain, survey
 from tests.virtual.loop import run
 

@@ -36,6 +36,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
+from protocol.wire.operator_calls import ListInvites
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
 from tests.support.commands import hetnode
@@ -233,7 +234,7 @@ async def test_an_invite_is_not_spent(run: Running) -> None:
         assert address in found[door].found
     assert "would be spent" in found["connections"].found
     assert "none stands between" in found["router"].found
-    (kept,) = (await run.admin.ListInvites(pb.ListInvitesRequest())).invites
+    (kept,) = await run.ask(ListInvites())
     assert list(kept.peers) == []
 
 

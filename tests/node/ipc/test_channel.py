@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from node.ipc.channel import Call, Child, Connection, start_child
+from node.ipc.channel import Child, Connection, start_child
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.typed_calls import Call
 from tests.support.paths import ROOT
 
 REFUSE = Call("refuse", b'{"cause":"Because.","remedy":"Do."}')

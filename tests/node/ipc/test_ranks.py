@@ -7,10 +7,10 @@ import gc
 
 import pytest
 
-from node.ipc.channel import Call, Reply
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import parse_devices
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.typed_calls import Call, Reply
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from node.net.waiting import CoordinatorWait
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
-from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.invite import Invite
 from protocol.types import Role
+from protocol.wire.operator_calls import WithdrawInvite
 from tests.builders import spec_of
 from tests.support.certificates import credentials
 from tests.support.coordinator_process import Running, running
@@ -45,7 +45,7 @@ async def test_an_invite_may_be_given_again(run: Running, identity: Identity, st
     invite = await run.invite()
     first = await obtained(invite, identity)
     if state == "revoked":
-        await run.admin.RevokeInvite(pb.RevokeInviteRequest(id=invite.id))
+        await run.ask(WithdrawInvite(invite.id))
     elif state != "used":
         await run.stop()
     assert await obtained(invite, identity, 0) == first

@@ -24,6 +24,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, PeerId, Role
+from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
 from tests.support import certificates
 from tests.support.certificates import authority, credentials
@@ -235,7 +236,7 @@ async def test_a_ban_is_reported_to_the_banned_peer_and_to_all_others(
     for stream in streams.values():
         while (await anext(stream)).plan is None:
             pass
-    await run.admin.Ban(pb.BanRequest(peer=identity.peer, reason="it cheats"))
+    await run.ask(BanPeer(identity.peer, "it cheats"))
     while identity.peer not in (await anext(streams[other])).banned:
         pass
     with pytest.raises(HetnodeError) as refused:

@@ -26,6 +26,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.trust.names import COORDINATOR_NAME, tls_name
 from protocol.types import PeerId
+from protocol.wire.operator_calls import BanPeer
 from protocol.wire.probing import ProbeDoor
 from tests.builders import keyed, spec_of
 from tests.support.certificates import authority, credentials
@@ -81,7 +82,7 @@ async def test_a_probe_without_a_certificate_is_refused(run: Running) -> None:
 
 
 async def test_the_coordinator_refuses_a_probe_of_a_banned_peer(run: Running) -> None:
-    await run.admin.Ban(pb.BanRequest(peer=A.peer))
+    await run.ask(BanPeer(A.peer))
     assert await refused(probed(run, A.peer)) is ErrorCode.BANNED
 
 

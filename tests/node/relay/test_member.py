@@ -21,6 +21,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.relay.exposed import Service
 from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, RelayAddress, Role
+from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import COORDINATOR, Running, running
 
@@ -112,7 +113,7 @@ async def test_an_excluded_peer_loses_its_relay(tmp_path: Path) -> None:
             ]
             keeping = [asyncio.create_task(agent.keep()) for agent in agents]
             ports = [await agent.connected() for agent in agents]
-            await run.admin.Ban(pb.BanRequest(peer=node.peer, reason="test"))
+            await run.ask(BanPeer(node.peer, "test"))
             for port in ports:
                 with suppress(OSError):
                     while True:  # until the relay has closed the port of that peer

@@ -1,22 +1,42 @@
-"""Calls between processes as dataclasses: a request declares the type of its answer.
+"""Calls as dataclasses: a request declares the type of its answer.
 
 A request is a frozen dataclass that derives from ``Request[Answer]``; the name of its class is the name of
 the call. Requests and answers travel as :class:`protocol.wire.record_codec.RecordCodec` has it. Large bytes
-are declared as Blob.
+are declared as Blob. So a process calls its children, and people and their tools call a coordinator.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from node.ipc.channel import Call, Handler, Reply
 from protocol.wire.record_codec import UNBOUNDED, Buffer, RecordCodec
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 AnyRequest = TypeVar("AnyRequest", bound="Request[Any]")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as it travels. `body` is the request as JSON."""
+
+    method: str
+    body: bytes | bytearray = b"null"
+    blobs: Sequence[Buffer] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a call as it travels: JSON and blobs."""
+
+    body: bytes | bytearray = b"null"
+    blobs: Sequence[Buffer] = ()
+
+
+Handler = Callable[[Call], Reply]
 
 
 class Request(Generic[Answer_co]):
@@ -35,7 +55,7 @@ def encode_request(request: Request[Any]) -> Call:
 
 
 def decode_request(request: type[AnyRequest], call: Call) -> AnyRequest:
-    """The inverse of :func:`encode_request`."""
+    """The inverse of :func:`encode_request`. ValueError for a call with another body."""
     return cast(AnyRequest, _codec(request).read(call.body, call.blobs))
 
 
@@ -46,7 +66,7 @@ def encode_answer(request: type[Request[Answer_co]], answer: object) -> Reply:
 
 
 def decode_answer(request: Request[Answer_co], reply: Reply) -> Answer_co:
-    """The answer to `request`."""
+    """The answer to `request`. ValueError for a reply with another body."""
     return cast(Answer_co, _codec_of_answer(type(request)).read(reply.body, reply.blobs))
 
 
@@ -63,15 +83,23 @@ def handler(request: type[AnyRequest], answer: Callable[[AnyRequest], object]) -
 
 
 def handlers(server: object) -> dict[str, Handler]:
-    """A handler for each public method of `server` whose first argument is declared as a request.
-
-    For :func:`node.ipc.channel.serve`. Each method must return the type that its request declares.
-    """
+    """A handler for each method of :func:`answering`, for :func:`node.ipc.channel.serve`."""
     found: dict[str, Handler] = {}
+    for request, method in answering(server).items():
+        found |= handler(request, method)
+    return found
+
+
+def answering(server: object) -> dict[type[Request[Any]], Callable[..., Any]]:
+    """The public methods of `server` whose first argument is declared as a request, by its type.
+
+    Each must return the type that its request declares as its answer.
+    """
+    found: dict[type[Request[Any]], Callable[..., Any]] = {}
     for name, method in inspect.getmembers(server, inspect.ismethod):
         declared = None if name.startswith("_") else next(iter(get_type_hints(method).values()), None)
         if isinstance(declared, type) and issubclass(declared, Request):
-            found |= handler(declared, method)
+            found[declared] = method
     return found
 
 

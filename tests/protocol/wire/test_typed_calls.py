@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from node.ipc.channel import Reply
-from node.ipc.typed_calls import (
+from protocol.types import PeerId
+from protocol.wire.record_codec import Blob, BufferBlob
+from protocol.wire.typed_calls import (
+    Reply,
     Request,
     decode_answer,
     decode_request,
@@ -20,8 +22,6 @@ from node.ipc.typed_calls import (
     handlers,
     name_of,
 )
-from protocol.types import PeerId
-from protocol.wire.record_codec import Blob, BufferBlob
 
 
 class Colour(StrEnum):

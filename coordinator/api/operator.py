@@ -1,0 +1,41 @@
+"""The service of people and their tools: each call is a record, answered by the part of the program it asks.
+
+The composition root registers those parts. A part checks itself who may call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from protocol.errors import faulty_peer
+from protocol.pb import operator_pb2 as pb
+from protocol.pb import operator_pb2_grpc as pb_grpc
+from protocol.server.admission import Context
+from protocol.wire.operator_calls import MOST_BYTES
+from protocol.wire.typed_calls import Call, Request, answering, decode_request, encode_answer, name_of
+
+Answering = Callable[[Any, Context], Awaitable[object]]
+
+
+class OperatorService(pb_grpc.OperatorServicer):
+    """Answers the calls of `parts`: their public methods that take a request and the context of its call."""
+
+    def __init__(self, *parts: object) -> None:
+        self._answering: dict[str, tuple[type[Request[Any]], Answering]] = {
+            name_of(request): (request, method)
+            for part in parts
+            for request, method in answering(part).items()
+        }
+
+    async def Ask(self, request: pb.OperatorCall, context: Context) -> pb.OperatorReply:
+        kind, answer = self._answering.get(request.method, (None, None))
+        if kind is None or answer is None:
+            raise faulty_peer(f"This coordinator answers no call {request.method[:64]!r}.")
+        if len(request.body) > MOST_BYTES:
+            raise faulty_peer(f"A call has {len(request.body)} bytes, more than {MOST_BYTES}.")
+        try:
+            question = decode_request(kind, Call(request.method, request.body))
+        except ValueError as error:
+            raise faulty_peer(f"A call is not valid: {str(error)[:200]}.") from None
+        return pb.OperatorReply(body=bytes(encode_answer(kind, await answer(question, context)).body))

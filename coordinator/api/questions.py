@@ -1,0 +1,36 @@
+"""What every member may ask a coordinator beside its status: explanations, and a receipt of its credit."""
+
+from __future__ import annotations
+
+import time
+
+from coordinator.api.access import Access
+from coordinator.api.explaining import Explainer
+from coordinator.history.receipts import Receipts
+from protocol.server.admission import Context
+from protocol.status import Explanation
+from protocol.trust.names import identity_of
+from protocol.wire.operator_calls import AskReceipt, AskWhy
+
+
+class Explanations:
+    """Answers :class:`AskWhy`, for any certificate of the run."""
+
+    def __init__(self, access: Access, explainer: Explainer) -> None:
+        self._access, self._explainer = access, explainer
+
+    async def explain(self, call: AskWhy, context: Context) -> Explanation:
+        self._access.check_member(context)
+        return await self._explainer.explain(identity_of(context), call.question)
+
+
+class ReceiptDesk:
+    """Answers :class:`AskReceipt`, for every enrolled peer about its own credit, also when it is not live."""
+
+    def __init__(self, access: Access, receipts: Receipts) -> None:
+        self._access, self._receipts = access, receipts
+
+    async def receipt(self, call: AskReceipt, context: Context) -> str:
+        peer = self._access.peer(context, call.peer)
+        self._access.check_receipt_rate(peer)
+        return self._receipts.of(peer, time.time()).decode()

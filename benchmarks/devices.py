@@ -23,7 +23,7 @@ import psutil
 from benchmarks.tables import NotHere, Table
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
-from node.ipc.ranks import DeviceList, start_ranks
+from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import BeginRound, Build, Commit, ComputeOptions, Connect, LocalData, Propose
 from node.ipc.worker_client import WorkerClient
 from node.model.shapes import parameter_count
@@ -65,7 +65,7 @@ def _of_width(width: int) -> RunSpec:
 async def measured(spec: RunSpec, ranks: int, sharded: bool) -> list[Held]:
     """What each rank holds."""
     async with AsyncExitStack() as stack:
-        worker = await start_ranks(DeviceList(("cpu",) * ranks), ranks, stack)
+        worker = await DeviceList(("cpu",) * ranks).start(ranks, stack)
         assert isinstance(worker.channel, RankChannels)
         pids = [each.pid for each in worker.channel.ranks if isinstance(each, Child)]
         stages = StageRange(0, spec.swarm.stages)

@@ -53,8 +53,6 @@ async def run_node(
     guest = guest or Guest(options.folder)
     async with AsyncExitStack() as stack:
         stack.enter_context(lock_folder(options.folder))
-        if options.leader is not None:
-            await stack.enter_async_context(options.leader)
         visitor = _Visitor(options, identity, figures or NodeFigures())
         recent = stack.enter_context(RecentLog())
         if options.metrics is not None:

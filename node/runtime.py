@@ -14,7 +14,6 @@ from node.folder import keep_only_run, remember_node_folder
 from node.guest.visits import Visit
 from node.hive.lasting import LastingTransport
 from node.hive.transport import HivemindTransport
-from node.ipc.ranks import start_ranks, start_worker
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
@@ -172,7 +171,7 @@ async def _enter(
     processes: AsyncExitStack,
 ) -> tuple[_Joined, WorkerClient]:
     """Join once it is clear that this node can train. `stack` and `processes` end what is started here."""
-    worker = await _start_worker(options, processes)
+    worker = await options.workers.start(options.threads, processes)
     compute, capacity = await own_capacity(worker, options.compute, options.threads)
     options = replace(options, device=compute.device, precision=compute.precision)
     estimates = LiveEstimates(capacity, Line.create(options.line, options.folder / "line"))
@@ -273,7 +272,7 @@ async def _restart_processes(
         if attempt:
             await asyncio.sleep(jittered(pause_after(attempt, _RETRY_SECONDS, _MOST_RETRY_SECONDS)))
         try:
-            worker = await _start_worker(node.options, processes)
+            worker = await node.options.workers.start(node.options.threads, processes)
             return worker, await _enter_dht(node, processes)
         except HetnodeError as error:
             if error.code not in _TEMPORARY:
@@ -370,15 +369,6 @@ async def _train_assignment(
         for task in background:
             task.cancel()
     return end, training.newest_checkpoint
-
-
-async def _start_worker(options: NodeOptions, processes: AsyncExitStack) -> WorkerClient:
-    """The worker, one process or one for each device or rank, which `processes` ends."""
-    if options.leader is not None:
-        return await options.leader.start_ranks(options.threads, processes)
-    if options.devices is not None:
-        return await start_ranks(options.devices, options.threads, processes)
-    return WorkerClient(await start_worker("worker", options.threads, processes))
 
 
 async def _skip_allow_list(_: Set[PeerId], __: RunView) -> None:

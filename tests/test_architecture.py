@@ -54,7 +54,7 @@ LAYERS = (
     "node.process",
     # faces: they alone see both sides
     "node.command_runner node.local_swarm",
-    "node.views",
+    "node.hosts node.views",
     "node.watch",
     "node.cli",
     "node.__main__",
@@ -87,7 +87,15 @@ PURE = [
     "node.optimizer",
 ]
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
-FACES = ("node.command_runner", "node.local_swarm", "node.views", "node.watch", "node.cli", "node.__main__")
+FACES = (
+    "node.command_runner",
+    "node.local_swarm",
+    "node.views",
+    "node.hosts",
+    "node.watch",
+    "node.cli",
+    "node.__main__",
+)
 MOST_LOOSE_FILES = {"node": 9, "coordinator": 6, "protocol": 4}
 
 

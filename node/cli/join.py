@@ -15,7 +15,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 
 from node import command_runner
-from node.cli import known_runs, launched
+from node.cli import known_runs
 from node.cli.options import (
     MEGABIT,
     Device,
@@ -33,8 +33,9 @@ from node.cli.options import (
 )
 from node.folder import make_usable
 from node.guest.guest import Guest, Rule
-from node.ipc.launch import Launch
-from node.ipc.ranks import DeviceList, parse_devices
+from node.hosts import command as hosts
+from node.hosts.launch import Launch
+from node.ipc.ranks import OneWorker, Workers, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
@@ -206,10 +207,10 @@ def join(
     console = command_runner.configure_logging(verbose, plain)
     if chosen.folder:
         make_usable(chosen.folder)
-    launch = launched.launch_for(chosen.role, chosen.devices)
+    launch = hosts.launch_for(chosen.role, chosen.devices)
     _check_options(chosen, launch)
     if launch and not launch.leads:
-        launched.follow_leader(launch, chosen.device, chosen.threads, vars(chosen), lifeline)
+        hosts.follow_leader(launch, chosen.device, chosen.threads, vars(chosen), lifeline)
         return
     _run_node(chosen, launch, console, lifeline)
 
@@ -220,7 +221,7 @@ def _run_node(
     """Take part as a node; one with a `launch` leads the other ranks."""
     host, port = command_runner.split_address(chosen.listen, "--listen")
     advertise = command_runner.bare_host(chosen.advertise, "--advertise")
-    leader = launched.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
+    leader = hosts.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)
@@ -229,7 +230,7 @@ def _run_node(
     if text := finished.text_for(destination, key.path):
         Console(highlight=False, soft_wrap=True).print(text, markup=False)
         if leader:
-            launched.dismiss_followers(leader)
+            command_runner.run(hosts.dismiss_followers(leader))
         return
     own_template()  # imports torch and hivemind while this process imports the rest
 
@@ -250,8 +251,7 @@ def _run_node(
         port_mapping=chosen.port_mapping,
         relay=chosen.relay,
         device=chosen.device,
-        devices=_devices(chosen, launch),
-        leader=leader,
+        workers=leader or _workers(chosen, launch),
         precision=chosen.precision,
         compile=chosen.compile,
         activation_checkpointing=chosen.activation_checkpointing,
@@ -268,7 +268,8 @@ def _run_node(
     )
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
     drain = _drain(leaving, chosen.drain_seconds)
-    node = _shown(partial(run_node, options, key, leaving, allowed), console, allowed)
+    main = partial(run_node, options, key, leaving, allowed)
+    node = _shown(hosts.led(leader, main) if leader else main, console, allowed)
     if command_runner.run(node, lifeline, drain) is None:
         raise command_runner.Interrupted
 
@@ -303,7 +304,7 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
 
 def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
     """Raise an error that names the option whose value cannot be used."""
-    _devices(chosen, launch)
+    _workers(chosen, launch)
     _check_data(chosen.data)
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
@@ -334,11 +335,11 @@ def _check_data(source: str | None) -> None:
         )
 
 
-def _devices(chosen: JoinOptions, launch: Launch | None) -> DeviceList | None:
-    """The devices of the ranks; None for one process on this host. Raises BAD_OPTION."""
+def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:
+    """Where a node computes that leads no other hosts. Raises BAD_OPTION."""
     if chosen.devices is None:
         if chosen.sharded is None or launch:
-            return None
+            return OneWorker()
         raise HetnodeError(
             ErrorCode.BAD_OPTION,
             "--sharded and --replicated are for several devices.",

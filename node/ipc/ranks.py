@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from node.ipc.channel import Child, start_child
 from node.ipc.rank_channels import Rank, RankChannels
@@ -21,9 +22,33 @@ _CLOSE_SECONDS = 3.0
 _MOST_RANKS = 64
 
 
+class Workers(Protocol):
+    """Where a node computes: in one process, or in several that answer as one worker."""
+
+    @property
+    def sharded(self) -> bool | None:
+        """Whether the parameters are sharded over the processes; None: if they do not fit one device."""
+
+    async def start(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
+        """The worker, which `processes` ends. Its processes share `threads` of the CPU.
+
+        Raises HetnodeError DEVICE_UNAVAILABLE if a device does not exist, WORKER_DIED, RANK_FAILED.
+        """
+
+
+@dataclass(frozen=True)
+class OneWorker:
+    """One process, as :class:`Workers`."""
+
+    sharded: bool | None = None
+
+    async def start(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
+        return WorkerClient(await start_worker("worker", threads, processes))
+
+
 @dataclass(frozen=True)
 class DeviceList:
-    """The devices that a peer computes on, one rank each.
+    """The devices that a peer computes on, one rank each, as :class:`Workers`.
 
     Attributes:
         names: as torch calls them. Empty: all GPUs of this machine.
@@ -32,6 +57,29 @@ class DeviceList:
 
     names: tuple[str, ...] = ()
     sharded: bool | None = None
+
+    async def start(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
+        with _listening_socket() as listener:
+            names = self.names or await _all_devices(threads)
+            environment = _environment(max(1, threads // len(names)))
+            ranks: list[Child] = []
+            for rank in range(len(names)):
+                child = await start_child(
+                    "node.worker.worker",
+                    name=f"worker of rank {rank}",
+                    died=ErrorCode.WORKER_DIED,
+                    environment=environment,
+                    descriptors=() if rank else (listener.fileno(),),
+                )
+                processes.push_async_callback(child.close, _CLOSE_SECONDS)
+                ranks.append(child)
+            host, port = listener.getsockname()
+            calls = [
+                FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
+                for rank, name in enumerate(names)
+            ]
+            await form(ranks, calls)
+        return WorkerClient(RankChannels(ranks), len(ranks))
 
 
 def parse_devices(text: str) -> DeviceList:
@@ -52,34 +100,6 @@ def parse_devices(text: str) -> DeviceList:
             "Give --devices all, numbers of GPUs such as 0,1,2,3, or cpu:N for N processes on the CPU.",
         )
     return DeviceList(names)
-
-
-async def start_ranks(devices: DeviceList, threads: int, processes: AsyncExitStack) -> WorkerClient:
-    """A worker process for each device, as one worker, which `processes` ends. They share the CPU's threads.
-
-    Raises HetnodeError DEVICE_UNAVAILABLE if a device does not exist, WORKER_DIED, RANK_FAILED.
-    """
-    with _listening_socket() as listener:
-        names = devices.names or await _all_devices(threads)
-        environment = _environment(max(1, threads // len(names)))
-        ranks: list[Child] = []
-        for rank in range(len(names)):
-            child = await start_child(
-                "node.worker.worker",
-                name=f"worker of rank {rank}",
-                died=ErrorCode.WORKER_DIED,
-                environment=environment,
-                descriptors=() if rank else (listener.fileno(),),
-            )
-            processes.push_async_callback(child.close, _CLOSE_SECONDS)
-            ranks.append(child)
-        host, port = listener.getsockname()
-        calls = [
-            FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
-            for rank, name in enumerate(names)
-        ]
-        await form(ranks, calls)
-    return WorkerClient(RankChannels(ranks), len(ranks))
 
 
 async def start_worker(name: str, threads: int, processes: AsyncExitStack) -> Child:

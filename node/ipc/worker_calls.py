@@ -185,25 +185,6 @@ class FormGroup(Request[None]):
     prefix: str = "hetnode"
 
 
-@dataclass(frozen=True)
-class AnnounceLeader(Request[None]):
-    """Keep `note` at the store for :class:`FindLeader`. `serves`: the store is to run in this process."""
-
-    host: str
-    port: int
-    serves: bool
-    note: str
-
-
-@dataclass(frozen=True)
-class FindLeader(Request[str]):
-    """Answers the newest note of the leader, for which it waits up to `seconds`."""
-
-    host: str
-    port: int
-    seconds: float
-
-
 # Before training
 
 

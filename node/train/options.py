@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.ipc.leader import Leader
-from node.ipc.ranks import DeviceList
+from node.ipc.ranks import OneWorker, Workers
 from node.ipc.worker_calls import ComputeOptions, Precision
 from node.relay.relayed import AUTO
 from node.transport.line import LineLimits
@@ -21,8 +20,7 @@ class NodeOptions:
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
     takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
-    coordinator. `devices`, if given, are those of several ranks, in place of `device`; `leader`
-    has ranks on several hosts. `source` and
+    coordinator. `workers` of several ranks have devices of their own, in place of `device`. `source` and
     `tokenizer` override where this node reads the run's data and tokenizer.json. `metrics` is ``host:port``;
     None serves none.
     """
@@ -39,8 +37,7 @@ class NodeOptions:
     port_mapping: bool = True
     relay: str = AUTO
     device: str = "cpu"
-    devices: DeviceList | None = None
-    leader: Leader | None = None
+    workers: Workers = OneWorker()  # noqa: RUF009  frozen
     precision: Precision = Precision.AUTO
     compile: bool = False
     activation_checkpointing: bool = False
@@ -58,14 +55,13 @@ class NodeOptions:
 
     @property
     def compute(self) -> ComputeOptions:
-        several = self.leader or self.devices
         return ComputeOptions(
             self.device,
             self.compile,
             self.activation_checkpointing,
             self.memory_limit,
             self.precision,
-            several.sharded if several else None,
+            self.workers.sharded,
         )
 
     @property

@@ -29,7 +29,6 @@ from node.model.payloads import longest_nbytes, payload_kinds
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.optimizer.outcome import Outcome, ReducedResult
 from node.ranks.group import RankGroup, form_group
-from node.ranks.leader_note import announce_leader, find_leader
 from node.worker.compute import Compute, check_device, memory_in_use
 from node.worker.factories import TrainerFactories
 from node.worker.speed import layer_speed
@@ -69,14 +68,6 @@ class Worker:
         self._device = call.device
         store = call.host, call.port
         self._group = form_group(call.rank, call.size, store, call.listener, device, call.prefix)
-
-    def announce_leader(self, call: calls.AnnounceLeader) -> None:
-        """Raises HetnodeError RANK_FAILED."""
-        self._announcement = announce_leader((call.host, call.port), call.serves, call.note)
-
-    def find_leader(self, call: calls.FindLeader) -> str:
-        """Raises HetnodeError RANK_FAILED."""
-        return find_leader((call.host, call.port), call.seconds)
 
     def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
         """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""

@@ -14,7 +14,7 @@ import torch
 
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
-from node.ipc.ranks import DeviceList, start_ranks
+from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import Abandon, EndInnerPhase, KeepTraining, LoadInitial, LoadPart
 from node.ipc.worker_client import WorkerClient
 from node.model.init import initial_parameters
@@ -33,7 +33,7 @@ ROBUST = SPEC.model_copy(update={"outer": SPEC.outer.model_copy(update={"weighti
 
 async def ranks(stack: AsyncExitStack) -> WorkerClient:
     template()
-    return await start_ranks(TWO, 2, stack)
+    return await TWO.start(2, stack)
 
 
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -174,5 +174,5 @@ async def test_a_device_that_does_not_exist_is_named() -> None:
     template()
     async with AsyncExitStack() as stack:
         with pytest.raises(HetnodeError, match=r"cuda:9[89]") as caught:
-            await start_ranks(DeviceList(("cuda:99", "cuda:98")), 1, stack)
+            await DeviceList(("cuda:99", "cuda:98")).start(1, stack)
     assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE

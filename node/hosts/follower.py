@@ -9,8 +9,7 @@ import socket
 from collections.abc import Awaitable, Mapping
 from contextlib import AsyncExitStack
 
-from node.ipc.channel import Child, Header, encode_failure, encode_message, read_message
-from node.ipc.greeting import (
+from node.hosts.greeting import (
     FAREWELL,
     GREETING,
     MOST_BYTES,
@@ -20,9 +19,10 @@ from node.ipc.greeting import (
     keep_alive,
     own_version,
 )
-from node.ipc.launch import Launch
+from node.hosts.launch import Launch
+from node.hosts.store import FindLeader, start_store
+from node.ipc.channel import Child, Header, encode_failure, encode_message, read_message
 from node.ipc.ranks import start_worker
-from node.ipc.worker_calls import FindLeader
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.typed_calls import Call, Reply
@@ -48,11 +48,12 @@ async def follow(
     has_served = False
     while True:
         async with AsyncExitStack() as stack:
+            store = await start_store(stack)
             name = f"worker of rank {launch.rank}"
             worker = await start_worker(name, max(1, threads // launch.local_size), stack)
             found = await device_of(worker, device, launch.local_rank)
             try:
-                reader, writer = await _reach(worker, launch, found, choices, patience)
+                reader, writer = await _reach(store, launch, found, choices, patience)
             except HetnodeError as error:
                 if has_served and error.code is ErrorCode.RANK_FAILED:
                     raise _lost("The leader of this peer has ended without a farewell.") from error
@@ -67,13 +68,13 @@ async def follow(
 
 
 async def _reach(
-    worker: Child, launch: Launch, device: str, choices: Mapping[str, str], patience: float
+    store: WorkerClient, launch: Launch, device: str, choices: Mapping[str, str], patience: float
 ) -> _Connection:
     """A connection to a leader that has welcomed this process."""
     deadline = asyncio.get_running_loop().time() + patience
     while (left := deadline - asyncio.get_running_loop().time()) > 0:
         # The note can be one of an earlier leader: torchrun keeps its store when it starts processes again.
-        found = await WorkerClient(worker).call(FindLeader(launch.host, launch.port, left))
+        found = await store.call(FindLeader(launch.host, launch.port, left))
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
                 note = NOTE.read(found)

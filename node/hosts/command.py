@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from node import command_runner
-from node.ipc.launch import Launch, launch_of
+from node.hosts.launch import Launch, launch_of
 from node.ipc.template import own_template
 from node.measure.hardware import available_threads
 from protocol.roles import RoleWish
 
 if TYPE_CHECKING:
-    from node.ipc.leader import Leader
+    from node.hosts.leader import Leader
 
+T = TypeVar("T")
+Result = TypeVar("Result")
 _DECIDED_BY_LEADER = (
     *("role", "data", "tokenizer", "initial", "sharded", "precision", "compile"),
     *("activation_checkpointing", "memory_limit"),
 )
-_FOLLOWER_MODULES = ("torch", "node.worker.worker")
+_FOLLOWER_MODULES = ("torch", "node.worker.worker", "node.hosts.store_process")
 
 
 def launch_for(role: RoleWish | None, devices: str | None) -> Launch | None:
@@ -43,7 +45,7 @@ def launch_for(role: RoleWish | None, devices: str | None) -> Launch | None:
 
 def leader_for(launch: Launch, device: str, sharded: bool | None, options: Mapping[str, object]) -> Leader:
     """The leader of the processes of `launch`, not yet begun; `options` are all of the command."""
-    from node.ipc.leader import Leader  # noqa: PLC0415
+    from node.hosts.leader import Leader  # noqa: PLC0415
 
     return Leader(launch, device, _choices(options), sharded)
 
@@ -51,22 +53,28 @@ def leader_for(launch: Launch, device: str, sharded: bool | None, options: Mappi
 def follow_leader(
     launch: Launch, device: str, threads: int, options: Mapping[str, object], lifeline: int | None
 ) -> None:
-    """Run the worker of this rank until the leader has ended. Raises as :func:`node.ipc.follower.follow`."""
+    """Run the worker of this rank until the leader has ended. Raises as :func:`.follower.follow`."""
     own_template(_FOLLOWER_MODULES)  # imports torch while this process imports the rest
 
-    from node.ipc.follower import follow  # noqa: PLC0415
+    from node.hosts.follower import follow  # noqa: PLC0415
 
     command_runner.run(follow(launch, device, _choices(options), threads or available_threads()), lifeline)
 
 
-def dismiss_followers(leader: Leader) -> None:
+async def dismiss_followers(leader: Leader) -> None:
     """Let the followers end, as there is nothing to do."""
+    async with leader:
+        await leader.gather()
 
-    async def dismiss() -> None:
+
+def led(leader: Leader, main: Callable[[T], Awaitable[Result]]) -> Callable[[T], Awaitable[Result]]:
+    """`main` with the followers of `leader`, which end with it."""
+
+    async def leading(argument: T) -> Result:
         async with leader:
-            await leader.gather()
+            return await main(argument)
 
-    command_runner.run(dismiss())
+    return leading
 
 
 def _choices(options: Mapping[str, object]) -> dict[str, str]:

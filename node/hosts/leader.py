@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from node.ipc.channel import StreamChannel, encode_failure, encode_message, read_message
-from node.ipc.greeting import (
+from node.hosts.greeting import (
     FAREWELL,
     GREETING,
     MOST_BYTES,
@@ -26,10 +25,12 @@ from node.ipc.greeting import (
     keep_alive,
     refusal,
 )
-from node.ipc.launch import Launch
+from node.hosts.launch import Launch
+from node.hosts.store import AnnounceLeader, start_store
+from node.ipc.channel import StreamChannel, encode_failure, encode_message, read_message
 from node.ipc.rank_channels import Rank, RankChannels
 from node.ipc.ranks import form, start_worker
-from node.ipc.worker_calls import AnnounceLeader, FormGroup
+from node.ipc.worker_calls import FormGroup
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError, cause_of, first_error
 
@@ -83,10 +84,10 @@ class Leader:
             listener = _listening_socket()
             server = await asyncio.start_server(self._greet, sock=listener)
             self._stack.callback(server.close)
-            child = await start_worker("store of the ranks", 1, self._stack)
+            store = await start_store(self._stack)
             note = NOTE.encode(LeaderNote(listener.getsockname()[1], self._token)).decode()
             place = self._launch.host, self._launch.port
-            await WorkerClient(child).call(AnnounceLeader(*place, self._launch.serves_store, note))
+            await store.call(AnnounceLeader(*place, self._launch.serves_store, note))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -108,7 +109,7 @@ class Leader:
                     await self._next_change()
         await self._stack.aclose()
 
-    async def start_ranks(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
+    async def start(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
         """The workers of all ranks, as one worker, which `processes` ends.
 
         Raises HetnodeError RANK_FAILED if a follower does not come, VERSION_MISMATCH or BAD_OPTION if one was
@@ -134,7 +135,7 @@ class Leader:
         return WorkerClient(RankChannels(ranks), len(ranks))
 
     async def gather(self) -> None:
-        """Wait until all followers are here. Raises as :meth:`start_ranks`."""
+        """Wait until all followers are here. Raises as :meth:`start`."""
         size = self._launch.size
         try:
             async with asyncio.timeout(self._patience):

@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 import psutil
 import pytest
 
+from node.hosts.follower import follow
+from node.hosts.greeting import FAREWELL, GREETING, WELCOME, Greeting, LeaderNote, own_version, refusal
+from node.hosts.launch import Launch
+from node.hosts.leader import Leader
 from node.ipc.channel import Child, Header, encode_message, read_message
-from node.ipc.follower import follow
-from node.ipc.greeting import FAREWELL, GREETING, WELCOME, Greeting, LeaderNote, own_version, refusal
-from node.ipc.launch import Launch
-from node.ipc.leader import Leader
 from node.ipc.rank_channels import RankChannels
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.commands import template
@@ -50,7 +50,7 @@ async def test_a_follower_works_again_after_a_rest_and_ends_with_its_leader() ->
         async with Leader(first, "cpu", CHOICES, None) as leader:
             for round_number in (1, 2):
                 async with AsyncExitStack() as processes:
-                    replica = FullReplica(await leader.start_ranks(1, processes))
+                    replica = FullReplica(await leader.start(1, processes))
                     assert replica.worker.ranks == 2
                     if round_number == 2:
                         await replica.build()
@@ -70,7 +70,7 @@ async def test_the_end_of_a_worker_is_told_on_each_side() -> None:
             others = {each.pid for each in workers()}
             async with AsyncExitStack() as processes:
                 followers.append(asyncio.create_task(follow(second, "cpu", CHOICES, 1)))
-                worker = await leader.start_ranks(1, processes)
+                worker = await leader.start(1, processes)
                 assert isinstance(worker.channel, RankChannels)
                 own = worker.channel.ranks[0]
                 assert isinstance(own, Child)
@@ -157,7 +157,7 @@ async def test_strangers_and_long_messages_are_cut_off(monkeypatch: pytest.Monke
         def __post_init__(self) -> None:
             ports.append(self.port)
 
-    monkeypatch.setattr("node.ipc.leader.LeaderNote", Listening)
+    monkeypatch.setattr("node.hosts.leader.LeaderNote", Listening)
     greeting = encode_message(Header(0), GREETING.encode(MINE))
     async with Leader(launches()[0], "cpu", CHOICES, None):
         for message in (b"".join(bytes(part) for part in greeting), b"\xff" * 8, b"\0" * 8):

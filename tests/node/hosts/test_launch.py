@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.ipc.launch import Launch, launch_of
+from node.hosts.launch import Launch, launch_of
 from protocol.errors import ErrorCode, HetnodeError
 
 FULL = {

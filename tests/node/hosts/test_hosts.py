@@ -153,11 +153,11 @@ async def test_strangers_and_long_messages_are_cut_off(monkeypatch: pytest.Monke
     template()
     ports: list[int] = []
 
-    class Listening(LeaderNote):
-        def __post_init__(self) -> None:
-            ports.append(self.port)
+    def note(port: int, token: str) -> LeaderNote:
+        ports.append(port)
+        return LeaderNote(port, token)
 
-    monkeypatch.setattr("node.hosts.leader.LeaderNote", Listening)
+    monkeypatch.setattr("node.hosts.leader.LeaderNote", note)
     greeting = encode_message(Header(0), GREETING.encode(MINE))
     async with Leader(launches()[0], "cpu", CHOICES, None):
         for message in (b"".join(bytes(part) for part in greeting), b"\xff" * 8, b"\0" * 8):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from coordinator.api.access import Access
 from coordinator.api.explaining import Explainer
-from coordinator.history.receipts import Receipts
+from coordinator.storage.receipts import Receipts
 from protocol.server.admission import Context
 from protocol.status import Explanation
 from protocol.trust.names import identity_of
@@ -33,4 +34,4 @@ class ReceiptDesk:
     async def receipt(self, call: AskReceipt, context: Context) -> str:
         peer = self._access.peer(context, call.peer)
         self._access.check_receipt_rate(peer)
-        return self._receipts.of(peer, time.time()).decode()
+        return (await asyncio.to_thread(self._receipts.of, peer, time.time())).decode()

@@ -18,7 +18,7 @@ from math import inf
 from benchmarks.rounds import peers_at
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from coordinator.forecast.exchange_traffic import reduction_of
+from coordinator.reduction.traffic import reduction_of
 from node.model.shapes import parameter_shapes
 from protocol.reduction.counted_result import most_nbytes
 from protocol.reduction.parts import ReductionLayout

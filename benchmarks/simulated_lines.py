@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from coordinator.forecast.exchange_traffic import reduction_of
+from coordinator.reduction.traffic import reduction_of
 from protocol.algorithm.gathering import schedule_of
 from protocol.types import Capacity, ExchangeGroup, ManifestEntry, PeerId
 

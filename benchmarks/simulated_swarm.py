@@ -24,9 +24,9 @@ from benchmarks.simulated_lines import (
     reduction_seconds,
     result_seconds,
 )
-from coordinator.forecast.exchange_traffic import result_ratio
 from coordinator.placement.cost_model import Survey, chain_costs
 from coordinator.placement.schedule import step_time
+from coordinator.reduction.traffic import result_ratio
 from coordinator.rounds.deadlines import ClosingTime, decide_seconds
 from coordinator.state import commands, events
 from coordinator.state.events import Event

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from pydantic import ValidationError
+
 from coordinator.forecast.forecast import Forecast, forecast
 from coordinator.placement.cost_model import Survey
+from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
 from protocol.types import Replica
 
@@ -42,7 +45,7 @@ def advice(
 ) -> Iterator[Advice]:
     """The settings that would each save 2 % of the present round or more.
 
-    First snapshots of the embedding: they cost no loss that can be measured. Then reduction: it costs some.
+    First snapshots of the embedding: they cost no loss that can be measured. Then other exchanges.
     `base` is the forecast with `spec`.
     """
 
@@ -60,15 +63,21 @@ def advice(
             rounds = min(n for n, each in found.items() if each <= _NEARLY * shortest)
             spec, best = tried[rounds], found[rounds]
             yield Advice(f"link.embedding_every = {rounds}", best, 1 - best / base.round_seconds)
-    if spec.outer.exchange == "gathered" and spec.can_be_reduced:
-        reduced = seconds(_with_reduction(spec))
-        if best - reduced >= least_saved:
-            yield Advice('outer.exchange = "reduced"', reduced, 1 - reduced / base.round_seconds)
+    for exchange in EXCHANGES.keys() - {spec.outer.exchange}:
+        changed = _with_exchange(spec, exchange)
+        if changed is not None and best - (other := seconds(changed)) >= least_saved:
+            yield Advice(f'outer.exchange = "{exchange}"', other, 1 - other / base.round_seconds)
 
 
 def _with_snapshots(spec: RunSpec, rounds: int) -> RunSpec:
     return spec.model_copy(update={"link": spec.link.model_copy(update={"embedding_every": rounds})})
 
 
-def _with_reduction(spec: RunSpec) -> RunSpec:
-    return spec.model_copy(update={"outer": spec.outer.model_copy(update={"exchange": "reduced"})})
+def _with_exchange(spec: RunSpec, exchange: str) -> RunSpec | None:
+    """The same run with another exchange; None where other settings forbid that."""
+    tree = spec.model_dump(mode="json")
+    tree["outer"]["exchange"] = exchange
+    try:
+        return RunSpec.model_validate(tree)
+    except ValidationError:
+        return None

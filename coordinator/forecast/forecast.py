@@ -14,9 +14,8 @@ embedding, in equal parts from the hosts that decisions name. Each of these two 
 
 and they run one after the other after the inner phase.
 
-With `outer.exchange` "reduced" the hosts send parts, copies for the checkers and sums instead
-(:func:`coordinator.forecast.exchange_traffic.reduction_traffic`), and members without stage 0 fetch one
-result.
+Another `outer.exchange` says by itself what its members send, receive and fetch
+(:mod:`coordinator.state.settlement`).
 
 **Snapshots.** With T_perp from a snapshot of the embedding every n rounds
 (:mod:`protocol.algorithm.embedding_snapshot`), these members fetch no payloads of stage 0. Each fetches the
@@ -39,8 +38,7 @@ from statistics import fmean
 from coordinator.forecast.exchange_traffic import (
     Traffic,
     embedding_traffic,
-    gather_traffic,
-    reduction_traffic,
+    payload_traffic,
     snapshot_traffic,
 )
 from coordinator.placement.cost_model import Survey
@@ -200,10 +198,7 @@ def _of_stages(
     spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
 ) -> tuple[float, dict[PeerId, Traffic]]:
     """Seconds and traffic of a round whose payloads have these bytes; 0 where a stage has none."""
-    if spec.outer.exchange == "reduced":
-        traffic = reduction_traffic(spec, survey, replicas, payload_bytes)
-    else:
-        traffic = gather_traffic(survey, replicas, payload_bytes)
+    traffic = payload_traffic(spec, survey, replicas, payload_bytes)
     return _seconds(survey, traffic), traffic
 
 

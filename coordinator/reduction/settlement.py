@@ -14,11 +14,13 @@ from dataclasses import replace
 
 from coordinator.membership.validation import max_payload_bytes
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
+from coordinator.reduction.traffic import reduction_of, result_ratio
 from coordinator.state.commands import Report
 from coordinator.state.lines import uplink_of, with_most_uplink
 from coordinator.state.settlement import Agreement, Settlement
 from coordinator.state.state import Round, State
 from coordinator.state.text import counted, listed, short
+from protocol.spec.outer import OuterSpec
 from protocol.types import (
     CommittedResult,
     Decision,
@@ -88,6 +90,17 @@ class ReducedSettlement(Settlement):
             names = listed([short(peer) for peer in sorted(failed)])
             reason += f"; {names} will reduce nothing in the next rounds"
         return Agreement(None, (), reason)
+
+    def traffic(
+        self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
+    ) -> dict[PeerId, tuple[float, float]]:
+        peers = sorted(lines)
+        found = reduction_of([lines[peer] for peer in peers], result_ratio(outer))
+        return dict(zip(peers, found, strict=True))
+
+    def download(self, outer: OuterSpec, uplinks: Mapping[PeerId, float]) -> tuple[tuple[PeerId, ...], float]:
+        """All members send the one result."""
+        return tuple(uplinks), result_ratio(outer)
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, Bench]:
         if decision.committed or decision.restore_round is not None:

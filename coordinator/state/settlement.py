@@ -11,8 +11,11 @@ from functools import cache
 from importlib import import_module
 
 from coordinator.state.commands import Report
+from coordinator.state.lines import with_most_uplink
 from coordinator.state.state import Round, State
+from protocol.algorithm.gathering import schedule_of
 from protocol.spec.exchanges import EXCHANGES
+from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from protocol.types import (
     CommittedResult,
@@ -57,6 +60,18 @@ class Settlement:
     def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> Agreement | None:
         """What a group that may be decided has agreed on; None where each payload is decided by itself."""
         return None
+
+    def traffic(
+        self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
+    ) -> dict[PeerId, tuple[float, float]]:
+        """What each member of a group sends and receives in an exchange of `stage`, in payloads."""
+        others, schedule = len(lines) - 1, schedule_of(str(stage), lines)
+        sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
+        return {peer: (sent.get(peer, others), others) for peer in lines}
+
+    def download(self, outer: OuterSpec, uplinks: Mapping[PeerId, float]) -> tuple[tuple[PeerId, ...], float]:
+        """Who sends what others fetch of an exchange of members with `uplinks`, and its size in payloads."""
+        return with_most_uplink(uplinks), len(uplinks)
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, tuple[int, int]]:
         """What :attr:`State.settled` becomes with a decision."""

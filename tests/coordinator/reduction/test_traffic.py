@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.forecast.exchange_traffic import embedding_traffic, reduction_traffic, result_ratio
+from coordinator.forecast.exchange_traffic import embedding_traffic, payload_traffic
 from coordinator.placement.cost_model import Survey
+from coordinator.reduction.traffic import result_ratio
 from node.hive.reduction.part_plan import PartPlan
 from node.model.shapes import parameter_shapes
 from protocol.reduction.parts import ReductionLayout
@@ -48,7 +49,7 @@ def test_a_reduction_takes_the_bytes_that_its_members_account_for(
     survey = Survey(
         {each.peer: Capacity("", 1, 1, 1.0, rate, rate, 0.0) for each, rate in zip(peers, rates, strict=True)}
     )
-    found = reduction_traffic(SPEC, survey, replicas, [NBYTES])
+    found = payload_traffic(SPEC, survey, replicas, [NBYTES])
     for position, each in enumerate(peers):
         sent, received = plan.traffic(position)
         assert found[each.peer].sent == pytest.approx(sent, rel=0.1, abs=0.1 * NBYTES)

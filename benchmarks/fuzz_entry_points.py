@@ -44,7 +44,7 @@ from benchmarks.fuzz_seeds import (
     stream_of,
 )
 from node.hive import access, authorizer, dht_protocol, records, values
-from node.net.link import Link, LinkEndpoint, LinkLimits, read_message
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
 from node.transport import transfer
 from protocol.pb import hetnode_pb2 as pb
@@ -85,7 +85,7 @@ async def _link(data: bytes) -> None:
     if hello is None:
         return
     check_hello(hello, _NEIGHBOUR)
-    link = Link(_NEIGHBOUR, read, write, _LIMITS)
+    link = LiveLink(_NEIGHBOUR, read, write, _LIMITS)
     reason = await link.wait_closed()
     await link.close()
     assert " failed (" not in reason.cause, reason.cause  # the link hides no unexpected error from here

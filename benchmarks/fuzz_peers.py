@@ -14,25 +14,23 @@ from contextlib import suppress
 from functools import cache, partial
 from ipaddress import ip_network
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from hivemind.p2p import PeerID
 
 from benchmarks.fuzz_seeds import PEER, PEERS, Target, descriptor_of, messages_in, stream_of
-from node.hive.payload_peer import PayloadPeer
 from node.relay.agent import RelayAgent
 from node.router.interface import RouterError
 from node.router.nat_pmp import NatPmpRouter
 from node.router.port_mapping import PortMapping, address_problem
 from node.transport import payload_exchange
 from node.transport.checkpoint_transfer import CheckpointServer
+from node.transport.payload_service import PayloadService
 from node.transport.payload_store import PayloadStore
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.relay.client_hello import MAX_BYTES
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.relay.greeting import TOKEN_BYTES, BadGreeting, ForName, dial_back, greeting_in
 from protocol.server.admitted_sources import AdmittedSources
 from protocol.server.limits import source_of, source_of_host
@@ -82,7 +80,7 @@ async def _relay_reply(data: bytes) -> None:
 
     credentials: Any = None
     here = ("127.0.0.1", _PORT)
-    servers = {service: lambda: here for service in Service}
+    servers = {service: lambda: here for service in RelayedService}
     relay = RelayAddress(PeerId(PEERS[1]), "relay.example:7800")
     agent = _Agent(relay, PeerId(PEER), credentials, servers)
     agent.admit(AdmittedSources({"203.0.113.7", "2001:db8::/64"}))
@@ -167,24 +165,24 @@ def _is_address(source: str) -> bool:
 
 
 @cache
-def _averager() -> PayloadPeer:
+def _service() -> PayloadService:
     """Holds its own payload of round 1, and awaits none."""
     payload_exchange.TURN_SECONDS = 0.0  # one peer has no turns to take
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     store = PayloadStore(folder / "payloads", 4)
     store.put(1, hashlib.sha256(_PAYLOAD).hexdigest(), _PAYLOAD)
-    p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(PEER))
-    return PayloadPeer(p2p, "run", 1, len(_PAYLOAD), store, CheckpointServer(folder / "checkpoints"))
+    checkpoints, no_calls = CheckpointServer(folder / "checkpoints"), None
+    return PayloadService(PeerId(PEER), 1, len(_PAYLOAD), store, checkpoints, no_calls)  # type: ignore[arg-type]
 
 
 _PAYLOAD = b"payload" * 4
-_CALLER: Any = SimpleNamespace(remote_id=PeerID.from_base58(PEERS[1]))
+_CALLER = PEERS[1]
 
 
 async def _fetch(data: bytes) -> None:
     wanted = pb.PayloadDescriptor.FromString(data)
     sent = b""
-    async for chunk in _averager().rpc_fetch(wanted, _CALLER):
+    async for chunk in _service().answer(_CALLER, wanted):
         if chunk.refusal:
             raise ValueError(chunk.refusal)
         sent += chunk.data
@@ -196,7 +194,7 @@ async def _fetch(data: bytes) -> None:
 async def _fetch_range(data: bytes) -> None:
     wanted = payload_pb2.RangeRequest.FromString(data)
     sent = b""
-    async for chunk in _averager().rpc_fetch_range(wanted, _CALLER):
+    async for chunk in _service().answer(_CALLER, wanted):
         if chunk.refusal:
             raise ValueError(chunk.refusal)
         sent += chunk.data
@@ -210,16 +208,16 @@ async def _push(data: bytes) -> None:
         for message in messages_in(data):
             yield payload_pb2.PayloadChunk.FromString(message)
 
-    (await _averager().rpc_push(stream(), _CALLER)).SerializeToString()
+    (await _service().take_push(_CALLER, stream())).SerializeToString()
 
 
 async def _state(data: bytes) -> None:
-    async for chunk in _averager().rpc_state(payload_pb2.StateRequest.FromString(data), _CALLER):
+    async for chunk in _service().answer(_CALLER, payload_pb2.StateRequest.FromString(data)):
         assert chunk.refusal, "there is no checkpoint"
 
 
 def _calls(loop: asyncio.AbstractEventLoop) -> list[Target]:
-    """Calls for payloads, as hivemind hands them over."""
+    """Calls for payloads, as a transport hands them over."""
     wanted = descriptor_of(1)
     wanted.sha256, wanted.nbytes = hashlib.sha256(_PAYLOAD).hexdigest(), len(_PAYLOAD)
     pushed = payload_pb2.PayloadChunk(announced=wanted).SerializeToString()

@@ -38,7 +38,7 @@ import uvloop
 
 from benchmarks.processes import credentials_of, pems_of
 from benchmarks.tables import Table
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_handshake import stream_options
 from node.net.link_server import LinkServer
@@ -90,7 +90,7 @@ class RawEcho:
 class LinkEcho:
     """A link: forward frames in one direction, backward frames in the other."""
 
-    link: Link
+    link: LiveLink
     there: FrameKind = FrameKind.FORWARD
     back: FrameKind = FrameKind.BACKWARD
 
@@ -147,7 +147,7 @@ async def serve(shown: Credentials) -> None:
                 await send_back(LinkEcho(await server.accept(LOWER, UPPER, LIMITS, WAIT), *own_end))
 
     async def echo_plain(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await send_back(LinkEcho(Link(UPPER, context.read, context.write, LIMITS), *own_end))
+        await send_back(LinkEcho(LiveLink(UPPER, context.read, context.write, LIMITS), *own_end))
 
     server = LinkServer(lambda: shown)
     link_port = await server.start("127.0.0.1", 0)
@@ -301,7 +301,7 @@ async def measure(cases: Sequence[tuple[int, int]], slices: int) -> list[dict[st
         call: Any = channel.stream_stream(
             f"/{SERVICE}/Exchange", LinkMessage.to_bytes, LinkMessage.from_bytes
         )()
-        plain = Link(LOWER, call.read, call.write, LIMITS)
+        plain = LiveLink(LOWER, call.read, call.write, LIMITS)
         tcp = await asyncio.open_connection("127.0.0.1", tcp_port, limit=_STREAM_LIMIT)
         tls = await asyncio.open_connection(
             "127.0.0.1",

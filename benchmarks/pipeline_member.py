@@ -19,7 +19,7 @@ from benchmarks.processes import answer_commands, credentials_of
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import BeginRound, Build, Connect
 from node.ipc.worker_client import WorkerClient
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.train.pipeline import Pipeline
@@ -87,12 +87,12 @@ class PipelineMember:
 
         here, limits = endpoint_of(self._position), LinkLimits(frame_limit(self._spec), 16)
 
-        async def accept() -> Link | None:
+        async def accept() -> LiveLink | None:
             if self._position == 0:
                 return None
             return await self._server.accept(here, endpoint_of(self._position - 1), limits, _CONNECT_SECONDS)
 
-        async def open_() -> Link | None:
+        async def open_() -> LiveLink | None:
             if endpoint is None:
                 return None
             next_ = endpoint_of(self._position + 1)

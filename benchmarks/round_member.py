@@ -17,11 +17,10 @@ from typing import Any
 import psutil
 
 from benchmarks.processes import answer_commands, credentials_of
-from node.hive.transport import HivemindTransport
 from node.model.shapes import parameter_shapes
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
-from node.transport.transport import HostedStages, RoundEnd
+from node.transport.transport import Entry, RoundEnd, ServedStages, Transport, transport_in_use
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -47,7 +46,7 @@ _RECORD_SECONDS = 60.0
 class RoundMember:
     """A peer. It has one method for each command of the benchmark."""
 
-    _hivemind: HivemindTransport
+    _transport: Transport
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,27 +68,31 @@ class RoundMember:
             folder, RUN, "127.0.0.1:9", PeerId("coordinator"), None, credentials_of(shown)
         )
         credentials.save()
-        self._hivemind = await HivemindTransport.start(
-            identity=self._identity,
-            certificate=credentials.certificate_file,
-            authority=credentials.authority_file,
-            run=RUN,
-            initial_peers=initial_peers,
+        entry = Entry(
+            RUN,
+            credentials.certificate_file,
+            credentials.authority_file,
+            tuple(initial_peers),
             listen_host=address,
         )
+
+        async def enter() -> Entry:
+            return entry
+
+        self._transport = await transport_in_use().start(self._identity, enter)
         below = psutil.Process().children(recursive=True)
         p2pd = next(process.pid for process in below if process.name() == "p2pd")
-        return {"addresses": self._hivemind.addresses, "p2pd": p2pd}
+        return {"addresses": self._transport.addresses, "p2pd": p2pd}
 
     async def host(
         self, peers: Sequence[PeerId], capacity: int, stages: int, reduced: str = ""
     ) -> dict[str, Any]:
         """`reduced`: the JSON of the specification of a run of one stage whose payloads are reduced."""
-        await self._hivemind.admit(peers)
+        await self._transport.admit(peers)
         self._reduced = RunSpec.model_validate_json(reduced) if reduced else None
         capacities = dict.fromkeys(range(stages), capacity)
         folders = self._folder / "payloads", self._folder / "checkpoints"
-        await self._hivemind.host_stages(HostedStages(capacities, *folders, _KEEP_ROUNDS, self._reduced))
+        await self._transport.host_stages(ServedStages(capacities, *folders, _KEEP_ROUNDS, self._reduced))
         return {}
 
     async def propose(self, round_number: int, sizes: Sequence[int]) -> dict[str, Any]:
@@ -117,7 +120,7 @@ class RoundMember:
         )
         ended = time.monotonic()
         for end in self._ends:
-            await self._hivemind.end_round(end)
+            await self._transport.end_round(end)
         self._ends.clear()
         return {"began": began, "ended": ended, "held": sum(held)}
 
@@ -127,12 +130,12 @@ class RoundMember:
         record = PeerRecord(
             self._identity.peer, PROTOCOL_VERSION, Role.STAGE, capacity, "127.0.0.1:4000", StageRange(0, 1)
         )
-        await self._hivemind.publish(record, _RECORD_SECONDS)
+        await self._transport.publish(record, _RECORD_SECONDS)
         return {}
 
     async def close(self) -> None:
-        if hasattr(self, "_hivemind"):
-            await self._hivemind.close()
+        if hasattr(self, "_transport"):
+            await self._transport.close()
 
     async def _gather(
         self, stage: int, group: Sequence[str], lines: Sequence[MemberLine], seconds: float
@@ -142,7 +145,7 @@ class RoundMember:
         descriptors = tuple(sorted(signed, key=lambda each: each.owner))
         own = next(each for each in descriptors if each.owner == self._identity.peer)
         told = tuple(line_of[each.owner] for each in descriptors) if lines else ()
-        gathered = await self._hivemind.exchange(
+        gathered = await self._transport.exchange(
             self._payloads[stage],
             own,
             ExchangeGroup(f"group {own.round_number}", descriptors, lines=told),

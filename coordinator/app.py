@@ -106,7 +106,7 @@ class Bootstrap(AdmittingPeer, Protocol):
     async def close(self) -> None: ...
 
 
-class Identity(Protocol):
+class CoordinatorKey(Protocol):
     """The coordinator's ed25519 key. Nodes accept specs and plans only with its signature."""
 
     @property
@@ -119,7 +119,7 @@ async def run_coordinator(
     spec: RunSpec,
     folder: Path,
     addresses: ListenAddresses,
-    identity: Identity,
+    identity: CoordinatorKey,
     start_bootstrap: Callable[[str], Awaitable[Bootstrap]],
     on_ready: Callable[[str, str, str], None],
     certificate_seconds: float = CERTIFICATE_SECONDS,
@@ -176,7 +176,7 @@ async def run_coordinator(
     return True
 
 
-def _open_store(folder: Path, identity: Identity, stack: AsyncExitStack) -> SqliteStore:
+def _open_store(folder: Path, identity: CoordinatorKey, stack: AsyncExitStack) -> SqliteStore:
     """The event log of the run in `folder`, which it locks for this process until `stack` unwinds."""
     folder.mkdir(parents=True, exist_ok=True)
     store = SqliteStore(folder / "coordinator.sqlite", identity.peer, identity.sign)
@@ -231,7 +231,7 @@ def _public_servers(
     records: RunRecords,
     sources: MemberSources,
     authority: Authority,
-    identity: Identity,
+    identity: CoordinatorKey,
     bootstrap: Bootstrap,
     dial_back: DialBack | None,
     ports: PublicPorts,

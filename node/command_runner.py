@@ -160,7 +160,7 @@ def configure_logging(verbose: bool = False, plain: bool = False) -> Console | N
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for noisy in ("asyncio", "grpc", "hivemind", "matplotlib", "datasets", "httpx", "filelock"):
+    for noisy in ("asyncio", "grpc", "matplotlib", "datasets", "httpx", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if console is None or console.is_dumb_terminal or not console.encoding.startswith("utf"):
         return None

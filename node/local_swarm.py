@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.ipc.template import COMMAND_MODULES, ForkedProcess, own_template
+from node.ipc.modules import COMMAND_MODULES
+from node.ipc.template import ForkedProcess, own_template
 from node.measure.hardware import available_threads
 from node.net.admin_client import AdminClient
 from node.net.coordinator_channel import fetch_status
@@ -66,7 +67,7 @@ class Swarm:
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            # One template for all processes of the swarm: this machine imports torch and hivemind once.
+            # One template for all processes of the swarm: this machine imports torch and the transport once.
             process = own_template(COMMAND_MODULES).fork(
                 "node.__main__",
                 [*arguments, "--lifeline", str(self._lifeline_read)],

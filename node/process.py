@@ -17,8 +17,8 @@ from node.monitoring.figures import Activity, NodeFigures
 from node.monitoring.node_metrics import NodeMetrics
 from node.monitoring.recent_log import RecentLog
 from node.monitoring.report import report_of
-from node.net.admission import obtain_credentials
 from node.net.coordinator_client import CoordinatorClient
+from node.net.joining import obtain_credentials
 from node.net.membership import Membership
 from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.runtime import take_part

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from node.folder import keep_only_run, remember_node_folder
 from node.guest.visits import Visit
-from node.hive.lasting import LastingTransport
-from node.hive.transport import HivemindTransport
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
 from node.monitoring.figures import NodeFigures
 from node.net.addresses import ClaimedPorts
-from node.net.admission import (
+from node.net.coordinator_client import Admission, CoordinatorClient
+from node.net.directory import Directory
+from node.net.joining import (
     announce_leaving,
     join_run,
     leave_run,
@@ -30,8 +30,6 @@ from node.net.admission import (
     wanted_name,
     wanted_role,
 )
-from node.net.coordinator_client import Admission, CoordinatorClient
-from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
@@ -49,6 +47,7 @@ from node.train.options import NodeOptions
 from node.train.services import Services
 from node.transport.backoff import pause_after
 from node.transport.line import Line
+from node.transport.transport import Entry, Transport, transport_in_use
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
@@ -59,7 +58,7 @@ log = logging.getLogger(__name__)
 _CLOSE_SECONDS = 3.0
 _JOIN_SECONDS = 15.0
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
-_TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.HIVEMIND_DIED))
+_TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.TRANSPORT_DIED))
 """Failures that end by themselves, for a node that was in the DHT before."""
 
 
@@ -146,7 +145,7 @@ class _Joined:
         ports = self.relayed.ports
         return replace(self.record, endpoint=ports.endpoint, dht=ports.dht)
 
-    def services(self, worker: WorkerClient, transport: LastingTransport, directory: Directory) -> Services:
+    def services(self, worker: WorkerClient, transport: Transport, directory: Directory) -> Services:
         return Services(
             self.coordinator.credentials.run,
             self.spec,
@@ -260,9 +259,7 @@ async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack)
     return End.DRAINED, kept
 
 
-async def _restart_processes(
-    node: _Joined, processes: AsyncExitStack
-) -> tuple[WorkerClient, LastingTransport]:
+async def _restart_processes(node: _Joined, processes: AsyncExitStack) -> tuple[WorkerClient, Transport]:
     """Replace the processes of a node that gets other stages.
 
     Tries again after each temporary failure: the node worked before, so the cause lies outside.
@@ -281,44 +278,40 @@ async def _restart_processes(
     raise AssertionError("the attempts never end by themselves")
 
 
-async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> LastingTransport:
+async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
     """The connection to the other peers, which `processes` ends."""
 
-    async def begin(port: int) -> HivemindTransport:
+    async def enter() -> Entry:
         admission, credentials = node.admission(), node.coordinator.credentials
         await node.sources.resolve_coordinator(credentials.api, admission.dht_peers)
         sources, ports = node.sources.of(node.membership.run_view), node.relayed.ports
         first_peers = await node.relayed.first_peers(admission.dht_peers)
         node.relayed.admit(sources)
-        ports.release()  # hivemind listens there from now on
+        ports.release()  # the transport listens there from now on
         advertise, advertise_port = node.relayed.dht_place()
-        return await HivemindTransport.start(
-            identity=node.identity,
-            certificate=credentials.certificate_file,
-            authority=credentials.authority_file,
-            run=credentials.run,
-            initial_peers=first_peers,
+        return Entry(
+            credentials.run,
+            credentials.certificate_file,
+            credentials.authority_file,
+            first_peers,
             listen_host=ports.host,
-            listen_port=ports.dht_port or port,
+            listen_port=ports.dht_port,
             advertise=advertise,
             advertise_port=advertise_port,
             client_mode=node.relayed.exposure is None and not ports.reached.dht,
             # After a move the others may not find this node at once; and where tunnels lead to them.
             stays_connected=node.own_address.has_moved or node.relayed.tunnels.is_needed,
-            sources=sources,
-            members=member_peers(node.membership.run_view) | {credentials.coordinator},
+            sources=tuple(sources),
+            members=(*member_peers(node.membership.run_view), credentials.coordinator),
             clock_offset=admission.clock_offset,
-            line=node.link_server.line,
         )
 
-    transport = await LastingTransport.start(begin, node.relayed.ports.dht_port)
+    transport = await transport_in_use().start(node.identity, enter, node.link_server.line)
     processes.push_async_callback(transport.close)
     return transport
 
 
-async def _train_assignment(
-    node: _Joined, worker: WorkerClient, transport: LastingTransport
-) -> tuple[End, Path]:
+async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Transport) -> tuple[End, Path]:
     """Train with the present assignment. Returns how that ended, and the folder of the checkpoint."""
     options, identity, membership = node.options, node.identity, node.membership
     async with asyncio.TaskGroup() as group:

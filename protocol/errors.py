@@ -179,8 +179,8 @@ class ErrorCode(Enum):
     """A rank of a peer with several devices has failed and the others wait for it, or it cannot reach them;
     the leader and the followers of a peer on several hosts do not find each other, or the leader has
     ended."""
-    HIVEMIND_DIED = ("hivemind-died", ExitCode.STATE)
-    """The hivemind process has ended or does not answer."""
+    TRANSPORT_DIED = ("transport-died", ExitCode.STATE)
+    """A process of the transport has ended or does not answer."""
     STORE_CORRUPT = ("store-corrupt", ExitCode.STATE)
     """The coordinator's event log, its `.head` or its keys cannot be read, or a row was changed, removed,
     inserted or moved; the message names the row."""

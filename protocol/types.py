@@ -15,7 +15,7 @@ PROTOCOL_VERSION = 3
 """It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
 
 PeerId = NewType("PeerId", str)
-"""A base58 libp2p peer id of an ed25519 key. It embeds the public key, so it alone verifies a signature."""
+"""A base58 peer id of an ed25519 key. It embeds the public key, so it alone verifies a signature."""
 
 
 class Role(StrEnum):

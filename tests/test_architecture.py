@@ -241,12 +241,23 @@ def test_pure_folders_know_neither_time_nor_network() -> None:
 def test_heavy_libraries_stay_in_their_folders() -> None:
     for module in modules():
         roots = {name.split(".")[0] for name in imports_of(module)}
-        if folder_of(module) != "node.hive":
-            assert "hivemind" not in roots, f"{module} imports hivemind"
         if module.startswith("coordinator"):
             assert not roots & {"torch", "hivemind", "datasets"}, module
         assert not roots & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, module
         assert "torch.load" not in modules()[module].read_text(), module
+
+
+def test_only_the_package_of_the_transport_names_its_libraries() -> None:
+    """Another transport is its own package and a line: nothing else may know this one."""
+    names = ("hivemind", "p2pd", "libp2p", "node.hive")
+    wrong = [
+        f"{module} names {name}"
+        for module, path in modules().items()
+        if folder_of(module) != "node.hive"
+        for name in names
+        if name in path.read_text().lower()
+    ]
+    assert wrong == ["node.ipc.modules names node.hive"]
 
 
 def test_names_are_imported_from_the_module_that_defines_them() -> None:

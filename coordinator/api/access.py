@@ -8,7 +8,7 @@ from coordinator.command_loop import ADMISSION_TOPIC, CommandLoop
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.server.admission import Context, rate_limited
+from protocol.server.calls import Context, rate_limited
 from protocol.server.limits import is_address
 from protocol.trust.names import OPERATOR_URI, identity_of, peer_of, peer_uri
 from protocol.trust.rate_limit import RateLimit

@@ -12,7 +12,7 @@ from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state import commands
 from coordinator.state.invitation import Invitation
 from coordinator.state.state import State
-from protocol.server.admission import Context
+from protocol.server.calls import Context
 from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite
 from protocol.types import PausedBy, PeerId
 from protocol.wire import operator_calls as calls

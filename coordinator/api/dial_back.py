@@ -1,7 +1,7 @@
 """Dials the addresses that a peer claims, before its call is answered.
 
-An address counts if a TLS server answers there with the certificate of that very peer. p2pd speaks another
-protocol: its port counts as well if it accepts a connection on a host that is known to be the peer's.
+An address counts if a TLS server answers there with the certificate of that very peer. The transport speaks
+another protocol: its port counts as well if it accepts a connection on a host that is known to be the peer's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from coordinator.membership.reachability import check_claims, reached
-from protocol.server.admission import rate_limited
+from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare, source_of_host
 from protocol.trust.endpoints import check_address, split_endpoint
 from protocol.trust.names import tls_name

@@ -18,7 +18,7 @@ from coordinator.membership.validation import bad_request
 from coordinator.state import commands
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.server.admission import Admission, AdmissionInterceptor, Context, rate_limited
+from protocol.server.calls import CallInterceptor, CallPolicy, Context, rate_limited
 from protocol.server.limits import FairShare
 from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message
 from protocol.trust.rate_limit import RateLimit
@@ -119,17 +119,17 @@ def claimant(
     return peer, key
 
 
-def admission(source_of: Callable[[str], str], drop: Callable[[str], None]) -> AdmissionInterceptor:
+def admission(source_of: Callable[[str], str], drop: Callable[[str], None]) -> CallInterceptor:
     """Counts calls by source. `source_of` and `drop` a connection, by gRPC's name of the client."""
 
     def source(context: Context) -> str:
         return source_of(context.peer())
 
     calls = FairShare(MAX_CALLS_OF_SOURCE, MAX_CALLS)
-    return AdmissionInterceptor(Admission(source, source_of, drop, lambda _: None, calls, Stopped, log))
+    return CallInterceptor(CallPolicy(source, source_of, drop, lambda _: None, calls, Stopped, log))
 
 
-def new_server(admission: AdmissionInterceptor, *options: tuple[str, int]) -> grpc.aio.Server:
+def new_server(admission: CallInterceptor, *options: tuple[str, int]) -> grpc.aio.Server:
     """A server for clients without certificates, with neither port nor service yet."""
     return grpc.aio.server(
         interceptors=(admission,),

@@ -13,7 +13,7 @@ from coordinator.explain.explain import answer, prepare
 from coordinator.explain.log_index import LogIndex
 from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.store import Store
-from protocol.server.admission import rate_limited
+from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare
 from protocol.status import Explanation
 from protocol.trust.rate_limit import RateLimit

@@ -6,7 +6,7 @@ import asyncio
 
 from google.protobuf.message import Message
 
-from protocol.server.admission import Context
+from protocol.server.calls import Context
 
 _LARGE_BYTES = 8 << 10
 _PLACES = 64

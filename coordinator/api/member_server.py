@@ -9,7 +9,7 @@ import grpc
 
 from coordinator.api.access import Access
 from coordinator.command_loop import Stopped
-from protocol.server.admission import Admission, AdmissionInterceptor
+from protocol.server.calls import CallInterceptor, CallPolicy
 from protocol.server.limits import FairShare
 from protocol.spec.run import RunSpec
 from protocol.trust.names import identity_of
@@ -34,13 +34,13 @@ def calls_of_one(spec: RunSpec) -> int:
 
 def admission(
     access: Access, spec: RunSpec, source_of: Callable[[str], str], drop: Callable[[str], None]
-) -> AdmissionInterceptor:
+) -> CallInterceptor:
     """Counts calls by certificate. `source_of` and `drop` a connection, by gRPC's name of the client."""
     calls = FairShare(calls_of_one(spec), MAX_CALLS)
-    return AdmissionInterceptor(Admission(identity_of, source_of, drop, access.check, calls, Stopped, log))
+    return CallInterceptor(CallPolicy(identity_of, source_of, drop, access.check, calls, Stopped, log))
 
 
-def new_server(admission: AdmissionInterceptor, spec: RunSpec, *options: tuple[str, int]) -> grpc.aio.Server:
+def new_server(admission: CallInterceptor, spec: RunSpec, *options: tuple[str, int]) -> grpc.aio.Server:
     """A server with bounded messages and calls, with neither port nor services yet."""
     return grpc.aio.server(
         interceptors=(admission,),

@@ -11,7 +11,7 @@ from typing import Any
 from protocol.errors import faulty_peer
 from protocol.pb import operator_pb2 as pb
 from protocol.pb import operator_pb2_grpc as pb_grpc
-from protocol.server.admission import Context
+from protocol.server.calls import Context
 from protocol.wire.operator_calls import MOST_BYTES
 from protocol.wire.typed_calls import Call, Request, answering, decode_request, encode_answer, name_of
 

@@ -46,7 +46,7 @@ from coordinator.state.state import State
 from coordinator.status.run_status import run_status
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.server.admission import Context
+from protocol.server.calls import Context
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.names import identity_of, peer_of
 from protocol.trust.reachability import Addresses

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,9 +36,8 @@ from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
 
 if TYPE_CHECKING:
-    from node.hive.lasting import LastingTransport
-    from node.hive.transport import HivemindTransport
     from node.security.identity import Identity
+    from node.transport.transport import ArbiterPeer
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +161,7 @@ def coordinator(
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
-    own_template()  # imports hivemind while this process imports the coordinator
+    own_template()  # imports the transport while this process imports the coordinator
 
     from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
     from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
@@ -246,46 +244,40 @@ class _BootstrapPeer:
     port: int
     advertise: str
 
-    async def start(self, run: str) -> LastingTransport:
+    async def start(self, run: str) -> ArbiterPeer:
         """Start it for `run`; it starts itself again on its port.
 
-        Raises as :meth:`HivemindTransport.start` does.
+        Raises as :meth:`TransportPackage.start_arbiter` does.
         """
-        from node.hive.lasting import LastingTransport  # noqa: PLC0415
-
         # Nodes know where the DHT began, so a coordinator that is started again must use the same port.
         kept = self.folder / "dht-port"
         former = int(kept.read_text()) if kept.exists() else 0
-        start_on = partial(self._start_on, run)
         try:
-            peer = await LastingTransport.start(start_on, self.port or former)
+            peer = await self._start_on(run, self.port or former)
         except HetnodeError as error:
             if error.code is not ErrorCode.PORT_IN_USE or self.port:
                 raise
-            peer = await LastingTransport.start(start_on, 0)
+            peer = await self._start_on(run, 0)
         kept.write_text(str(peer.port))
-        try:
-            await peer.host_arbiter(self.spec, self.folder / "contested")
-        except HetnodeError as error:
-            await peer.close()
-            raise error from None
         return peer
 
-    async def _start_on(self, run: str, port: int) -> HivemindTransport:
-        from node.hive.transport import HivemindTransport  # noqa: PLC0415
+    async def _start_on(self, run: str, port: int) -> ArbiterPeer:
+        from node.transport.transport import Entry, transport_in_use  # noqa: PLC0415
 
-        return await HivemindTransport.start(
-            identity=self.identity,
-            certificate=self.folder / "bootstrap.pem",
-            authority=self.folder / "authority.pem",
-            run=run,
-            initial_peers=(),
-            listen_host=self.host,
-            listen_port=port,
-            advertise=self.advertise,
-            sources=(),  # those of members come with their calls, and so do the members
-            members=(),
-        )
+        async def enter() -> Entry:
+            return Entry(
+                run,
+                self.folder / "bootstrap.pem",
+                self.folder / "authority.pem",
+                listen_host=self.host,
+                listen_port=port,
+                advertise=self.advertise,
+                sources=(),  # those of members come with their calls, and so do the members
+                members=(),
+            )
+
+        contested = self.folder / "contested"
+        return await transport_in_use().start_arbiter(self.identity, enter, self.spec, contested)
 
 
 def _open_identity(folder: Path) -> Identity:

@@ -12,7 +12,7 @@ from math import inf
 
 from node.cli.doctor_checks import Finding, NodeSettings, ok, problem, warning
 from node.net.address_trial import AddressTrial, Place, try_addresses
-from node.net.admission import local_address_towards
+from node.net.joining import local_address_towards
 from node.net.link_server import LinkServer
 from node.relay.keeper import round_trip
 from node.router.port_mapping import NO_OFFER, Mapped, map_ports, offered

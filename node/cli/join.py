@@ -232,7 +232,7 @@ def _run_node(
         if leader:
             command_runner.run(hosts.dismiss_followers(leader))
         return
-    own_template()  # imports torch and hivemind while this process imports the rest
+    own_template()  # imports torch and the transport while this process imports the rest
 
     from node.process import run_node  # noqa: PLC0415
     from node.train.options import NodeOptions  # noqa: PLC0415

@@ -14,7 +14,8 @@ from node.cli.options import network, option, records_as_options
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import bad_option
 from node.folder import disk_errors_reported, make_usable
-from node.ipc.template import COMMAND_MODULES, own_template
+from node.ipc.modules import COMMAND_MODULES
+from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -70,7 +71,7 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, in
     from node.data.stream import open_stream  # noqa: PLC0415
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
-    own_template(COMMAND_MODULES)  # imports torch and hivemind while the data is checked
+    own_template(COMMAND_MODULES)  # imports torch and the transport while the data is checked
     own_tokenizer = find_tokenizer(spec.data, config, initial)
     open_stream(spec, tokenizer=own_tokenizer)
     start = initial or (config.parent if config else None)

@@ -39,10 +39,10 @@ from node.transport.allow_list import AllowList
 from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.line import Line
 from node.transport.payload_store import PayloadStore
-from node.transport.transport import ExchangeResult, HostedStages
+from node.transport.transport import ExchangeResult, ServedStages
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.envelope import Signer, is_authentic, misfit
-from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
+from protocol.trust.envelope import Signer, is_authentic
+from protocol.types import ExchangeGroup, PayloadDescriptor
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 from protocol.wire.typed_calls import handler
 
@@ -72,7 +72,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         dht: DHT,
         run: str,
         stage: int,
-        hosted: HostedStages,
+        hosted: ServedStages,
         allow_list: Sequence[str],
         sign: Signer,
         sockets: Path,
@@ -97,7 +97,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         """Fork the averager process; wait for it with `wait_until_ready`."""
         self.start()
         self._own_end.close()  # the child has its copy; an open one here would hide the child's death
-        self.calls = Connection(self._host_end, f"averager of stage {self._stage}", ErrorCode.HIVEMIND_DIED)
+        self.calls = Connection(self._host_end, f"averager of stage {self._stage}", ErrorCode.TRANSPORT_DIED)
 
     # The averager process runs these in threads, one for each call of the host.
 
@@ -156,7 +156,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             CheckpointServer.of(hosted),
             line,
         )
-        self._payloads = self._peer.payloads
+        self._payloads = self._peer.service.payloads
         await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
         self._reduction: ReductionPeer | None = None
         if hosted.reduced is not None:
@@ -184,7 +184,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return await self._payloads.fetch(request.entry, request.deadline)
 
     async def _fetch_checkpoint(self, request: FetchCheckpoint) -> None:
-        await self._peer.fetch_checkpoint(request.download, request.deadline)
+        await self._peer.service.fetch_checkpoint(request.download, request.deadline)
 
     async def _exchange(self, request: Exchange) -> ExchangeResult:
         """One averaging step of hivemind."""
@@ -229,46 +229,25 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return await self._gather(group_info, remaining)
 
     async def _gather(self, group_info: GroupInfo, seconds: float) -> ExchangeResult:
-        own = self._own
-        announced: dict[PeerId, PayloadDescriptor] = {own.owner: own}
-        rejected = []
+        announced = []
         for peer_id, gathered in zip(group_info.peer_ids, group_info.gathered, strict=True):
-            peer = PeerId(peer_id.to_base58())
             try:
                 descriptor = descriptor_from_bytes(gathered)
-                problem = self._problem(descriptor, peer)
             except HetnodeError as error:
-                problem = error.cause
-            # A problem is only logged: the descriptor proves nothing about its owner. A misfit is signed by
-            # the owner, so the coordinator is told of it.
-            if problem:
-                log.warning("left %s out of round %d: %s", peer, own.round_number, problem)
-            elif reason := misfit(descriptor, own):
-                log.warning("left %s out of round %d: %s", peer, own.round_number, reason)
-                rejected.append(Rejection(descriptor, reason))
+                log.warning("left %s out: %s", peer_id, error.cause)
+                continue
+            if descriptor.owner == peer_id.to_base58():
+                announced.append(descriptor)
             else:
-                announced.setdefault(peer, descriptor)  # this peer's own entry stays
-        others = [descriptor for owner, descriptor in announced.items() if owner != own.owner]
-        faults = await self._payloads.gather(own, others, seconds, self.client_mode, self._group)
-        rejected += [Rejection(announced[owner], reason) for owner, reason in faults.items()]
-        held = filter(self._payloads.holds, announced.values())
-        return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))
-
-    def _problem(self, descriptor: PayloadDescriptor, peer: PeerId) -> str | None:
-        """Why the payload that `peer` announced cannot be part of this exchange; None if it can."""
-        own, capacity = self._own, self._hosted.capacities[self._stage]
-        if peer not in self._allow_list:
-            return "it is not in the plan"
-        if descriptor.owner != peer:
-            return "it announced the payload of another peer"
-        exchange = (own.run, own.stage, own.round_number)
-        if (descriptor.run, descriptor.stage, descriptor.round_number) != exchange:
-            return "it announced a payload of another run, stage or round"
-        if descriptor.nbytes > capacity:
-            return f"it announced {descriptor.nbytes} bytes; a payload of this stage has at most {capacity}"
-        if not is_authentic(descriptor, own.run):
-            return "its descriptor has no valid signature"
-        return None
+                log.warning("left %s out: it announced the payload of another peer", peer_id)
+        return await self._peer.service.exchange(
+            self._own,
+            announced,
+            seconds,
+            allow_list=self._allow_list,
+            push=self.client_mode,
+            group=self._group,
+        )
 
     @contextmanager
     def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:

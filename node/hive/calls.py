@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd
+from node.transport.transport import CheckpointDownload, Entry, ExchangeResult, RoundEnd, ServedStages
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 from protocol.wire.record_codec import Blob
@@ -33,29 +33,16 @@ class JoinDht(HiveRequest[DhtJoined]):
     """Fork the DHT process and join a DHT, or begin one. This must be the first call.
 
     Attributes:
+        identity: the file of the key of `peer`.
         folder: holds this node's sockets.
-
-    For the other attributes see :meth:`node.hive.transport.HivemindTransport.start`.
 
     Raises:
         HetnodeError: PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE.
     """
 
-    run: str
+    entry: Entry
     peer: PeerId
-    initial_peers: tuple[str, ...]
-    listen_host: str
-    listen_port: int
-    advertise: str | None
-    advertise_port: int
     identity: Path
-    certificate: Path
-    authority: Path
-    client_mode: bool
-    stays_connected: bool
-    sources: tuple[str, ...]
-    members: tuple[PeerId, ...] | None
-    clock_offset: float
     folder: Path
 
 
@@ -63,7 +50,7 @@ class JoinDht(HiveRequest[DhtJoined]):
 class HostStages(HiveRequest[None]):
     """Fork one averager for each stage; see :meth:`node.transport.transport.Transport.host_stages`."""
 
-    hosted: HostedStages
+    hosted: ServedStages
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ class HostArbiter(HiveRequest[None]):
 
 @dataclass(frozen=True)
 class ArbitratePayload(HiveRequest[Verdict]):
-    """See :meth:`node.transport.arbiter.Arbiter.arbitrate`; `deadline` bounds the fetching."""
+    """See :meth:`node.transport.arbiter.PayloadArbiter.arbitrate`; `deadline` bounds the fetching."""
 
     descriptor: PayloadDescriptor
     donors: tuple[PeerId, ...]
@@ -118,14 +105,14 @@ class Admit(HiveRequest[None]):
 
 
 @dataclass(frozen=True)
-class Disconnect(HiveRequest[None]):
+class DropConnections(HiveRequest[None]):
     """Close the connections to `peers`, if there are any: the next call to one of them opens another."""
 
     peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)
-class Contact(HiveRequest[None]):
+class DialPeers(HiveRequest[None]):
     """Dial each of these peers at this multiaddress, to stay connected to those that Admit names."""
 
     addresses: Mapping[str, str]

@@ -16,7 +16,6 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from node.transport.backoff import pause_after
 from node.transport.payload_exchange import own_order
-from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +32,13 @@ class Contacts:
 
     def __init__(self, p2p: P2P) -> None:
         self._p2p, self._me = p2p, p2p.peer_id.to_base58()
-        self._wanted: frozenset[PeerId] = frozenset()
-        self._failures: dict[PeerId, tuple[int, float]] = {}  # how many in a row, and when to try again
+        self._wanted: frozenset[str] = frozenset()
+        self._failures: dict[str, tuple[int, float]] = {}  # how many in a row, and when to try again
         self._addresses: dict[str, str] = {}
         self._changed = asyncio.Event()
         self._dials = asyncio.Semaphore(_DIALS_AT_ONCE)
 
-    def change(self, added: Iterable[PeerId], removed: Iterable[PeerId]) -> None:
+    def change(self, added: Iterable[str], removed: Iterable[str]) -> None:
         """Change the peers that are wanted. Of more than MOST_CONTACTS every peer chooses others."""
         self._wanted = self._wanted.difference(removed).union(added) - {self._me}
         self._failures = {peer: each for peer, each in self._failures.items() if peer in self._wanted}
@@ -74,10 +73,10 @@ class Contacts:
         missing = [peer for peer in wanted if peer not in connected and self._is_due(peer, now)]
         await asyncio.gather(*map(self._open, missing))
 
-    def _is_due(self, peer: PeerId, now: float) -> bool:
+    def _is_due(self, peer: str, now: float) -> bool:
         return now >= self._failures.get(peer, (0, now))[1]
 
-    async def _open(self, peer: PeerId) -> None:
+    async def _open(self, peer: str) -> None:
         async with self._dials:
             try:
                 # Without addresses p2pd asks the other peers where this one is.

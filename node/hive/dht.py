@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ _GREET_SECONDS = 20.0
 _CALL_SECONDS = 5.0
 
 
+class Whom(Enum):
+    """The kinds of peers, or of sources, that the DHT process knows by name."""
+
+    PEERS = "they may ask this one; a peer that only dials stays connected to them"
+    BANNED = "they are refused although they have certificates"
+    MEMBERS = "connections of other peers end after the handshake"
+    SOURCES = "connections from elsewhere are closed"
+
+
 class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
     """hivemind's DHT, in a process that ends with its parent.
 
@@ -48,8 +58,8 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
     """
 
     # Both only in the DHT process. A peer has a public port, or contacts, or both.
-    _port: PublicPort
-    _contacts: Contacts
+    _port: PublicPort | None = None
+    _contacts: Contacts | None = None
 
     def __init__(
         self,
@@ -70,10 +80,9 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         modes = P2P.DHT_MODE_MAPPING.items()
         P2P.DHT_MODE_MAPPING = {mode: {**flags, "f": settings} for mode, flags in modes}
         self._folder = folder
-        self._listener, self._sources = listener, frozenset(sources)
-        self._members = None if members is None else frozenset(members)
-        self._banned: frozenset[str] = frozenset()
-        self._wanted: frozenset[str] = frozenset()
+        self._listener, self._members = listener, members
+        first = {Whom.SOURCES: frozenset(sources), Whom.MEMBERS: frozenset(members or ())}
+        self._told: dict[Whom, frozenset[str]] = dict.fromkeys(Whom, frozenset()) | first
         self._stays_connected = stays_connected or listener is None
         super().__init__(start=False, authorizer=authorizer, **options)
 
@@ -90,13 +99,12 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         with reserve_loopback_port() as reservation:
             port = reservation.getsockname()[1]
             self.kwargs["host_maddrs"] = [multiaddress(LOOPBACK, port)]
-            self._port = PublicPort(self._listener, port, self._sources, self._members)
+            self._port = PublicPort(self._listener, port, self._told[Whom.SOURCES], self._members)
             super().run()
 
     def open_port(self, deadline: float) -> None:
         """Accept connections from now on; until then they wait. p2pd must be ready."""
-        if self._listener is not None:
-            self._call(_open_port, deadline)
+        self._call(_open_port, deadline)
 
     def greet(self, deadline: float) -> None:
         """Introduce this peer to the initial peers again, the coordinator among them."""
@@ -108,16 +116,9 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         self._greeting = self.run_coroutine(work, return_future=True)
 
     def keep_contacts(self) -> None:
-        """Stay connected to the peers of :meth:`admit_peers` until this process ends, if asked to."""
+        """Stay connected to the peers of Whom.PEERS until this process ends, if asked to."""
         if self._stays_connected:
             self._contact_keeper = self.run_coroutine(_keep_contacts, return_future=True)
-
-    def admit_peers(self, peers: Collection[PeerId], deadline: float) -> None:
-        """Exactly `peers` may ask this one from now on."""
-        then, before = frozenset(peers), self._wanted
-        self._wanted = then
-        if self._stays_connected:
-            self._send_difference(_change_contacts, then, before, deadline)
 
     def contact(self, addresses: Mapping[str, str], deadline: float) -> None:
         """Dial each of these peers at this multiaddress; it must be one that stays connected to others."""
@@ -130,38 +131,15 @@ class HostedDHT(DHT):  # type: ignore[misc]  # hivemind has no type information
         for some in _parts(peers):
             self._call(partial(_disconnect, peers=some), deadline)
 
-    def ban(self, banned: Collection[str], deadline: float) -> None:
-        """Refuse exactly the peers in `banned` from now on, although they have certificates."""
-        then, before = frozenset(banned), self._banned
-        self._banned = then
-        self._send_difference(_change_bans, then, before, deadline)
-
-    def admit_members(self, members: Collection[str], deadline: float) -> None:
-        """Carry connections of exactly these peers from now on, and close those of others."""
-        then, before = frozenset(members), self._members or frozenset()
-        self._members = then
-        if self._listener is None:
-            return
-        for added in _parts(then - before):
-            self._call(partial(_change_members, added=added, removed=()), deadline)
-        for removed in _parts(before - then):
-            self._call(partial(_change_members, added=(), removed=removed), deadline)
-
-    def admit_sources(self, sources: Collection[str], deadline: float) -> None:
-        """Accept connections from exactly these sources from now on, and close those of others."""
-        then, before = frozenset(sources), self._sources
-        self._sources = then
-        if self._listener is not None:
-            self._send_difference(_change_sources, then, before, deadline)
-
-    def _send_difference(
-        self, work: Callable[..., Any], then: frozenset[str], before: frozenset[str], deadline: float
-    ) -> None:
+    def tell(self, whom: Whom, names: Collection[str], deadline: float) -> None:
+        """Exactly `names` are of this kind from now on."""
+        then, before = frozenset(names), self._told[whom]
+        self._told[whom] = then
         # Only the difference is sent, because one call carries few names.
         for added in _parts(then - before):
-            self._call(partial(work, added=added, removed=()), deadline)
+            self._call(partial(_change, whom=whom, added=added, removed=()), deadline)
         for removed in _parts(before - then):
-            self._call(partial(work, added=(), removed=removed), deadline)
+            self._call(partial(_change, whom=whom, added=(), removed=removed), deadline)
 
     def _call(self, work: Callable[..., Any], deadline: float) -> None:
         self.run_coroutine(work, return_future=True).result(deadline)
@@ -177,26 +155,23 @@ def _parts(names: Collection[str]) -> Iterator[Sequence[str]]:
 # The functions below run in the DHT process.
 
 
-async def _change_bans(_: DHT, node: DHTNode, *, added: Sequence[str], removed: Sequence[str]) -> None:
-    banned = node.protocol.authorizer.banned
-    banned.update(added)
-    banned.difference_update(removed)
+async def _change(
+    dht: HostedDHT, node: DHTNode, *, whom: Whom, added: Sequence[str], removed: Sequence[str]
+) -> None:
+    if whom is Whom.BANNED:
+        node.protocol.authorizer.banned.update(added)
+        node.protocol.authorizer.banned.difference_update(removed)
+    elif whom is Whom.PEERS and dht._contacts is not None:
+        dht._contacts.change(added, removed)
+    elif whom is Whom.MEMBERS and dht._port is not None:
+        dht._port.change_members(added, removed)
+    elif whom is Whom.SOURCES and dht._port is not None:
+        dht._port.change(added, removed)
 
 
 async def _open_port(dht: HostedDHT, node: DHTNode) -> None:
-    dht._port.open(node.p2p.list_peers)
-
-
-async def _change_members(
-    dht: HostedDHT, _: DHTNode, *, added: Sequence[str], removed: Sequence[str]
-) -> None:
-    dht._port.change_members(added, removed)
-
-
-async def _change_sources(
-    dht: HostedDHT, _: DHTNode, *, added: Sequence[str], removed: Sequence[str]
-) -> None:
-    dht._port.change(added, removed)
+    if dht._port is not None:
+        dht._port.open(node.p2p.list_peers)
 
 
 async def _keep_contacts(dht: HostedDHT, node: DHTNode) -> None:
@@ -204,14 +179,9 @@ async def _keep_contacts(dht: HostedDHT, node: DHTNode) -> None:
     await dht._contacts.keep()
 
 
-async def _change_contacts(
-    dht: HostedDHT, _: DHTNode, *, added: Sequence[PeerId], removed: Sequence[PeerId]
-) -> None:
-    dht._contacts.change(added, removed)
-
-
 async def _note_addresses(dht: HostedDHT, _: DHTNode, *, addresses: Mapping[str, str]) -> None:
-    dht._contacts.note_addresses(addresses)
+    if dht._contacts is not None:
+        dht._contacts.note_addresses(addresses)
 
 
 async def _disconnect(_: DHT, node: DHTNode, *, peers: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """The hivemind host: a process that only forks, watches and calls hivemind's processes.
 
-``python -m node.hive.host FD`` answers the calls of :class:`node.hive.transport.HivemindTransport`.
+``python -m node.hive.host FD`` answers the calls of :class:`node.hive.host_process.HostProcess`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from node.hive.calls import (
     AVERAGER_REQUESTS,
     Admit,
     ArbitratePayload,
-    Contact,
     DhtJoined,
-    Disconnect,
+    DialPeers,
+    DropConnections,
     ForgetPayloads,
     HostArbiter,
     HostStages,
@@ -46,7 +46,7 @@ from node.hive.calls import (
     Publish,
 )
 from node.hive.clock import correct_dht_time
-from node.hive.dht import HostedDHT
+from node.hive.dht import HostedDHT, Whom
 from node.hive.dht_protocol import node_id_of, use_bounded_protocol
 from node.hive.lifetime import kill_descendants
 from node.hive.public_port import announced_addresses, listen
@@ -60,6 +60,7 @@ from protocol.types import PeerId, Verdict
 from protocol.wire.typed_calls import Call, Handler, Reply, encode_request, handler, name_of
 
 log = logging.getLogger(__name__)
+logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level for the whole process
 
 _CALL_THREADS = 128
 _WATCH_SECONDS = 1.0
@@ -117,52 +118,30 @@ class Host:
         self._ending = threading.Event()
 
     def join_dht(self, request: JoinDht) -> DhtJoined:
-        correct_dht_time(request.clock_offset)  # first: every process that is forked later inherits it
-        self._folder, self._run = request.folder, request.run
+        entry = request.entry
+        correct_dht_time(entry.clock_offset)  # first: every process that is forked later inherits it
+        self._folder, self._run = request.folder, entry.run
         self._sign = signer_of(request.identity)
-        for address in request.initial_peers:
+        for address in entry.initial_peers:
             _check_initial_peer(address)
-        listener = None if request.client_mode else listen(request.listen_host, request.listen_port)
-        told = request.advertise, request.advertise_port
+        listener = None if entry.client_mode else listen(entry.listen_host, entry.listen_port)
+        told = entry.advertise, entry.advertise_port
         announced = () if listener is None else announced_addresses(listener, *told)
         self._dht = HostedDHT(
             self._folder,
-            CertificateAuthorizer(self._run, self._sign, request.certificate, request.authority),
+            CertificateAuthorizer(self._run, self._sign, entry.certificate, entry.authority),
             listener,
-            {*request.sources, *own_sources()},
-            request.stays_connected,
-            request.members,
-            # hivemind would draw a random id, and a restarted peer would be twice in the routing tables of
-            # other peers.
-            node_id=node_id_of(request.peer),
-            initial_peers=request.initial_peers,
-            host_maddrs=None,  # the DHT process chooses a loopback port
+            {*entry.sources, *own_sources()},
+            entry.stays_connected,
+            entry.members,
             announce_maddrs=announced or None,
-            no_listen=request.client_mode,
-            client_mode=request.client_mode,
-            identity_path=str(request.identity),
-            check_if_identity_free=False,  # it reads RSA keys only; the main process locks the key file
-            nat_port_map=False,
-            dht_mode=_dht_mode(request.initial_peers),
-            # AutoNAT would dial the addresses that strangers claim to have.
-            use_relay=False,
-            auto_nat=False,
-            persistent_conn_max_msg_size=MAX_VALUE_BYTES,
-            # Copies of what was found would be entries of other peers, which no peer accepts.
-            cache_locally=False,
-            cache_nearest=0,
-            cache_on_store=False,
-            record_validators=[
-                records.KnownEntryValidator(
-                    self._run, x509.load_pem_x509_certificate(request.authority.read_bytes())
-                )
-            ],
+            **_dht_options(request),
         )
         self._dht.start()
         try:
             self._dht.wait_until_ready(request.deadline)
         except Exception as error:
-            peers = ", ".join(request.initial_peers) or "no other peer"
+            peers = ", ".join(entry.initial_peers) or "no other peer"
             why = str(error) or type(error).__name__
             raise _unreachable(f"joining it through {peers} failed: {why}") from None
         self._dht.open_port(request.deadline)
@@ -187,7 +166,7 @@ class Host:
             self._averagers.start(request.hosted.capacities, fork, request.deadline)
         except Exception as error:
             raise HetnodeError(
-                ErrorCode.HIVEMIND_DIED,
+                ErrorCode.TRANSPORT_DIED,
                 f"An averager did not start: {error!r}.",
                 "See the end of this node's log, then start the node again.",
             ) from None
@@ -223,17 +202,17 @@ class Host:
         if self._arbiter is not None:
             self._arbiter.admit(request.peers)
         with self._admitting, _dht_answers():
-            self._dht.ban(request.banned, request.deadline)
-            self._dht.admit_peers(request.peers, request.deadline)
-            self._dht.admit_sources({*request.sources, *own_sources()}, request.deadline)
+            self._dht.tell(Whom.BANNED, request.banned, request.deadline)
+            self._dht.tell(Whom.PEERS, request.peers, request.deadline)
+            self._dht.tell(Whom.SOURCES, {*request.sources, *own_sources()}, request.deadline)
             if request.members is not None:
-                self._dht.admit_members(request.members, request.deadline)
+                self._dht.tell(Whom.MEMBERS, request.members, request.deadline)
 
-    def disconnect(self, request: Disconnect) -> None:
+    def disconnect(self, request: DropConnections) -> None:
         with _dht_answers():
             self._dht.disconnect(request.peers, request.deadline)
 
-    def contact(self, request: Contact) -> None:
+    def contact(self, request: DialPeers) -> None:
         with _dht_answers():
             self._dht.contact(request.addresses, request.deadline)
 
@@ -248,8 +227,8 @@ class Host:
             **handler(Publish, self.publish),
             **handler(Lookup, self.lookup),
             **handler(Admit, self.admit),
-            **handler(Disconnect, self.disconnect),
-            **handler(Contact, self.contact),
+            **handler(DropConnections, self.disconnect),
+            **handler(DialPeers, self.contact),
             **{name_of(request): self._forward for request in AVERAGER_REQUESTS},
         }
 
@@ -295,6 +274,33 @@ def _dht_answers() -> Iterator[None]:
         raise _unreachable(str(error) or type(error).__name__) from None
 
 
+def _dht_options(request: JoinDht) -> dict[str, Any]:
+    """What hivemind's DHT, DHTNode and P2P are told."""
+    entry = request.entry
+    authority = x509.load_pem_x509_certificate(entry.authority.read_bytes())
+    return {
+        # hivemind would draw a random id; then others' routing tables would have a restarted peer twice.
+        "node_id": node_id_of(request.peer),
+        "initial_peers": entry.initial_peers,
+        "host_maddrs": None,  # the DHT process chooses a loopback port
+        "no_listen": entry.client_mode,
+        "client_mode": entry.client_mode,
+        "identity_path": str(request.identity),
+        "check_if_identity_free": False,  # it reads RSA keys only; the main process locks the key file
+        "nat_port_map": False,
+        "dht_mode": _dht_mode(entry.initial_peers),
+        # AutoNAT would dial the addresses that strangers claim to have.
+        "use_relay": False,
+        "auto_nat": False,
+        "persistent_conn_max_msg_size": MAX_VALUE_BYTES,
+        # Copies of what was found would be entries of other peers, which no peer accepts.
+        "cache_locally": False,
+        "cache_nearest": 0,
+        "cache_on_store": False,
+        "record_validators": [records.KnownEntryValidator(entry.run, authority)],
+    }
+
+
 def _dht_mode(initial_peers: Sequence[str]) -> str:
     """Whether p2pd answers the questions of libp2p's own DHT, by which it finds the addresses of peers.
 
@@ -330,7 +336,6 @@ def _configure_logging() -> None:
     level = os.environ.get("HETNODE_LOG_LEVEL", "INFO")
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s hivemind: %(message)s")
     use_hivemind_log_handler("nowhere")
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames this level for the whole process
     if level != "DEBUG":
         for name in ("hivemind", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

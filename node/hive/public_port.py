@@ -23,7 +23,7 @@ from protocol.server.descriptors import raise_descriptor_limit
 from protocol.server.gateway import ConnectionLimits, Gateway, listen_on
 from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
-from protocol.server.splice import End, carry
+from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.host_port import host_port
 from protocol.trust.multiaddress import multiaddress
 
@@ -67,7 +67,7 @@ class PublicPort:
         self._members = None if members is None else set(members)
         self._changed = asyncio.Event()  # of the members; each change has its own
         self._unknown = FairShare(_UNKNOWN_EACH, _UNKNOWN_IN_ALL)
-        self._carried: dict[End, str] = {}  # the peer of each connection
+        self._carried: dict[SpliceEnd, str] = {}  # the peer of each connection
         self._refusals = RefusalLog(log)
         most = (raise_descriptor_limit() - _SPARE_DESCRIPTORS) // 2  # a connection takes two of them
         limits = ConnectionLimits(_BURST, _PER_SECOND, _WAITING, _OPEN_EACH, min(_OPEN_IN_ALL, most))
@@ -97,11 +97,11 @@ class PublicPort:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _carry(self, client: End) -> None:
+    async def _carry(self, client: SpliceEnd) -> None:
         """Carry one connection to its end, beyond its handshake only if its peer is a member."""
         if not self._unknown.take(client.source):
             return
-        server = End()
+        server = SpliceEnd()
         try:
             try:
                 async with asyncio.timeout(_HANDSHAKE_SECONDS):
@@ -119,7 +119,7 @@ class PublicPort:
     def _admits(self, peer: str) -> bool:
         return self._members is None or peer in self._members
 
-    async def _begin(self, client: End, server: End) -> str:
+    async def _begin(self, client: SpliceEnd, server: SpliceEnd) -> str:
         """Carry the handshake of one connection. Returns the id of the peer that it proves."""
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: server, LOOPBACK, self._p2pd_port)
@@ -138,7 +138,7 @@ class PublicPort:
             await asyncio.wait((known, *copies))
 
 
-async def _copy(source: End, sink: End, most: int) -> None:
+async def _copy(source: SpliceEnd, sink: SpliceEnd, most: int) -> None:
     """Copy `most` bytes and no more, until cancelled or until `source` is closed."""
     with suppress(ConnectionResetError):
         while most:

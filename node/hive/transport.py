@@ -1,4 +1,4 @@
-"""The main process's end of hivemind: DHT records, the exchange of payloads, and the fetching of checkpoints.
+"""The transport with hivemind, as the main process sees it: it outlives its processes.
 
 It never imports hivemind or torch. Every call has a deadline, and every failure is raised as a HetnodeError.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import sys
-import tempfile
+import random
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from node.hive.calls import (
     Admit,
     ArbitratePayload,
-    Contact,
-    Disconnect,
+    DialPeers,
+    DropConnections,
     EndRound,
     Exchange,
     FetchCheckpoint,
@@ -31,21 +30,30 @@ from node.hive.calls import (
     HiveRequest,
     HostArbiter,
     HostStages,
-    JoinDht,
     Lookup,
     Publish,
 )
 from node.hive.clock import coordinator_time
-from node.ipc.channel import Child, start_child
+from node.hive.host_process import HostProcess
 from node.security.identity import Identity
+from node.transport.backoff import pause_after
 from node.transport.line import UNLIMITED, Line
-from node.transport.transport import CheckpointDownload, ExchangeResult, HostedStages, RoundEnd, Transport
+from node.transport.transport import (
+    CheckpointDownload,
+    Enter,
+    Entry,
+    ExchangeResult,
+    RoundEnd,
+    ServedStages,
+    Transport,
+    no_stage,
+)
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
+from protocol.trust.multiaddress import tcp_place
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 from protocol.wire.records import open_record, seal_record
-from protocol.wire.typed_calls import decode_answer, encode_request
 
 Answer = TypeVar("Answer")
 
@@ -54,124 +62,66 @@ log = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 _DHT_SECONDS = 15.0
 _LOCAL_SECONDS = 15.0
-_CLOSE_SECONDS = 5.0
-_LOOK_SECONDS = 1.0
-_GRACE_SECONDS = 15.0
-"""The host counts as dead when it has not answered this many seconds after the deadline."""
+_PATIENCE_SECONDS = 60.0
+"""How long a call waits for processes that are being started."""
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_HEALTHY_SECONDS = 60.0
+_LEAST_SECONDS = 1.0
 
 
-class HivemindTransport(Transport):
-    """A node's connection to hivemind's network, run by a host process of its own.
+class HiveTransport(Transport):
+    """The processes of hivemind for one peer: the transport of a node, and the coordinator's own peer.
 
-    Create it with :meth:`start`. When the host process or one of its children dies, every open and every
-    later call raises HIVEMIND_DIED; then the node must be started again.
+    Create it with :func:`start` or :func:`start_arbiter`. The new processes get the stages, the allow list
+    and the record of those that have died, and serve the payloads that are on the disk. The attempts to start
+    them go on until :meth:`close`.
     """
 
-    def __init__(
-        self,
-        host: Child,
-        folder: Path,
-        run: str,
-        identity: Identity,
-        certificate: Path,
-        authority: x509.Certificate,
-        clock_offset: float,
-    ) -> None:
-        self._host, self._folder, self._run, self._identity = host, folder, run, identity
-        self._certificate, self._authority, self._clock_offset = certificate, authority, clock_offset
-        self._addresses: tuple[str, ...] = ()
-        self._stages: tuple[int, ...] = ()
+    def __init__(self, identity: Identity, enter: Enter, line: Line, host: HostProcess, entry: Entry) -> None:
+        self._identity, self._enter, self._line = identity, enter, line
+        self._host, self._entry = host, entry
+        self._authority = x509.load_pem_x509_certificate(entry.authority.read_bytes())
+        self.port = next((place[1] for place in map(tcp_place, host.addresses) if place), 0)
+        self._clock = asyncio.get_running_loop().time
+        # What new processes are told again:
+        self._hosted: HostStages | None = None
+        self._arbiter: HostArbiter | None = None
+        self._admitted: Admit | None = None
+        self._published: tuple[PeerRecord, float] | None = None  # the record, and its end on the loop's clock
+        self._is_outdated = False  # a restart was asked for while processes were being started
+        self._ready = asyncio.Event()
+        self._ready.set()
+        self._keeper = asyncio.create_task(self._keep(), name="transport-keeper")
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddresses that other peers can use as `initial_peers`; empty in client mode."""
-        return self._addresses
-
-    @classmethod
-    async def start(
-        cls,
-        *,
-        identity: Identity,
-        certificate: Path,
-        authority: Path,
-        run: str,
-        initial_peers: Sequence[str] = (),
-        listen_host: str = "127.0.0.1",
-        listen_port: int = 0,
-        advertise: str | None = None,
-        advertise_port: int = 0,
-        client_mode: bool = False,
-        stays_connected: bool = False,
-        sources: Collection[str] = EVERYONE,
-        members: Collection[PeerId] | None = None,
-        clock_offset: float = 0.0,
-        line: Line = UNLIMITED,
-    ) -> HivemindTransport:
-        """Spawn the host and join the DHT.
-
-        Args:
-            identity: its key file becomes the libp2p identity, so ``identity.peer`` is the peer id.
-            certificate, authority: PEM files; a replaced certificate is read again.
-            run: its id, in the DHT's keys, the names of calls and all signatures; has no dots.
-            initial_peers: multiaddresses of the DHT to join; empty starts a new one.
-            listen_host, listen_port: the interface to listen on, by address or name; port 0 takes a free one.
-            advertise, advertise_port: host and port told to other peers; None and 0 are those to listen on.
-            client_mode: only dial; else connections are accepted from `sources`, see :meth:`admit`.
-            stays_connected: also stay connected to all admitted peers, as in client mode.
-            members: the peers whose connections are accepted; None accepts all until they are admitted.
-            clock_offset: seconds by which the coordinator's clock is ahead; the DHT needs it right to 3 s.
-            line: how fast payloads and checkpoints may be sent and received.
-
-        Raises HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, HIVEMIND_DIED; leaves nothing behind.
-        """
-        host, folder = await _start_host(line)
-        issuer = x509.load_pem_x509_certificate(authority.read_bytes())
-        transport = cls(host, folder, run, identity, certificate, issuer, clock_offset)
-        request = JoinDht(
-            run=run,
-            peer=identity.peer,
-            initial_peers=tuple(initial_peers),
-            listen_host=listen_host,
-            listen_port=listen_port,
-            advertise=advertise,
-            advertise_port=advertise_port,
-            identity=identity.path,
-            certificate=certificate,
-            authority=authority,
-            client_mode=client_mode,
-            stays_connected=stays_connected,
-            sources=tuple(sources),
-            members=None if members is None else tuple(sorted(members)),
-            clock_offset=clock_offset,
-            folder=folder,
-            deadline=_START_SECONDS,
-        )
-        await transport._join(request)
-        return transport
-
-    async def _join(self, request: JoinDht) -> None:
-        try:
-            joined = await self._call(request)
-            assert joined.peer == request.peer, "p2pd and this process derive it from the same key"
-        except BaseException:  # also a cancellation must leave no process behind
-            await self.close()
-            raise
-        self._addresses = joined.addresses
+        return self._host.addresses
 
     @property
     def pid(self) -> int:
-        """Process id of the host."""
+        """Process id of the present host."""
         return self._host.pid
 
-    async def host_stages(self, hosted: HostedStages) -> None:
+    @property
+    def arbiter(self) -> HiveTransport | None:
+        """This transport if it arbitrates contested payloads."""
+        return self if self._arbiter is not None else None
+
+    async def restart(self) -> None:
+        self._is_outdated = True
+        self._ready.clear()
+        await self._host.close()
+
+    async def host_stages(self, hosted: ServedStages) -> None:
         absolute = replace(
             hosted,
             payload_folder=hosted.payload_folder.absolute(),  # the host may have another working directory
             checkpoint_folder=hosted.checkpoint_folder.absolute(),
             initial_folder=hosted.initial_folder and hosted.initial_folder.absolute(),
         )
-        await self._call(HostStages(absolute, deadline=_START_SECONDS))
-        self._stages = tuple(hosted.capacities)
+        request = HostStages(absolute, deadline=_START_SECONDS)
+        await self._call(request, ErrorCode.TRANSPORT_DIED)
+        self._hosted = request
 
     async def host_arbiter(self, spec: RunSpec, folder: Path) -> None:
         """Fetch and serve contested payloads of the run from now on; the allow list may call. Call it once.
@@ -179,17 +129,18 @@ class HivemindTransport(Transport):
         Args:
             folder: keeps the payloads of a few rounds, also over a restart. Created if necessary.
         """
-        await self._call(HostArbiter(spec, folder.absolute(), deadline=_START_SECONDS))
+        request = HostArbiter(spec, folder.absolute(), deadline=_START_SECONDS)
+        await self._call(request, ErrorCode.TRANSPORT_DIED)
+        self._arbiter = request
 
     async def arbitrate(
         self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], deadline: float
     ) -> Verdict:
-        """See :meth:`node.transport.arbiter.Arbiter.arbitrate`."""
-        return await self._call(ArbitratePayload(descriptor, tuple(donors), deadline=deadline))
+        request = ArbitratePayload(descriptor, tuple(donors), deadline=deadline)
+        return await self._call(request, ErrorCode.PAYLOAD_UNAVAILABLE)
 
     async def forget_payloads(self, before_round: int) -> None:
-        """Drop the contested payloads of the rounds before `before_round`."""
-        await self._call(ForgetPayloads(before_round, deadline=_LOCAL_SECONDS))
+        await self._call(ForgetPayloads(before_round, deadline=_LOCAL_SECONDS), ErrorCode.PAYLOAD_UNAVAILABLE)
 
     async def admit(
         self,
@@ -198,35 +149,36 @@ class HivemindTransport(Transport):
         sources: Collection[str] = EVERYONE,
         members: Collection[PeerId] | None = None,
     ) -> None:
-        admitted = sorted(set(peers) - set(banned))  # a plan may still name a peer that was banned since
-        known = None if members is None else tuple(sorted(set(members) - set(banned)))
-        await self._call(
-            Admit(tuple(admitted), tuple(sorted(banned)), tuple(sources), known, deadline=_LOCAL_SECONDS)
+        self._admitted = request = Admit(
+            tuple(sorted(set(peers) - set(banned))),  # a plan may still name a peer that was banned since
+            tuple(sorted(banned)),
+            tuple(sources),
+            None if members is None else tuple(sorted(set(members) - set(banned))),
+            deadline=_LOCAL_SECONDS,
         )
+        await self._call(request, ErrorCode.DHT_UNREACHABLE)
 
     async def disconnect(self, peers: Collection[PeerId]) -> None:
-        """Close the connections to `peers`, which are dead: the next calls open new ones."""
-        await self._call(Disconnect(tuple(sorted(peers)), deadline=_LOCAL_SECONDS))
+        request = DropConnections(tuple(sorted(peers)), deadline=_LOCAL_SECONDS)
+        await self._call(request, ErrorCode.DHT_UNREACHABLE)
 
     async def contact(self, addresses: Mapping[str, str]) -> None:
-        """Dial each of these peers at this multiaddress; only with `stays_connected`."""
-        await self._call(Contact(addresses, deadline=_LOCAL_SECONDS))
+        await self._call(DialPeers(addresses, deadline=_LOCAL_SECONDS), ErrorCode.DHT_UNREACHABLE)
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
-        expires = coordinator_time(self._clock_offset) + ttl
-        shown = x509.load_pem_x509_certificate(self._certificate.read_bytes()).public_bytes(Encoding.DER)
-        sealed = seal_record(record, self._run, self._identity.sign, expires, shown)
-        await self._call(Publish(self._identity.peer, sealed, expires, deadline=_DHT_SECONDS))
+        self._published = (record, self._clock() + ttl)
+        await self._call(self._sealed(record, ttl), ErrorCode.DHT_UNREACHABLE)
 
     async def lookup(self) -> dict[PeerId, PeerRecord]:
-        found = await self._call(Lookup(deadline=_DHT_SECONDS))
+        found = await self._call(Lookup(deadline=_DHT_SECONDS), ErrorCode.DHT_UNREACHABLE)
         records = {}
-        now = coordinator_time(self._clock_offset)
         for peer, sealed in found.items():
             try:
-                records[PeerId(peer)] = open_record(sealed, self._run, peer, self._authority, now).record
+                opened = open_record(sealed, self._entry.run, peer, self._authority, self._now())
             except HetnodeError as error:
                 log.debug("ignored a DHT record of %s: %s", peer, error)
+            else:
+                records[PeerId(peer)] = opened.record
         return records
 
     async def exchange(
@@ -238,93 +190,146 @@ class HivemindTransport(Transport):
         expected: int,
         deadline: float,
     ) -> ExchangeResult:
-        return await self._call(
-            Exchange(descriptor.stage, payload, descriptor, group, expected, deadline=deadline)
-        )
+        request = Exchange(descriptor.stage, payload, descriptor, group, expected, deadline=deadline)
+        try:
+            # The other members do not wait longer for a member that has started again.
+            return await self._call(request, ErrorCode.STATE_UNAVAILABLE, ends=self._clock() + deadline)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.STATE_UNAVAILABLE:
+                raise
+            log.warning("round %d is lost for this node: %s", descriptor.round_number, error)
+            return ExchangeResult(())
 
     async def end_round(self, ended: RoundEnd) -> None:
-        await self._call(EndRound(ended.stage, ended, deadline=_LOCAL_SECONDS))
+        try:
+            request = EndRound(ended.stage, ended, deadline=_LOCAL_SECONDS)
+            await self._call(request, ErrorCode.STATE_UNAVAILABLE)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.STATE_UNAVAILABLE:
+                raise  # new processes have no residuals, so they have nothing to settle
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
         # The averager of its stage may already have it; any other averager can fetch it from its holders.
-        own = entry.descriptor.stage
-        averager = own if own in self._stages else self._any_averager(ErrorCode.PAYLOAD_UNAVAILABLE)
-        return await self._call(FetchPayload(averager, entry, deadline=deadline))
+        averager = self._averager(entry.descriptor.stage, ErrorCode.PAYLOAD_UNAVAILABLE)
+        return await self._call(FetchPayload(averager, entry, deadline=deadline), ErrorCode.STATE_UNAVAILABLE)
 
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
-        averager = self._any_averager(ErrorCode.STATE_UNAVAILABLE)
+        averager = self._averager(download.record.stage, ErrorCode.STATE_UNAVAILABLE)
         download = replace(download, into=download.into.absolute())
-        await self._call(FetchCheckpoint(averager, download, deadline=deadline))
+        request = FetchCheckpoint(averager, download, deadline=deadline)
+        await self._call(request, ErrorCode.STATE_UNAVAILABLE)
 
     async def wait_closed(self) -> None:
-        await self._host.wait_closed()
+        await asyncio.wait({self._keeper})
 
     async def close(self) -> None:
-        """End the host and everything below it, and remove its sockets. May be called again."""
-        await self._host.close(_CLOSE_SECONDS)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._keeper.cancel()
+        await asyncio.wait({self._keeper})
+        await self._host.close()
 
-    def _any_averager(self, code: ErrorCode) -> int:
-        """The stage of an averager of this node, which alone can call other averagers.
+    def _averager(self, stage: int, code: ErrorCode) -> int:
+        """The stage of an averager of this node, which alone can call other averagers: `stage` if it can be.
 
         Raises HetnodeError `code` if there is none.
         """
-        if not self._stages:
-            raise HetnodeError(
-                code,
-                "This node hosts no stage yet, and so cannot fetch anything.",
-                "Wait until the node has its assignment in the run.",
-            )
-        return self._stages[0]
+        if self._hosted is None or not (stages := self._hosted.hosted.capacities):
+            raise no_stage(code)
+        return stage if stage in stages else next(iter(stages))
 
-    async def _call(self, request: HiveRequest[Answer]) -> Answer:
-        call = encode_request(request)
-        reply = asyncio.ensure_future(self._host.call(call))
-        patience = request.deadline + _GRACE_SECONDS
-        try:
-            # Waits are counted, not clock time: a suspended machine stops the host and this process alike.
-            while patience > 0:
-                done, _ = await asyncio.wait({reply}, timeout=_LOOK_SECONDS)
-                if done:
-                    return decode_answer(request, reply.result())
-                patience -= _LOOK_SECONDS
-        finally:
-            reply.cancel()
-        # A host that does not answer may hold a lock for ever: end it, so that all calls fail at once.
-        await self._host.close(grace=0.0)
+    def _sealed(self, record: PeerRecord, ttl: float) -> Publish:
+        shown = x509.load_pem_x509_certificate(self._entry.certificate.read_bytes())
+        certificate, expires = shown.public_bytes(Encoding.DER), self._now() + ttl
+        sealed = seal_record(record, self._entry.run, self._identity.sign, expires, certificate)
+        return Publish(self._identity.peer, sealed, expires, deadline=_DHT_SECONDS)
+
+    def _now(self) -> float:
+        return coordinator_time(self._entry.clock_offset)
+
+    async def _call(self, request: HiveRequest[Answer], code: ErrorCode, ends: float | None = None) -> Answer:
+        """The answer of the present processes, or of those that replace them, before `ends`.
+
+        Raises the HetnodeError of the host; `code` if the processes do not live long enough to answer.
+        """
+        gives_up = self._clock() + _PATIENCE_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout_at(gives_up):
+                    await self._ready.wait()
+            except TimeoutError:
+                break
+            host = self._host
+            if ends is not None:
+                request = replace(request, deadline=max(_LEAST_SECONDS, ends - self._clock()))
+            try:
+                return await host.call(request)
+            except HetnodeError as error:
+                if error.code is not ErrorCode.TRANSPORT_DIED or self._keeper.done():
+                    raise
+                if self._host is host:
+                    self._ready.clear()
+                await host.close()  # all of it: one averager may be dead and the others alive
         raise HetnodeError(
-            ErrorCode.HIVEMIND_DIED,
-            f"The hivemind process did not answer {call.method} within "
-            f"{request.deadline + _GRACE_SECONDS:.0f} s; it was ended.",
-            "Start the node again.",
+            code,
+            f"hivemind's processes have died and do not start again within {_PATIENCE_SECONDS:.0f} s.",
+            "See this node's log for the reason; it goes on trying.",
         )
 
+    async def _keep(self) -> None:
+        failures = 0
+        while True:
+            started = self._clock()
+            await self._host.wait_closed()
+            died = self._clock()
+            self._ready.clear()
+            log.warning("a process of hivemind has ended: starting all of them again")
+            if died - started > _HEALTHY_SECONDS:
+                failures = 0
+            while True:
+                if failures:  # processes that die at once must not take the whole machine
+                    pause = pause_after(failures, _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                failures += 1
+                if await self._replace():
+                    break
+            self._ready.set()
+            log.info("hivemind's processes run again after %.1f s", self._clock() - died)
 
-async def _start_host(line: Line) -> tuple[Child, Path]:
-    """The host process, and the folder for its sockets."""
-    # In the system's folder of temporary files: the path of a socket has at most 104 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
+    async def _replace(self) -> bool:
+        """Try once to start new processes in the place of the present ones."""
+        await self._host.close()
+        self._is_outdated = False
+        try:
+            entry = await self._enter()
+            self._entry = entry if entry.listen_port else replace(entry, listen_port=self.port)
+            self._host = await HostProcess.start(self._identity, self._entry, self._line)
+            # The allow list comes first: other peers may call at once.
+            for request in (self._admitted, self._hosted, self._arbiter, self._admitted):
+                if request is not None:
+                    await self._host.call(request)
+        except (HetnodeError, OSError, RuntimeError) as error:
+            log.error("hivemind's processes cannot be started again yet: %s", error)
+            return False
+        if self._is_outdated:
+            return False
+        if self._published is not None and self._published[1] > self._clock():
+            record, ends = self._published
+            with suppress(HetnodeError):  # the directory publishes it again before it expires
+                await self._host.call(self._sealed(record, ends - self._clock()))
+        return True
+
+
+async def start(identity: Identity, enter: Enter, line: Line = UNLIMITED) -> HiveTransport:
+    """See :meth:`node.transport.transport.TransportPackage.start`."""
+    entry = await enter()
+    return HiveTransport(identity, enter, line, await HostProcess.start(identity, entry, line), entry)
+
+
+async def start_arbiter(identity: Identity, enter: Enter, spec: RunSpec, folder: Path) -> HiveTransport:
+    """See :meth:`node.transport.transport.TransportPackage.start_arbiter`."""
+    peer = await start(identity, enter)
     try:
-        host = await start_child(
-            "node.hive.host",
-            name="hivemind",
-            died=ErrorCode.HIVEMIND_DIED,
-            environment=_environment(folder) | line.environment,
-        )
+        await peer.host_arbiter(spec, folder)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        await peer.close()
         raise
-    return host, folder
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    environment = {
-        "HETNODE_LOG_LEVEL": logging.getLevelName(log.getEffectiveLevel()),
-        "TMPDIR": str(folder),  # multiprocessing keeps sockets there
-        # p2pd is written in Go. Above this it frees memory at once, where it would let twice as much gather.
-        "GOMEMLIMIT": "128MiB",
-    }
-    if sys.platform == "linux":
-        # By default hivemind's futures share memory by name, and that outlives a killed process by seconds.
-        environment["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
-    return environment
+    return peer

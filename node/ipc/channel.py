@@ -1,4 +1,4 @@
-"""Calls from a node's main process to its children (worker, hivemind host).
+"""Calls from a node's main process to its children (worker, host of the transport).
 
 One Unix socket pair for each child carries messages with a length prefix: a header, the call or its answer
 as JSON, and blobs of bytes. The main process never pickles and never blocks; a child reads further calls

@@ -1,6 +1,6 @@
-"""Start processes as forks of a template process, which has imported torch and hivemind once.
+"""Start processes as forks of a template process, which has imported torch and the transport's library once.
 
-To import torch and hivemind costs 2 to 4 CPU seconds. A template process pays this once; each process that it
+To import them costs 2 to 4 CPU seconds. A template process pays this once; each process that it
 forks starts within milliseconds and shares the imported pages of memory. The template has no thread, no event
 loop, no gRPC channel and no CUDA context, so forking it is safe; a node's main process could not do this
 itself. :mod:`node.ipc.template_server` is the template's side. multiprocessing's forkserver is no substitute:
@@ -28,16 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-CHILD_MODULES = ("torch", "hivemind", "node.worker.worker", "node.hive.host")
-"""What the children of a node import: the worker and the hivemind host."""
-COMMAND_MODULES = (
-    *CHILD_MODULES,
-    "node.cli.join",
-    "node.cli.coordinator",
-    "node.process",
-    "coordinator.app",
-)
-"""The same, and what ``hetnode join`` and ``hetnode coordinator`` import."""
+from node.ipc.modules import CHILD_MODULES
 
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status
 REQUEST_SIZE = struct.Struct("<I")
@@ -52,9 +43,6 @@ _TEMPLATE_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # numpy would start threads when it is imported
     "GRPC_ENABLE_FORK_SUPPORT": "false",  # no channel exists before the fork
 }
-if sys.platform == "linux":
-    # Read when hivemind is imported. Memory that its futures share by name would outlive a killed process.
-    _TEMPLATE_ENVIRONMENT["HIVEMIND_MEMORY_SHARING_STRATEGY"] = "file_descriptor"
 
 
 class TemplateEnded(Exception):

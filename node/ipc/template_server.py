@@ -37,7 +37,6 @@ def import_modules(modules: Sequence[str]) -> None:
     """Import `modules`. RuntimeError if this process cannot be forked safely afterwards."""
     for module in modules:
         importlib.import_module(module)
-    logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("An imported module has started a thread, which a fork would lose.")
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():

@@ -14,7 +14,7 @@ from protocol.types import Capacity
 
 _CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _BESIDE_STAGES = 512 << 20
-"""Bytes for the processes of a node, of which the worker has torch and another one hivemind."""
+"""Bytes for the processes of a node, of which the worker has torch and others the transport."""
 
 
 def available_threads() -> int:

@@ -71,7 +71,7 @@ class LinkLimits:
     waiting_frames: int
 
 
-class Link:
+class LiveLink:
     """A live stream of frames to one neighbour.
 
     After its end, `send` and `take` raise NEIGHBOUR_LOST, or the error that ended it (FRAME_CORRUPT, ...).

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from node.net.link import Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
@@ -37,7 +37,7 @@ async def dial(
     received: Received | None = None,
     line: Line = UNLIMITED,
     on_silence: Callable[[str], None] = lambda why: None,
-) -> Link:
+) -> LiveLink:
     """Open the link from `here` to `neighbour` at `endpoint`; try again for `deadline` seconds.
 
     Calls `on_silence` with the reason, once, if nothing answers at the endpoint for some seconds.
@@ -81,14 +81,14 @@ async def dial(
         finally:
             silence.cancel()
         stack.pop_all()  # from here on the channel lives as long as the link
-    link = Link(neighbour, call.read, call.write, limits, received, line)
+    link = LiveLink(neighbour, call.read, call.write, limits, received, line)
     closing = asyncio.create_task(_close_after(link, call, channel))
     _background.add(closing)
     closing.add_done_callback(_background.discard)
     return link
 
 
-async def _close_after(link: Link, call: Any, channel: grpc.aio.Channel) -> None:
+async def _close_after(link: LiveLink, call: Any, channel: grpc.aio.Channel) -> None:
     await link.wait_closed()
     call.cancel()
     await channel.close()

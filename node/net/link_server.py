@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from node.net.link import Link, LinkEndpoint, LinkLimits, Received, read_message, refusal
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.probe import answer_probe
 from node.security.channels import server_tls
@@ -44,7 +44,7 @@ class _Expectation:
     here: LinkEndpoint
     neighbour: LinkEndpoint
     limits: LinkLimits
-    link: asyncio.Future[Link]
+    link: asyncio.Future[LiveLink]
 
 
 class LinkServer:
@@ -110,9 +110,9 @@ class LinkServer:
 
     async def accept(
         self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
-    ) -> Link:
+    ) -> LiveLink:
         """Wait up to `deadline` seconds for the link that `neighbour` opens to `here`."""
-        future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LiveLink] = asyncio.get_running_loop().create_future()
         async with self._expectations:
             expectation = self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
             self._expectations.notify_all()
@@ -196,7 +196,7 @@ class LinkServer:
             log.log(level, "refused a link of %s: %s", caller, error)
             await abort_with(context, error)
         else:
-            link = Link(
+            link = LiveLink(
                 expected.neighbour, context.read, context.write, expected.limits, self._received, self.line
             )
             if expected.link.done():  # `accept` has timed out, or another stream was faster

@@ -41,7 +41,7 @@ _SOURCES_OF_PEER = 4  # as many as the coordinator remembers
 
 
 @dataclass(frozen=True)
-class Assignment:
+class PeerAssignment:
     """A peer's position in a replica of a plan."""
 
     plan: Plan
@@ -90,13 +90,13 @@ class RunView:
         valid = [epoch for epoch, plan in self.plans.items() if plan.from_round <= round_number]
         return self.plans[max(valid)] if valid else None
 
-    def assignment_of(self, peer: PeerId, round_number: int) -> Assignment | None:
+    def assignment_of(self, peer: PeerId, round_number: int) -> PeerAssignment | None:
         """The assignment with which `peer` trains in `round_number`; None if it only follows the rounds."""
         plan = self.plan_for(round_number)
         replica = plan.replica_of(peer) if plan else None
         if plan is None or replica is None or plan.epoch <= self.followed.get(peer, 0):
             return None
-        return Assignment(plan, replica, replica.position_of(peer))
+        return PeerAssignment(plan, replica, replica.position_of(peer))
 
     def is_held(self, round_number: int) -> bool:
         """Whether the run is paused and no inner phase of this round, which is not decided, may begin."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn, Protocol
 
-from node.hive.lasting import LastingTransport
 from node.net.address_trial import call_over_both_versions
 from node.net.addresses import ClaimedPorts
-from node.net.admission import local_address_towards
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
+from node.net.joining import local_address_towards
 from node.net.membership import Membership, RunView, has_moved, jittered
 from node.transport.interfaces import interface_addresses
+from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId
@@ -35,7 +35,7 @@ _TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
 
 
 @dataclass(frozen=True)
-class Change:
+class AddressChange:
     """What has changed, for people. `is_cut`: connections from before are dead.
 
     `is_here`: this machine itself has noticed it, and its connection to the coordinator is as old.
@@ -60,7 +60,7 @@ class AddressWatch:
         self._seen, self._behind = interface_addresses(), self._behind_wall_clock()
         self._slept = False
 
-    async def change(self) -> Change:
+    async def change(self) -> AddressChange:
         """Wait for the next change. A machine without any network is waited for."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -78,9 +78,9 @@ class AddressWatch:
             slept, self._slept = self._slept, False
             is_cut = slept or former not in {str(each.ip) for each in seen}
             if address != former:
-                return Change(f"this machine is at {address} now", is_cut, is_here=True)
+                return AddressChange(f"this machine is at {address} now", is_cut, is_here=True)
             if slept:
-                return Change("this machine was suspended", is_cut, is_here=True)
+                return AddressChange("this machine was suspended", is_cut, is_here=True)
 
     @staticmethod
     def _behind_wall_clock() -> float:
@@ -99,7 +99,7 @@ class SourceWatch:
         """This machine has moved, so another source in the next seconds is no news."""
         self._expected_until = asyncio.get_running_loop().time() + _EXPECTED_SECONDS
 
-    async def change(self) -> Change:
+    async def change(self) -> AddressChange:
         """Wait for the next change."""
         while True:
             found = await self._membership.until(self._unknown)
@@ -108,7 +108,7 @@ class SourceWatch:
             self._known |= found
             if is_news:
                 what = f"the coordinator sees this node at {', '.join(sorted(found))} now"
-                return Change(what, is_cut=True, is_here=False)
+                return AddressChange(what, is_cut=True, is_here=False)
 
     def _unknown(self, run_view: RunView) -> Set[str] | None:
         return set(run_view.sources.get(self._me, ())) - self._known or None
@@ -149,7 +149,7 @@ class OwnAddress:
         self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
         self.has_moved = False
 
-    async def keep(self, transport: LastingTransport, directory: Directory) -> NoReturn:
+    async def keep(self, transport: Transport, directory: Directory) -> NoReturn:
         """Follow each change, until cancelled: new connections, and all others are told where to dial."""
         async with AsyncExitStack() as stack:
             while True:
@@ -178,7 +178,7 @@ class OwnAddress:
         coordinator = self._coordinator
         await call_over_both_versions(coordinator.address, coordinator.credentials.tls, self._me)
 
-    async def _change(self) -> Change:
+    async def _change(self) -> AddressChange:
         """The next change, noticed by this node or by the coordinator."""
         waiting = [asyncio.create_task(each.change()) for each in (self._here, self._outside)]
         try:
@@ -210,7 +210,7 @@ class OwnAddress:
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
     async def _publish(
-        self, telling: asyncio.Task[None], directory: Directory, announcing: LastingTransport | None
+        self, telling: asyncio.Task[None], directory: Directory, announcing: Transport | None
     ) -> None:
         """Publish what is told. `announcing` started again before that, and announces the former address."""
         await telling

@@ -1,4 +1,4 @@
-"""The sources from which this node accepts connections of libp2p."""
+"""The sources from which this node accepts connections of the transport."""
 
 from __future__ import annotations
 

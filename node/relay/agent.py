@@ -17,11 +17,11 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.relay.greeting import GREETING_SECONDS, TOKEN_BYTES, dial_back
 from protocol.relay.server import PING_SECONDS
 from protocol.server.admitted_sources import EVERYONE, AdmittedSources
-from protocol.server.splice import End, carry
+from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.host_port import host_port
 from protocol.trust.names import tls_name
 from protocol.types import PeerId, RelayAddress
@@ -69,7 +69,7 @@ class RelayAgent:
         relay: RelayAddress,
         peer: PeerId,
         credentials: Callable[[], Credentials],
-        servers: Mapping[Service, LocalServer],
+        servers: Mapping[RelayedService, LocalServer],
     ) -> None:
         self.relay = relay
         self.dht_port, self.connections = 0, 0
@@ -104,7 +104,7 @@ class RelayAgent:
             await self._changed.wait_for(lambda: self._away_since is None)
         return self.dht_port
 
-    async def dial(self, address: str) -> End:
+    async def dial(self, address: str) -> SpliceEnd:
         """A connection to ``host:port`` that the relay opens. Names are resolved here.
 
         Raises HetnodeError: NEIGHBOUR_UNREACHABLE, or a refusal of the relay; OSError; TimeoutError.
@@ -118,7 +118,7 @@ class RelayAgent:
                 reply = await self._stub.Dial(request, timeout=_DIAL_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise self._error_of(error) from None
-        end = End()
+        end = SpliceEnd()
         await asyncio.get_running_loop().create_connection(lambda: end, *self._place)
         end.write(dial_back(reply.token))
         return end
@@ -186,7 +186,7 @@ class RelayAgent:
         log.info("reachable through the relay %s, the DHT peer at its port %d", self.relay.endpoint, dht_port)
 
     def _start_carrying(self, waiting: pb.WaitingConnection, relay: tuple[str, int]) -> None:
-        local = self._servers[Service.DHT if waiting.dht else Service.LINK]()
+        local = self._servers[RelayedService.DHT if waiting.dht else RelayedService.LINK]()
         if local is None or len(self._carrying) >= _MOST_CONNECTIONS:
             return
         if waiting.dht and not self._admitted.admits(waiting.source):
@@ -199,7 +199,7 @@ class RelayAgent:
     @staticmethod
     async def _carry(token: bytes, local: tuple[str, int], relay: tuple[str, int]) -> None:
         loop = asyncio.get_running_loop()
-        inner, outer = End(), End()
+        inner, outer = SpliceEnd(), SpliceEnd()
         try:
             async with asyncio.timeout(GREETING_SECONDS):
                 await loop.create_connection(lambda: inner, *local)

@@ -15,9 +15,9 @@ from node.net.peer_address import address_of
 from node.relay.agent import LocalServer, RelayAgent
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import EVERYONE, AdmittedSources
-from protocol.server.splice import End
+from protocol.server.splice import SpliceEnd
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.host_port import host_port
 from protocol.types import PeerId, RelayAddress
@@ -53,7 +53,7 @@ class RelayKeeper:
         self,
         peer: PeerId,
         credentials: Callable[[], Credentials],
-        servers: Mapping[Service, LocalServer],
+        servers: Mapping[RelayedService, LocalServer],
         relays: Callable[[], Sequence[RelayAddress]],
         patience: float = 8.0,
     ) -> None:
@@ -112,7 +112,7 @@ class RelayKeeper:
                 known = now, self._agent.connections
                 await changed(now)
 
-    async def dial(self, address: str) -> End:
+    async def dial(self, address: str) -> SpliceEnd:
         """As :meth:`RelayAgent.dial`, through the relay that is taken now."""
         if self._agent is None:
             raise ConnectionRefusedError("no relay is taken")

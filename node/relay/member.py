@@ -12,14 +12,14 @@ from typing import NoReturn
 from node.folder import remember_finished
 from node.measure.hardware import available_threads, measure_capacity
 from node.measure.measure import measure_coordinator
-from node.net.admission import (
+from node.net.coordinator_client import Admission, CoordinatorClient
+from node.net.joining import (
     join_run,
     leave_run,
     local_address_towards,
     obtain_credentials,
     wanted_name,
 )
-from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView
 from node.net.sources import AcceptedSources
@@ -43,7 +43,7 @@ _JOIN_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class RelayOptions:
+class RelayMemberOptions:
     """What a relay chooses for itself.
 
     With `invite`, it enrols first; otherwise it has credentials for `run` from before. `advertise` None takes
@@ -62,7 +62,7 @@ class RelayOptions:
     name: str | None = None
 
 
-async def run_relay(options: RelayOptions, identity: Identity) -> None:
+async def run_relay(options: RelayMemberOptions, identity: Identity) -> None:
     """Join the run as a relay, and carry connections until the run is finished or this is cancelled.
 
     Raises HetnodeError: PORT_IN_USE; BAD_REQUEST if the invite is for another role; what joining raises.
@@ -123,7 +123,7 @@ async def _local_address(coordinator: str, wait: CoordinatorWait) -> str:
 
 
 def _relay_server(
-    options: RelayOptions, peer: PeerId, coordinator: CoordinatorClient, members: Set[str]
+    options: RelayMemberOptions, peer: PeerId, coordinator: CoordinatorClient, members: Set[str]
 ) -> RelayServer:
     at = host_port(options.listen_host, options.listen_port)
     try:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from node.hive.lasting import LastingTransport
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
@@ -17,8 +16,9 @@ from node.net.membership import jittered, until_answered
 from node.relay.keeper import Exposure, RelayKeeper
 from node.relay.tunnels import Tunnels
 from node.transport.interfaces import own_sources
+from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import AdmittedSources
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.reachability import Addresses
@@ -65,7 +65,7 @@ class RelayedNode:
         self._link_server, self._stack = links, stack
         self._taking = asyncio.Lock()
         self._links: tuple[str, int] | None = None
-        servers = {Service.LINK: lambda: self._links, Service.DHT: self._dht_peer}
+        servers = {RelayedService.LINK: lambda: self._links, RelayedService.DHT: self._dht_peer}
         self._keeper = RelayKeeper(peer, lambda: coordinator.credentials.tls, servers, self._candidates)
         self.tunnels = Tunnels(
             self._keeper.dial, lambda: self.exposure.relay.endpoint if self.exposure else ""
@@ -87,7 +87,7 @@ class RelayedNode:
             elif self._candidates():
                 log.warning("no relay of this run answers yet: this node only dials until one does")
 
-    async def keep(self, transport: LastingTransport, directory: Directory) -> None:
+    async def keep(self, transport: Transport, directory: Directory) -> None:
         """Tell coordinator and peers each new address, until cancelled. Returns if no relay is wanted.
 
         Takes a relay as soon as no other node reaches this one directly.

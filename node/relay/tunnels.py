@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from typing import NoReturn
 
-from node.hive.lasting import LastingTransport
 from node.net.directory import Directory
 from node.net.peer_address import address_of
+from node.transport.transport import Transport
 from protocol.errors import HetnodeError
-from protocol.server.splice import End, carry
+from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.host_port import host_port
 from protocol.trust.multiaddress import multiaddress, tcp_place
 from protocol.types import PeerId
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 15.0
 _MOST_PORTS = 512
 _LOOPBACK = "127.0.0.1"
 
-Dial = Callable[[str], Awaitable[End]]
+Dial = Callable[[str], Awaitable[SpliceEnd]]
 """Opens a connection to ``host:port`` through the relay. Raises HetnodeError, OSError or TimeoutError."""
 
 
@@ -77,7 +77,7 @@ class Tunnels:
         self._wanted = peers
         self._changed.set()
 
-    async def keep(self, transport: LastingTransport, directory: Directory) -> NoReturn:
+    async def keep(self, transport: Transport, directory: Directory) -> NoReturn:
         """Tell the DHT peer where to dial others while tunnels are needed, until cancelled."""
         while True:
             self._changed.clear()
@@ -108,8 +108,8 @@ class Tunnels:
         return self._ports[address][0]
 
     async def _open(self, address: str) -> None:
-        def accept() -> End:
-            inner = End()
+        def accept() -> SpliceEnd:
+            inner = SpliceEnd()
             task = asyncio.create_task(self._carry(inner, address))
             self._carrying.add(task)
             task.add_done_callback(self._carrying.discard)
@@ -121,7 +121,7 @@ class Tunnels:
             _, (_, oldest) = self._ports.popitem(last=False)
             oldest.close()
 
-    async def _carry(self, inner: End, address: str) -> None:
+    async def _carry(self, inner: SpliceEnd, address: str) -> None:
         outer = None
         try:
             async with asyncio.timeout(_DIAL_SECONDS):

@@ -7,13 +7,13 @@ import logging
 from contextlib import AsyncExitStack
 from typing import NoReturn
 
-from node.hive.lasting import LastingTransport
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.membership import until_answered
 from node.router.interface import RouterError
 from node.router.port_mapping import PortMapping, map_ports
+from node.transport.transport import Transport
 from protocol.errors import HetnodeError
 from protocol.trust.reachability import Addresses
 
@@ -70,7 +70,7 @@ class ForwardedPorts:
         if mapped.mapping is not None:
             self._ports.addresses = mapped.mapping.public(self._own)
 
-    async def keep(self, transport: LastingTransport, directory: Directory) -> NoReturn:
+    async def keep(self, transport: Transport, directory: Directory) -> NoReturn:
         """Renew what the router forwards, until cancelled, and tell coordinator and peers a new address.
 
         A node that takes a relay instead gives the ports back.
@@ -96,7 +96,7 @@ class ForwardedPorts:
             else:
                 is_told = False
 
-    async def _tell(self, mapping: PortMapping, transport: LastingTransport, directory: Directory) -> None:
+    async def _tell(self, mapping: PortMapping, transport: Transport, directory: Directory) -> None:
         addresses = self._ports.addresses = mapping.public(self._own)
         log.warning("the router has another public address by now: %s", mapping.address)
         try:

@@ -1,4 +1,4 @@
-"""A node's identity: one ed25519 key in libp2p's file form. hivemind, records and payloads use it."""
+"""A node's identity: one ed25519 key in a file. Its peer id, records and payloads use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import peer_id_of
 from protocol.types import PeerId
 
-# libp2p protobuf PrivateKey{Type: Ed25519, Data: 32-byte seed followed by the 32-byte public key}
+# protobuf PrivateKey{Type: Ed25519, Data: 32-byte seed followed by the 32-byte public key}
 _FILE_PREFIX = bytes((0x08, 0x01, 0x12, 0x40))
 
 
@@ -55,7 +55,7 @@ def peer_in(path: Path) -> PeerId:
     except OSError as error:
         raise _unreadable(path, str(error)) from None
     if key is None:
-        raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
+        raise _unreadable(path, "it does not hold an ed25519 key and its public half")
     return peer_id_of(_public_bytes(key))
 
 
@@ -92,7 +92,7 @@ def _try_open(path: Path) -> Identity | None:
     parsed = _parse(data)
     if parsed is None:
         os.close(descriptor)
-        raise _unreadable(path, "it does not hold an ed25519 key in libp2p form")
+        raise _unreadable(path, "it does not hold an ed25519 key and its public half")
     os.fchmod(descriptor, 0o600)
     return Identity(path, parsed, descriptor)
 

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 from node.ipc.worker_calls import AssignSamples, BeginRound, EndInnerPhase
-from node.net.membership import Assignment
+from node.net.membership import PeerAssignment
 from node.train.pipeline import Pipeline
 from node.train.services import Services
 from protocol.algorithm.batch import learning_rate_factor
@@ -32,7 +32,7 @@ class InnerLoop:
         self._spec, self._services, self._pipeline = services.spec, services, pipeline
         self._between_steps = between_steps
         self._step_seconds = 0.0
-        self._assignment: Assignment
+        self._assignment: PeerAssignment
         self._samples: range
         self._rate_factor = 1.0
         self._start(0)
@@ -43,14 +43,14 @@ class InnerLoop:
         self._is_over = False  # whether the replica has ended the phase
         self._beyond_seconds = 0.0
 
-    async def begin(self, assignment: Assignment, round_number: int) -> None:
+    async def begin(self, assignment: PeerAssignment, round_number: int) -> None:
         """Begin the inner phase of a round. Call :meth:`train` next."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
         self._rate_factor = learning_rate_factor(self._spec, assignment.plan.replicas)
         await self._services.worker.call(BeginRound(round_number, self._samples, self._rate_factor))
         self._start(round_number)
 
-    async def resume(self, assignment: Assignment) -> None:
+    async def resume(self, assignment: PeerAssignment) -> None:
         """Continue the phase that was begun ahead, under a plan that may have changed since.
 
         The remaining steps train on the samples that the new plan gives to them, at its learning rate.
@@ -135,7 +135,7 @@ class InnerLoop:
         seconds = self.seconds + self._beyond_seconds
         estimates.replica_took(seconds / done if done and self._assignment.is_first else 0.0)
 
-    def _samples_of(self, assignment: Assignment, round_number: int) -> range:
+    def _samples_of(self, assignment: PeerAssignment, round_number: int) -> range:
         return sample_range(assignment.plan, self._spec, round_number, assignment.replica.index)
 
     @staticmethod
@@ -143,7 +143,7 @@ class InnerLoop:
         return asyncio.get_running_loop().time()
 
 
-def empty_measurement(assignment: Assignment, round_number: int) -> Measurement:
+def empty_measurement(assignment: PeerAssignment, round_number: int) -> Measurement:
     """A measurement of this member in a round, with all figures at 0."""
     return Measurement(
         peer=assignment.replica.members[assignment.position].peer,

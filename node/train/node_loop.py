@@ -17,14 +17,14 @@ from node.checkpoint.layout import round_folder
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
 from node.monitoring.figures import Activity
-from node.net.membership import Assignment, RunView, jittered, until_answered
+from node.net.membership import PeerAssignment, RunView, jittered, until_answered
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.train.outer_exchange import OuterExchange, run_is_over
 from node.train.recovery import Recovery
 from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import Services
-from node.transport.transport import HostedStages
+from node.transport.transport import ServedStages
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.status import Wait
 from protocol.types import PeerId, ReservedAssignment, StageRange
@@ -65,7 +65,7 @@ class NodeLoop:
         self._folder, self._leaving = folder, leaving
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self.newest_checkpoint = self._checkpoints
-        self._assignment: Assignment | None = None
+        self._assignment: PeerAssignment | None = None
         self._given_up_epoch = 0  # assignments of plans up to this one do not count any more
         # Set by _build_stages:
         self._stages: StageRange
@@ -155,7 +155,7 @@ class NodeLoop:
         stage_info = await services.worker.call(Build(spec, stages, self._local))
         capacities = {stage: stage_info.capacities[stage] for stage in stages}
         reduced = spec if spec.outer.exchange == "reduced" else None
-        hosted = HostedStages(
+        hosted = ServedStages(
             *(capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds, reduced),
             spec=spec,
             initial_folder=self._local.initial,
@@ -215,11 +215,11 @@ class NodeLoop:
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._services.membership.until(lambda _: self._check_reservation())
 
-    async def _assignment_or_decision(self, round_number: int) -> Assignment | None:
+    async def _assignment_or_decision(self, round_number: int) -> PeerAssignment | None:
         """This node's assignment in a round as soon as it has one; None as soon as the round is decided."""
         peer = self._services.identity.peer
 
-        def assignment_in(run_view: RunView) -> Assignment | None:
+        def assignment_in(run_view: RunView) -> PeerAssignment | None:
             if run_view.round_number > round_number:
                 return None  # it is decided already
             self._check_reservation()

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from node.ipc.worker_calls import Apply, Backward, EndValidation, Evaluate, Forward, Message, SquaredNorm
 from node.ipc.worker_client import QueuedCall, WorkerClient
 from node.monitoring.figures import Waits
-from node.net.link import Link
+from node.net.link import LiveLink
 from protocol.algorithm.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -77,8 +77,8 @@ class Pipeline:
         replica: Replica,
         position: int,
         worker: WorkerClient,
-        upstream: Link | None,
-        downstream: Link | None,
+        upstream: LiveLink | None,
+        downstream: LiveLink | None,
         waits: Waits | None = None,
     ) -> None:
         self._spec, self._position, self._waits = spec, position, waits or Waits()
@@ -170,20 +170,20 @@ class Pipeline:
         return await self._worker.call(EndValidation())
 
     @property
-    def _links(self) -> list[Link]:
+    def _links(self) -> list[LiveLink]:
         return [link for link in (self._upstream, self._downstream) if link is not None]
 
     def _id(self, round_number: int, step: int, microbatch: int, kind: FrameKind) -> FrameId:
         return FrameId(self._epoch, round_number, step, microbatch, kind)
 
-    async def _take(self, link: Link | None, frame_id: FrameId) -> Frame | None:
+    async def _take(self, link: LiveLink | None, frame_id: FrameId) -> Frame | None:
         if link is None:
             return None
         # The validation follows an exchange, in which the neighbour can still be.
         first = frame_id.kind is FrameKind.EVALUATE and frame_id.microbatch == 0
         return await self._received(link, frame_id, self._round_seconds if first else self._frame_seconds)
 
-    async def _received(self, link: Link, frame_id: FrameId, patience: float) -> Frame:
+    async def _received(self, link: LiveLink, frame_id: FrameId, patience: float) -> Frame:
         with self._waits.on(Wait.NEIGHBOUR):
             return await link.take(frame_id, patience)
 
@@ -191,7 +191,7 @@ class Pipeline:
         self,
         queued: QueuedCall[Message | None],
         frame_id: FrameId,
-        link: Link | None,
+        link: LiveLink | None,
         slots: _Slots,
     ) -> None:
         """Send the answer of a call to a neighbour, if there is one."""

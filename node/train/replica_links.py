@@ -8,9 +8,9 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
-from node.net.membership import Assignment
+from node.net.membership import PeerAssignment
 from node.train.services import Services
 from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.errors import HetnodeError
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 async def open_links(
-    services: Services, assignment: Assignment, round_number: int, stack: AsyncExitStack
-) -> tuple[Link | None, Link | None]:
+    services: Services, assignment: PeerAssignment, round_number: int, stack: AsyncExitStack
+) -> tuple[LiveLink | None, LiveLink | None]:
     """Open the links upstream and downstream at the same time; None at the ends of the chain.
 
     `stack` closes them. A link is also closed when its neighbour is banned or gives up, and when this machine
@@ -47,7 +47,7 @@ async def open_links(
         call = services.coordinator.report_link(assignment.plan.epoch, neighbour, address, why)
         stack.callback(asyncio.create_task(_suppressed(call), name="report-link").cancel)
 
-    async def connect(other: int) -> Link | None:
+    async def connect(other: int) -> LiveLink | None:
         if not 0 <= other < len(members):
             return None
         here, there = endpoint_of(position), endpoint_of(other)
@@ -82,5 +82,5 @@ async def _suppressed(call: Awaitable[None]) -> None:
         await call
 
 
-async def _close_when_over(link: Link, services: Services) -> None:
+async def _close_when_over(link: LiveLink, services: Services) -> None:
     await link.close(await services.membership.link_over(link.neighbour.peer))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from node.ipc.worker_calls import Connect, KeepTraining
-from node.net.membership import Assignment, RunView
+from node.net.membership import PeerAssignment, RunView
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.train.inner_phase import InnerLoop, empty_measurement
 from node.train.measurements import Measurements
@@ -53,7 +53,7 @@ class ReplicaSession:
     def __init__(
         self,
         services: Services,
-        assignment: Assignment,
+        assignment: PeerAssignment,
         exchange: OuterExchange,
         leaving: asyncio.Event,
         after_round: Callable[[int], Awaitable[None]],
@@ -110,7 +110,7 @@ class ReplicaSession:
                     # neighbours will find the links closed. Their validation still needs the links now.
                     await pipeline.part(_PARTING_SECONDS)
                     return
-                await self._adopt(Assignment(plan, replica, assignment.position), pipeline)
+                await self._adopt(PeerAssignment(plan, replica, assignment.position), pipeline)
             await pipeline.part()
             await self._measurements.told()
         await self._exchange.attestations.told()
@@ -152,7 +152,7 @@ class ReplicaSession:
         k_downstream = None if assignment.is_last else links[assignment.position].k
         await self._services.worker.call(Connect(k_upstream, k_downstream))
 
-    async def _adopt(self, assignment: Assignment, pipeline: Pipeline) -> None:
+    async def _adopt(self, assignment: PeerAssignment, pipeline: Pipeline) -> None:
         """Go on in the same chain under the next plan, whose links may have another k.
 
         Both ends change k between the same two rounds, when no frame is under way, so the link stays open.

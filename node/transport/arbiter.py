@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from node.model.payloads import longest_nbytes, payload_layout
+from node.transport.checkpoint_transfer import CheckpointServer
 from node.transport.payload_exchange import PayloadCalls
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import NotHeld, WrongBytes
 from protocol.errors import HetnodeError
+from protocol.spec.run import RunSpec
 from protocol.types import Finding, PayloadDescriptor, PeerId, Verdict
 from protocol.wire.payload_codec import PayloadLayout, decode
 
@@ -31,11 +36,26 @@ class StagePayloads:
     calls: PayloadCalls
 
 
-class Arbiter:
+CallsOf = Callable[[int, int, PayloadStore, CheckpointServer], Awaitable[PayloadCalls]]
+"""Given a stage, its longest payload, and what is served: the calls of a service that answers from now on."""
+
+
+class PayloadArbiter:
     """Belongs to one event loop. Keeps only payloads that have the length and form of their stage."""
 
     def __init__(self, stages: Mapping[int, StagePayloads]) -> None:
         self._stages = stages
+
+    @classmethod
+    async def of_run(cls, spec: RunSpec, folder: Path, calls_of: CallsOf) -> PayloadArbiter:
+        """An arbiter for all stages, which keeps payloads in `folder`, also over a restart."""
+        stages = {}
+        for stage in range(spec.swarm.stages):
+            store = PayloadStore(folder / f"stage-{stage:02d}", KEEP_ROUNDS)
+            no_checkpoints = CheckpointServer(folder / "checkpoints")  # the folder stays empty
+            calls = await calls_of(stage, longest_nbytes(spec, stage), store, no_checkpoints)
+            stages[stage] = StagePayloads(partial(payload_layout, spec, stage), store, calls)
+        return cls(stages)
 
     async def arbitrate(
         self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], seconds: float

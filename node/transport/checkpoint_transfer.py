@@ -18,7 +18,7 @@ from node.transport.backoff import pause_after
 from node.transport.download import Donors, Download, list_reasons
 from node.transport.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.transport.transfer import WrongBytes
-from node.transport.transport import CheckpointDownload, HostedStages
+from node.transport.transport import CheckpointDownload, ServedStages
 from protocol.algorithm.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part
@@ -48,7 +48,7 @@ class CheckpointServer:
         self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
 
     @classmethod
-    def of(cls, hosted: HostedStages) -> CheckpointServer:
+    def of(cls, hosted: ServedStages) -> CheckpointServer:
         """The server of a node that hosts these stages."""
         initial = None
         if hosted.spec is not None:
@@ -219,7 +219,7 @@ class _Transfer:
         except WrongBytes as error:
             self._refuse(donor, piece, error)
             return
-        except Exception as error:  # hivemind and libp2p raise anything here
+        except Exception as error:  # a transport's library raises anything here
             log.debug("%s: %s did not send chunk %d: %r", self._name, donor, piece, error)
             self._download.failed(donor, piece, str(error) or type(error).__name__)
             return

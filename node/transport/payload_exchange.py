@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from node.transport.arrivals import Arrival
@@ -32,6 +32,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 
 log = logging.getLogger(__name__)
+Name = TypeVar("Name", bound=str)
 
 HELP_SECONDS = 3.0  # longest wait of a request for a payload that this peer has to pass on
 TURN_SECONDS = 1.0  # longest wait of a request for this peer's own payload; see PayloadExchange.exchange
@@ -380,11 +381,11 @@ class PayloadExchange:
         self._progress = asyncio.Event()
 
 
-def own_order(peers: Iterable[PeerId], me: str) -> list[PeerId]:
+def own_order(peers: Iterable[Name], me: str) -> list[Name]:
     """The peers in an order that depends on `me`, so that not every peer asks the same peer first."""
     return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}{peer}".encode()).digest())
 
 
 def _brief(error: Exception) -> str:
-    # libp2p lists every address that it has tried, over many lines.
+    # A transport may list every address that it has tried, over many lines.
     return " ".join((str(error) or type(error).__name__).split())[:300]

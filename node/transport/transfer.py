@@ -12,7 +12,7 @@ from node.transport.line import UNLIMITED, Line
 from protocol.pb.payload_pb2 import PayloadChunk
 from protocol.types import PayloadDescriptor
 
-CHUNK_BYTES = 256 * 1024  # at most; the fastest size over libp2p's streams (138-177 MB/s on loopback)
+CHUNK_BYTES = 256 * 1024  # at most; the fastest size of a stream (138-177 MB/s on loopback)
 CHUNK_SECONDS = 5.0  # longest wait for the next chunk
 _LEAST_CHUNK_BYTES = 16 * 1024  # smaller ones would cost a strong sender more than a tenth of a core
 _CHUNKS_IN_ALL = 512 * 1024  # on their way to all receivers: a line of 1 Mb/s passes them in CHUNK_SECONDS
@@ -49,7 +49,7 @@ def chunk_bytes(receivers: int) -> int:
 def ranges_of(nbytes: int, members: int) -> list[tuple[int, int]]:
     """The first byte and the length of each range in which one of `members` fetches a payload.
 
-    Between two members all bytes share one connection: libp2p's acknowledgements of one stream wait behind
+    Between two members all bytes share one connection: the acknowledgements of one stream wait behind
     the payload that goes the other way, and several streams keep the line busy meanwhile.
     """
     count = RANGES if members == 2 and nbytes >= _LEAST_RANGES_BYTES else 1
@@ -93,8 +93,8 @@ async def paced(data: bytes, line: Line) -> AsyncIterator[PayloadChunk]:
 async def linger() -> None:
     """Keep a stream open after its last byte until the receiver, which knows the length, closes it.
 
-    libp2p's daemon may drop bytes on their way when the sender closes the stream. When the receiver closes
-    it, hivemind cancels the handler and thus this call.
+    A transport may drop bytes on their way when the sender closes the stream. When the receiver closes it,
+    the transport cancels the answer and thus this call.
     """
     await asyncio.sleep(_LINGER_SECONDS)
 
@@ -139,7 +139,7 @@ async def receive_exactly(
 
     Takes them as fast as `line` allows: its sender then has to wait. `arrival` gets them as they come.
     """
-    # A cut libp2p stream looks like one that has ended: only the number of bytes shows that it is complete.
+    # A cut stream may look like one that has ended: only the number of bytes shows that it is complete.
     data = bytearray() if arrival is None else arrival.data
     while len(data) < nbytes:
         try:

@@ -1,16 +1,22 @@
 """The interface of the network between the peers of a run, independent of the library that carries it.
 
-:mod:`node.hive` implements it with hivemind. Another transport needs a package beside that one and one line
-in :mod:`node.runtime`.
+A transport is a package with two modules: ``transport`` implements :class:`TransportPackage`, and ``host`` is
+the process that the transport starts, which the template of a node imports early. :mod:`node.ipc.modules`
+names the package in use: another transport needs its own package and that one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast
 
+from node.ipc import modules
+from node.security.identity import Identity
+from node.transport.line import UNLIMITED, Line
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
 from protocol.spec.run import RunSpec
 from protocol.types import (
@@ -22,7 +28,44 @@ from protocol.types import (
     Rejection,
     ResultClaim,
     StateRecord,
+    Verdict,
 )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a peer enters the network of its run.
+
+    Attributes:
+        run: the id of the run, in keys, names of calls and signatures; it has no dots.
+        certificate, authority: PEM files; a replaced certificate is read again.
+        initial_peers: multiaddresses of the DHT to join; empty starts a new one.
+        listen_host, listen_port: the interface to listen on, by address or name; port 0 takes a free one, and
+            the same one after a restart.
+        advertise, advertise_port: host and port told to other peers; None and 0 are those to listen on.
+        client_mode: only dial; else connections are accepted from `sources`, see :meth:`Transport.admit`.
+        stays_connected: also stay connected to all admitted peers, as in client mode.
+        members: the peers whose connections are accepted; None accepts all until they are admitted.
+        clock_offset: seconds by which the coordinator's clock is ahead; the DHT needs it right to 3 s.
+    """
+
+    run: str
+    certificate: Path
+    authority: Path
+    initial_peers: tuple[str, ...] = ()
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+    advertise: str | None = None
+    advertise_port: int = 0
+    client_mode: bool = False
+    stays_connected: bool = False
+    sources: tuple[str, ...] = EVERYONE
+    members: tuple[PeerId, ...] | None = None
+    clock_offset: float = 0.0
+
+
+Enter: TypeAlias = Callable[[], Awaitable[Entry]]
+"""Called at each start of a transport's processes: addresses and members may have changed since the last."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +114,7 @@ class CheckpointDownload:
 
 
 @dataclass(frozen=True)
-class HostedStages:
+class ServedStages:
     """The stages whose payloads a node exchanges and serves, and where it keeps them.
 
     Attributes:
@@ -103,14 +146,16 @@ class Transport(Protocol):
     """Peer records, payloads and checkpoints between this node and the other peers of its run.
 
     Every call has a deadline, and every failure is raised as a HetnodeError. When processes of the transport
-    die, it either starts them again, or every open and every later call raises HIVEMIND_DIED.
+    die, it starts them again, with the same id and port, stages, allow list and record. A call that this
+    interrupts is made again. If they cannot be started within a minute, a call fails as if the network were
+    away: it raises DHT_UNREACHABLE, STATE_UNAVAILABLE or TRANSPORT_DIED, and an exchange has no result.
     """
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses under which other peers reach this one; empty if it only dials."""
+        """Multiaddresses under which other peers reach this one; empty if it only dials."""
 
-    async def host_stages(self, hosted: HostedStages) -> None:
+    async def host_stages(self, hosted: ServedStages) -> None:
         """Begin to exchange and serve payloads of these stages, and to serve checkpoints. Call it once.
 
         A disk that refuses payloads is no failure: the log warns, and memory holds them for some rounds.
@@ -134,6 +179,21 @@ class Transport(Protocol):
 
         Raises HetnodeError DHT_UNREACHABLE.
         """
+
+    async def disconnect(self, peers: Collection[PeerId]) -> None:
+        """Close the connections to `peers`, which are dead: the next calls open new ones.
+
+        Raises HetnodeError DHT_UNREACHABLE.
+        """
+
+    async def contact(self, addresses: Mapping[str, str]) -> None:
+        """Dial each of these peers at this multiaddress, if this peer stays connected to others.
+
+        A restarted transport must be told again. Raises HetnodeError DHT_UNREACHABLE.
+        """
+
+    async def restart(self) -> None:
+        """Enter the network again: what others are told follows from an :class:`Entry` that is made now."""
 
     async def publish(self, record: PeerRecord, ttl: float) -> None:
         """Sign `record` and let other peers find it for `ttl` seconds.
@@ -200,3 +260,72 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """End the transport and all its processes. May be called again."""
+
+
+class ArbiterPeer(Protocol):
+    """The coordinator's own peer: the first of the DHT, and the arbiter of contested payloads.
+
+    It outlives its processes as a :class:`Transport` does.
+    """
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddresses under which other peers reach this one."""
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+
+    @property
+    def arbiter(self) -> ArbiterPeer | None:
+        """This peer: it arbitrates, and does not only serve the DHT."""
+
+    async def admit(
+        self,
+        peers: Collection[PeerId],
+        banned: Collection[PeerId] = (),
+        sources: Collection[str] = EVERYONE,
+        members: Collection[PeerId] | None = None,
+    ) -> None:
+        """See :meth:`Transport.admit`."""
+
+    async def arbitrate(
+        self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], deadline: float
+    ) -> Verdict:
+        """See :meth:`node.transport.arbiter.PayloadArbiter.arbitrate`. Raises PAYLOAD_UNAVAILABLE."""
+
+    async def forget_payloads(self, before_round: int) -> None:
+        """Drop the contested payloads of the rounds before `before_round`. Raises PAYLOAD_UNAVAILABLE."""
+
+    async def close(self) -> None:
+        """End this peer and all its processes. May be called again."""
+
+
+class TransportPackage(Protocol):
+    """What the module ``transport`` of a transport's package has.
+
+    Both functions start its processes, and raise HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE or
+    TRANSPORT_DIED if the first start fails. They leave nothing behind then.
+    """
+
+    async def start(self, identity: Identity, enter: Enter, line: Line = UNLIMITED) -> Transport:
+        """Enter the network as `identity`; `line` bounds payloads and checkpoints."""
+
+    async def start_arbiter(
+        self, identity: Identity, enter: Enter, spec: RunSpec, folder: Path
+    ) -> ArbiterPeer:
+        """Enter as the coordinator's peer, which keeps contested payloads of a few rounds in `folder`."""
+
+
+def no_stage(code: ErrorCode) -> HetnodeError:
+    """The error of a node that is to fetch something and hosts no stage."""
+    return HetnodeError(
+        code,
+        "This node hosts no stage yet, and so cannot fetch anything.",
+        "Wait until the node has its assignment in the run.",
+    )
+
+
+def transport_in_use() -> TransportPackage:
+    """The transport that :mod:`node.ipc.modules` names."""
+    return cast(TransportPackage, import_module(f"{modules.TRANSPORT}.transport"))

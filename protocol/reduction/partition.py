@@ -35,7 +35,7 @@ def reducer_shares(uplinks: Sequence[int], ratio: float = 1.0) -> list[Fraction]
 
         1 - w_i + (R - 1) ratio w_i
 
-    For ratio 1 this is what hivemind's load balancing minimizes (load_balance_peers). That solves a linear
+    For ratio 1 this is what the load balancing of the usual all-reduce minimizes. That solves a linear
     program; this is its solution in exact numbers, so that all members find the same shares by themselves.
 
     Args:

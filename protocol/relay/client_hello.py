@@ -33,10 +33,10 @@ def server_name_in(data: bytes) -> str | None:
         raise NoClientHello(f"a record of {size} bytes")
     if len(data) < _RECORD_HEADER + size:
         return None
-    record = _Reader(data[_RECORD_HEADER : _RECORD_HEADER + size])
+    record = _Fields(data[_RECORD_HEADER : _RECORD_HEADER + size])
     if record.number(1) != _CLIENT_HELLO:
         raise NoClientHello("another message")
-    hello = _Reader(record.sized(3))
+    hello = _Fields(record.sized(3))
     if record.left:
         raise NoClientHello("more than one message")
     hello.take(_VERSION_AND_RANDOM)
@@ -45,7 +45,7 @@ def server_name_in(data: bytes) -> str | None:
     hello.sized(1)  # compression methods
     if not hello.left:
         return ""
-    extensions = _Reader(hello.sized(2))
+    extensions = _Fields(hello.sized(2))
     names = []
     while extensions.left:
         kind, body = extensions.number(2), extensions.sized(2)
@@ -57,7 +57,7 @@ def server_name_in(data: bytes) -> str | None:
 
 
 def _host_name(extension: bytes) -> str:
-    entries = _Reader(_Reader(extension).sized(2))
+    entries = _Fields(_Fields(extension).sized(2))
     if entries.number(1) != _HOST_NAME:
         raise NoClientHello("a server name of another kind")
     name = entries.sized(2)
@@ -66,7 +66,7 @@ def _host_name(extension: bytes) -> str:
     return name.decode("ascii").lower()
 
 
-class _Reader:
+class _Fields:
     """Takes fields from the front of `data`. Raises NoClientHello where they go beyond its end."""
 
     def __init__(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from protocol.relay.greeting import GREETING_SECONDS, TOKEN_BYTES
 from protocol.relay.ports import PeerPorts
 from protocol.server.gateway import ConnectionLimits, Gateway
 from protocol.server.limits import FairShare, source_of_host
-from protocol.server.splice import End, carry
+from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.names import tls_name
 from protocol.trust.rate_limit import ByteRate, RateLimit
 from protocol.types import PeerId
@@ -25,7 +25,7 @@ _CONNECT_SECONDS = 5.0
 """For the connections that a relay opens."""
 
 
-class Service(StrEnum):
+class RelayedService(StrEnum):
     """What a connection to a peer is for."""
 
     LINK = "link"
@@ -56,11 +56,11 @@ class PeerLimits:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class AwaitedDialBack:
     """A connection that waits until the peer dials back with the token."""
 
     token: bytes = field(repr=False)
-    service: Service
+    service: RelayedService
     source: str
 
 
@@ -69,9 +69,9 @@ class _Exposed:
 
     def __init__(self, peer: PeerId, gateway: Gateway, limits: PeerLimits) -> None:
         self.peer, self.gateway = peer, gateway
-        self.session: asyncio.Queue[Waiting | None] | None = None
+        self.session: asyncio.Queue[AwaitedDialBack | None] | None = None
         self.rate = ByteRate(limits.bytes_per_second)
-        self.ends: set[End] = set()
+        self.ends: set[SpliceEnd] = set()
         self._streams = FairShare(limits.streams_of_source, limits.streams)
         self._calls = RateLimit(limits.calls_at_once, limits.calls_per_minute / 60, keys=1)
         self._source_calls = RateLimit(limits.source_calls_at_once, limits.source_calls_per_minute / 60)
@@ -104,7 +104,7 @@ class ExposedPeers:
         self._ports, self._limits = ports, limits
         self._streams = FairShare(limits.streams, most_streams)
         self._by_name: dict[str, _Exposed] = {}
-        self._waiting: dict[bytes, asyncio.Future[End]] = {}
+        self._waiting: dict[bytes, asyncio.Future[SpliceEnd]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._dialled: set[asyncio.Task[None]] = set()
 
@@ -118,8 +118,8 @@ class ExposedPeers:
 
     async def expose(
         self, peer: PeerId, seconds: float, wanted_port: int
-    ) -> AsyncGenerator[int | Waiting, None]:
-        """Make `peer` reachable for `seconds`: first its port for libp2p, then each connection for it.
+    ) -> AsyncGenerator[int | AwaitedDialBack, None]:
+        """Make `peer` reachable for `seconds`: first the port of its DHT peer, then each connection for it.
 
         A later call of the same peer ends this one, and keeps port and connections. When no call follows,
         the connections end: at once after `seconds`, after `absence_seconds` where the caller is gone.
@@ -129,7 +129,7 @@ class ExposedPeers:
         exposed = self._by_name.get(tls_name(peer)) or self._add(peer, wanted_port)
         if exposed.session is not None:
             exposed.session.put_nowait(None)
-        session = exposed.session = asyncio.Queue[Waiting | None]()
+        session = exposed.session = asyncio.Queue[AwaitedDialBack | None]()
         clock, is_over = asyncio.get_running_loop().time, False
         ends = clock() + seconds
         try:
@@ -153,12 +153,12 @@ class ExposedPeers:
         for exposed in [each for each in self._by_name.values() if each.peer in peers]:
             self._remove(exposed)
 
-    async def carry_for(self, name: str, client: End) -> None:
+    async def carry_for(self, name: str, client: SpliceEnd) -> None:
         """Carry a link of `client` to the peer with this TLS name. Raises ConnectionRefusedError."""
         exposed = self._by_name.get(name)
         if exposed is None:
             raise ConnectionRefusedError("no peer of that name is here")
-        await self._carry(exposed, Service.LINK, client)
+        await self._carry(exposed, RelayedService.LINK, client)
 
     async def dial(self, peer: PeerId, host: str, port: int) -> bytes:
         """Connect to `host`, an address, for a peer that is exposed here. Returns a token for it.
@@ -168,7 +168,7 @@ class ExposedPeers:
         exposed = self._by_name.get(tls_name(peer))
         if exposed is None:
             raise ConnectionRefusedError("only a peer that is reachable here may dial")
-        there = End(source_of_host(host))
+        there = SpliceEnd(source_of_host(host))
         self._take(exposed, there.source)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -186,7 +186,7 @@ class ExposedPeers:
         task.add_done_callback(self._dialled.discard)
         return token
 
-    async def answer(self, token: bytes, end: End) -> None:
+    async def answer(self, token: bytes, end: SpliceEnd) -> None:
         """Join `end` to the connection that waits with this token, and wait until it is closed.
 
         Raises ConnectionRefusedError if none does: a token is good for one time and some seconds.
@@ -226,8 +226,8 @@ class ExposedPeers:
         )
         exposed = self._by_name[tls_name(peer)] = _Exposed(peer, gateway, limits)
 
-        async def carry_dht(client: End) -> None:
-            await self._carry(exposed, Service.DHT, client)
+        async def carry_dht(client: SpliceEnd) -> None:
+            await self._carry(exposed, RelayedService.DHT, client)
 
         gateway.start_routing(carry_dht)
         log.info("peer %s is reachable through this relay, its DHT peer on port %d", peer, gateway.port)
@@ -250,17 +250,17 @@ class ExposedPeers:
         closing.add_done_callback(self._closing.discard)
         log.info("peer %s is no longer reachable through this relay", exposed.peer)
 
-    async def _carry(self, exposed: _Exposed, service: Service, client: End) -> None:
+    async def _carry(self, exposed: _Exposed, service: RelayedService, client: SpliceEnd) -> None:
         if exposed.session is None:
             raise ConnectionRefusedError("that peer is away")
         self._take(exposed, client.source)
         token = secrets.token_bytes(TOKEN_BYTES)
-        exposed.session.put_nowait(Waiting(token, service, client.source))
+        exposed.session.put_nowait(AwaitedDialBack(token, service, client.source))
         await self._join(exposed, client, token)
 
-    async def _join(self, exposed: _Exposed, waiting: End, token: bytes) -> None:
+    async def _join(self, exposed: _Exposed, waiting: SpliceEnd, token: bytes) -> None:
         """Carry `waiting`, whose stream is taken, once the peer has dialled back with the token."""
-        answer: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[SpliceEnd] = asyncio.get_running_loop().create_future()
         self._waiting[token] = answer
         exposed.ends.add(waiting)
         try:

@@ -30,7 +30,7 @@ class ForName:
 
 
 @dataclass(frozen=True)
-class DialBack:
+class ForToken:
     """The peer behind the relay answers the call that this token names."""
 
     token: bytes = field(repr=False)
@@ -40,7 +40,7 @@ class DialBack:
         return len(MAGIC) + TOKEN_BYTES
 
 
-Greeting: TypeAlias = ForName | DialBack
+Greeting: TypeAlias = ForName | ForToken
 
 
 def greeting_in(data: bytes) -> Greeting | None:
@@ -49,7 +49,7 @@ def greeting_in(data: bytes) -> Greeting | None:
         if data[: len(MAGIC)] != MAGIC[: len(data)]:
             raise BadGreeting("another greeting")
         whole = len(MAGIC) + TOKEN_BYTES
-        return DialBack(bytes(data[len(MAGIC) : whole])) if len(data) >= whole else None
+        return ForToken(bytes(data[len(MAGIC) : whole])) if len(data) >= whole else None
     try:
         name = server_name_in(data)
     except NoClientHello as error:
@@ -58,5 +58,5 @@ def greeting_in(data: bytes) -> Greeting | None:
 
 
 def dial_back(token: bytes) -> bytes:
-    """The greeting of a :class:`DialBack`."""
+    """The greeting of a :class:`ForToken`."""
     return MAGIC + token

@@ -1,4 +1,4 @@
-"""The TCP ports of a relay for libp2p: one for each peer, whose first bytes name no peer."""
+"""The TCP ports of a relay for DHT peers: one for each peer, whose first bytes name no peer."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.relay.destinations import Destinations
-from protocol.relay.exposed import ExposedPeers, PeerLimits, Service
-from protocol.relay.greeting import GREETING_SECONDS, BadGreeting, DialBack, Greeting, greeting_in
+from protocol.relay.exposed import ExposedPeers, PeerLimits, RelayedService
+from protocol.relay.greeting import GREETING_SECONDS, BadGreeting, ForToken, Greeting, greeting_in
 from protocol.relay.ports import PeerPorts
-from protocol.server.admission import Admission, AdmissionInterceptor, Context
+from protocol.server.calls import CallInterceptor, CallPolicy, Context
 from protocol.server.gateway import ConnectionLimits, Gateway
 from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
 from protocol.server.renewed_server import RenewedServer, ServerTls
-from protocol.server.splice import End
+from protocol.server.splice import SpliceEnd
 from protocol.trust.names import identity_of, peer_of, peer_uri, tls_name
 from protocol.types import PeerId
 
@@ -91,7 +91,7 @@ class RelayServer:
         self._greetings = FairShare(self._limits.greetings_of_source, self._limits.greetings)
         self._banned: Set[PeerId] = frozenset()
         self._refusals = RefusalLog(log)
-        admission = Admission(
+        admission = CallPolicy(
             identity_of,
             self._gateway.source_of,
             self._gateway.close_connection,
@@ -100,7 +100,7 @@ class RelayServer:
             _Stopping,
             log,
         )
-        self._interceptor = AdmissionInterceptor(admission)
+        self._interceptor = CallInterceptor(admission)
         self._server = RenewedServer(self._new_server, tls, same_port=False)
 
     @property
@@ -124,10 +124,10 @@ class RelayServer:
         self._banned = banned
         self.exposed.remove(banned)
 
-    async def _route(self, client: End) -> int | None:
+    async def _route(self, client: SpliceEnd) -> int | None:
         try:
             match await self._greeting(client):
-                case DialBack(token):
+                case ForToken(token):
                     await self.exposed.answer(token, client)
                     return None
                 case greeting if greeting.name == self._name:
@@ -141,7 +141,7 @@ class RelayServer:
             self._refusals.record(client.source, error)
             return None
 
-    async def _greeting(self, client: End) -> Greeting:
+    async def _greeting(self, client: SpliceEnd) -> Greeting:
         """Read the greeting; what belongs to the connection itself stays in `client.first`."""
         if not self._greetings.take(client.source):
             raise ConnectionRefusedError("too many connections that say nothing")
@@ -151,7 +151,7 @@ class RelayServer:
                     await client.more(than=len(client.first))
         finally:
             self._greetings.release(client.source)
-        if isinstance(greeting, DialBack):
+        if isinstance(greeting, ForToken):
             del client.first[: len(greeting)]
         return greeting
 
@@ -220,7 +220,7 @@ class RelayService(pb_grpc.RelayServicer):
                 if isinstance(each, int):
                     yield pb.ExposeReply(dht_port=each)
                 else:
-                    is_dht = each.service is Service.DHT
+                    is_dht = each.service is RelayedService.DHT
                     waiting = pb.WaitingConnection(token=each.token, dht=is_dht, source=each.source)
                     yield pb.ExposeReply(waiting=waiting)
 

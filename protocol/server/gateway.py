@@ -1,8 +1,8 @@
 """A TCP gateway in front of a server: it owns the public port and bounds what one source may open.
 
-gRPC and libp2p begin a handshake for every connection. So connections are refused and counted here, before a
-byte of them is read, and their bytes are copied to the server on a loopback port. The server sees the gateway
-as its client; :meth:`Gateway.source_of` tells whose connection it really is.
+gRPC and the transport begin a handshake for every connection. So connections are refused and counted here,
+before a byte of them is read, and their bytes are copied to the server on a loopback port. The server sees
+the gateway as its client; :meth:`Gateway.source_of` tells whose connection it really is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 from protocol.server.limits import FairShare, source_of, source_of_host
 from protocol.server.refusal_log import RefusalLog
-from protocol.server.splice import End, carry
+from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.rate_limit import RateLimit
 
 _BACKLOG = 4096
@@ -26,7 +26,7 @@ _CONNECT_ATTEMPTS = 10
 _LOOPBACK = "127.0.0.1"
 _NOT_ADMITTED = PermissionError("connections from there are not admitted")
 
-Route = Callable[[End], Awaitable[int | None]]
+Route = Callable[[SpliceEnd], Awaitable[int | None]]
 """Gets a client that has sent its first bytes. Returns the loopback port of the server that is to get it, or
 None when it has carried the connection to its end itself.
 """
@@ -113,7 +113,7 @@ class Gateway:
         self.refused = 0
         self._open = FairShare(self.limits.open_each, self.limits.open_in_all)
         self._pace = RateLimit(self.limits.burst, self.limits.per_second, waiting=self.limits.waiting)
-        self._clients: dict[str, End] = {}  # by gRPC's name of the gateway's end towards the server
+        self._clients: dict[str, SpliceEnd] = {}  # by gRPC's name of the gateway's end towards the server
         self._serving: dict[asyncio.Task[None], str] = {}  # the source of each
         self._route: Route
 
@@ -216,7 +216,7 @@ class Gateway:
 
     async def _serve(self, connection: socket.socket, source: str, delay: float) -> None:
         """Carry one connection to its end."""
-        client, server, peer = End(source), None, ""
+        client, server, peer = SpliceEnd(source), None, ""
         loop = asyncio.get_running_loop()
         try:
             await asyncio.sleep(delay)
@@ -238,11 +238,11 @@ class Gateway:
                 server.abort()
                 self._clients.pop(peer, None)
 
-    async def _connect(self, port: int) -> tuple[End, str]:
+    async def _connect(self, port: int) -> tuple[SpliceEnd, str]:
         """A connection to a server of this machine, and that server's name of the client. Raises OSError."""
         loop = asyncio.get_running_loop()
         for _ in range(_CONNECT_ATTEMPTS):
-            transport, server = await loop.create_connection(End, _LOOPBACK, port)
+            transport, server = await loop.create_connection(SpliceEnd, _LOOPBACK, port)
             peer = "ipv4:{}:{}".format(*transport.get_extra_info("sockname")[:2])
             # The system gives two connections the same port if they go to different ports, and the sources of
             # both would be one.

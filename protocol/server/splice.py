@@ -14,7 +14,7 @@ _LEAST_PAUSE = 0.002
 """Shorter pauses are left out: the rate holds in the long run."""
 
 
-class End(asyncio.Protocol):
+class SpliceEnd(asyncio.Protocol):
     """One end of a splice: what comes in here goes out at the other end, no faster than that takes it.
 
     Before :meth:`join` it keeps what comes in, and stops reading after each piece until :meth:`more`.
@@ -31,7 +31,7 @@ class End(asyncio.Protocol):
         self.first = bytearray()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
-        self._other: End | None = None
+        self._other: SpliceEnd | None = None
         self._news = asyncio.Event()
         self._holds = 0  # reasons not to read now
 
@@ -51,7 +51,7 @@ class End(asyncio.Protocol):
             await self._news.wait()
         raise ConnectionResetError("closed before it said enough")
 
-    def join(self, other: End) -> None:
+    def join(self, other: SpliceEnd) -> None:
         """Copy both ways from now on, beginning with what each end has kept."""
         self._other, other._other = other, self
         for each in (self, other):
@@ -132,7 +132,7 @@ class End(asyncio.Protocol):
                 self._transport.resume_reading()
 
 
-async def carry(one: End, other: End) -> None:
+async def carry(one: SpliceEnd, other: SpliceEnd) -> None:
     """Join two ends, and wait until both are closed. Whatever ends this, both are closed then.
 
     The end that is closed first closes the other one, which may have bytes left to write for some seconds.

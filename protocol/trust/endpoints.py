@@ -71,7 +71,7 @@ def check_address(address: IPv4Address | IPv6Address) -> None:
 
 
 def check_multiaddress(multiaddress: str) -> None:
-    """Raises ValueError unless a peer may have every address, name and port in a libp2p multiaddress."""
+    """Raises ValueError unless a peer may have every address, name and port in a multiaddress."""
     parts = multiaddress.split("/")
     for protocol, value in pairwise(parts):
         if protocol in ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr"):

@@ -2,7 +2,7 @@
 
 What a peer signs contains the id of the run, or the pin of its authority: it is not valid in another run.
 
-A peer id is the base58 form of the identity multihash of a libp2p ed25519 public key, so it embeds the key.
+A peer id is the base58 form of the identity multihash of an ed25519 public key, so it embeds the key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Signer = Callable[[bytes], bytes]
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
-    """The libp2p peer id of a raw 32-byte ed25519 public key."""
+    """The peer id of a raw 32-byte ed25519 public key."""
     if len(public_key) != 32:
         raise ValueError(f"an ed25519 public key has 32 bytes, not {len(public_key)}")
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())

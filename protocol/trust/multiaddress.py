@@ -1,4 +1,4 @@
-"""libp2p's form of ``host:port``, as in /ip4/44.10.0.1/tcp/7701/p2p/12D3Koo..."""
+"""Multiaddresses, another form of ``host:port``, as in /ip4/44.10.0.1/tcp/7701/p2p/12D3Koo..."""
 
 from __future__ import annotations
 

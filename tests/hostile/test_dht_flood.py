@@ -8,12 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.hive.lasting import LastingTransport
-from node.hive.transport import HivemindTransport
+from node.hive.transport import HiveTransport
 from node.security.identity import open_identity
 from tests.hostile.measure import MOST_GROWTH
 from tests.support import commands
-from tests.support.hive_nodes import RUN, certified, record_of, start_as
+from tests.support.hive_nodes import entry_of, record_of, start_as, start_transport
 
 pytestmark = pytest.mark.hostile
 
@@ -21,17 +20,10 @@ pytestmark = pytest.mark.hostile
 @pytest.mark.parametrize("attack", ["flood", "flood-libp2p"])
 async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: str) -> None:
     identity, honest = (open_identity(tmp_path / f"{name}.key") for name in ("first", "member"))
-
-    async def begin(port: int) -> HivemindTransport:
-        shown = certified(identity)
-        return await HivemindTransport.start(
-            identity=identity, **shown, run=RUN, listen_port=port, members=(honest.peer,)
-        )
-
-    first = await LastingTransport.start(begin, 0)
+    first = await start_transport(identity, entry_of(identity, members=(honest.peer,)))
     member = await start_as(honest, tmp_path / "member", (), first.addresses)
     try:
-        await member.hivemind.publish(record_of(honest), ttl=600)
+        await member.transport.publish(record_of(honest), ttl=600)
         await first.lookup()
         rest = resident(first)
         stranger = str(open_identity(tmp_path / "stranger.key").path)
@@ -42,7 +34,7 @@ async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: 
         )
         most, published = dict(rest), 0
         while not flood.done():
-            await member.hivemind.publish(record_of(honest), ttl=600 + published)
+            await member.transport.publish(record_of(honest), ttl=600 + published)
             published += 1
             await asyncio.wait({flood}, timeout=0.2)
             now = resident(first)
@@ -53,7 +45,7 @@ async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: 
         assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
         assert honest.peer in await first.lookup()
     finally:
-        await member.hivemind.close()
+        await member.transport.close()
         await first.close()
 
 
@@ -62,28 +54,28 @@ async def test_large_questions_of_a_member_to_the_dht_of_libp2p_take_no_memory_o
 ) -> None:
     first = await start_as(open_identity(tmp_path / "first.key"), tmp_path / "first", ())
     node = await start_as(
-        open_identity(tmp_path / "node.key"), tmp_path / "node", (), first.hivemind.addresses
+        open_identity(tmp_path / "node.key"), tmp_path / "node", (), first.transport.addresses
     )
     try:
-        rest = resident(node.hivemind)
+        rest = resident(node.transport)
         member = str(open_identity(tmp_path / "member.key").path)
-        attack = ("tests.support.hive_attacker", "flood-libp2p", node.hivemind.addresses[0], member)
+        attack = ("tests.support.hive_attacker", "flood-libp2p", node.transport.addresses[0], member)
         flood = asyncio.create_task(asyncio.to_thread(commands.run, *attack))
         most = dict(rest)
         while not flood.done():
             await asyncio.wait({flood}, timeout=0.2)
-            now = resident(node.hivemind)
+            now = resident(node.transport)
             assert now.keys() == rest.keys(), "the processes are the same"
             most = {process: max(size, now[process]) for process, size in most.items()}
         growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
         print(f"{flood.result().stdout.strip()}; growth: {growth}")
         assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
     finally:
-        await node.hivemind.close()
-        await first.hivemind.close()
+        await node.transport.close()
+        await first.transport.close()
 
 
-def resident(transport: HivemindTransport | LastingTransport) -> dict[psutil.Process, int]:
+def resident(transport: HiveTransport) -> dict[psutil.Process, int]:
     """Resident bytes of the host and of the processes below it, p2pd among them."""
     host = psutil.Process(transport.pid)
     return {each: each.memory_info().rss for each in (host, *host.children(recursive=True))}

@@ -11,17 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.hive.transport import HivemindTransport
 from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
+from node.transport.transport import Entry
 from protocol.errors import HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import decode
 from protocol.types import Role
 from tests.support import commands
+from tests.support.hive_nodes import start_transport
 from tests.support.processes import COORDINATOR, ProcessSwarm
 from tests.support.waiting import is_alive
 
@@ -107,14 +108,14 @@ class Newcomer:
         with suppress(HetnodeError):  # it has not joined; but now the coordinator's DHT peer knows it
             await client.heartbeat(0, 0)
         await client.close()
-        hivemind = await HivemindTransport.start(
-            identity=self._identity,
-            certificate=self._credentials.certificate_file,
-            authority=self._credentials.authority_file,
-            run=self._swarm.run_id,
-            initial_peers=[self._first],
+        entry = Entry(
+            self._swarm.run_id,
+            self._credentials.certificate_file,
+            self._credentials.authority_file,
+            (self._first,),
             client_mode=True,
         )
+        hivemind = await start_transport(self._identity, entry)
         try:
             async with asyncio.timeout(SECONDS):
                 while not peers <= (await hivemind.lookup()).keys():  # noqa: ASYNC110 - no event tells of it

@@ -24,7 +24,7 @@ from node.relay.agent import RelayAgent
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.relay.server import RelayServer
 from protocol.server.gateway import Gateway, listen_on
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, RelayAddress, TensorHeader
@@ -82,7 +82,7 @@ async def _home(folder: Path, relay: str, peer: str) -> None:
     own = _read(folder, peer)
     server = LinkServer(lambda: own)
     local = ("127.0.0.1", await server.start("127.0.0.1", 0))
-    servers = {service: lambda: local for service in Service}
+    servers = {service: lambda: local for service in RelayedService}
     agent = RelayAgent(RelayAddress(PeerId(RELAY), relay), PeerId(peer), lambda: own, servers)
     keeping = asyncio.create_task(agent.keep())
     telling = asyncio.create_task(_tell_ports(agent))

@@ -18,8 +18,8 @@ from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer
 from node.experiment.tokenizers import train_bpe
 from node.extras import Extra, require_for_data
 from node.hugging_face.tokenizer import byte_definition, tokenizer_files
-from node.net.admission import require_libraries
 from node.net.enrollment import enroll
+from node.net.joining import require_libraries
 from node.net.waiting import CoordinatorWait
 from node.security.identity import open_identity
 from node.views import run_history

@@ -1,8 +1,8 @@
 """``hetnode`` commands, forked from one template process that has imported what all commands need.
 
-A new interpreter needs up to 4 CPU seconds to import torch and hivemind. Each process of the test suite has
-one template, and what a test starts ends with it. Some tests start a new interpreter on purpose, as a user
-does.
+A new interpreter needs up to 4 CPU seconds to import torch and the transport. Each process of the test suite
+has one template, and what a test starts ends with it. Some tests start a new interpreter on purpose, as a
+user does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from node.ipc.template import COMMAND_MODULES, ForkedProcess, Template, own_template
+from node.ipc.modules import COMMAND_MODULES
+from node.ipc.template import ForkedProcess, Template, own_template
 
 # Wide lines without colours, so that a test finds what a message says.
 PLAIN = {"COLUMNS": "200", "NO_COLOR": "1"}

@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from coordinator.authority import Authority
-from node.hive.lasting import LastingTransport
-from node.hive.transport import HivemindTransport
+from node.hive.transport import HiveTransport, start
 from node.security.identity import Identity, open_identity
 from node.transport.line import UNLIMITED, Line
-from node.transport.transport import HostedStages
+from node.transport.transport import Entry, ServedStages
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -52,12 +52,12 @@ class Node:
     """A peer with the real transport."""
 
     identity: Identity
-    hivemind: HivemindTransport | LastingTransport
+    transport: HiveTransport
 
     @property
     def processes(self) -> list[psutil.Process]:
         """The hivemind host, and after it all processes below it."""
-        host = psutil.Process(self.hivemind.pid)
+        host = psutil.Process(self.transport.pid)
         return [host, *host.children(recursive=True)]
 
     def descriptor(self, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
@@ -71,7 +71,7 @@ class Node:
         deadline: float = PATIENT,
         expected: int = 0,
     ) -> tuple[PayloadDescriptor, ...]:
-        gathered = await self.hivemind.exchange(
+        gathered = await self.transport.exchange(
             payload,
             descriptor,
             None if group is None else ExchangeGroup("group", tuple(canonical(group))),
@@ -82,7 +82,7 @@ class Node:
 
     async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
         entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
-        return await self.hivemind.fetch_payload(entry, deadline)
+        return await self.transport.fetch_payload(entry, deadline)
 
 
 def describe(identity: Identity, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:
@@ -142,32 +142,42 @@ async def start_as(
     line: Line = UNLIMITED,
     reduced: RunSpec | None = None,
 ) -> Node:
-    commands.template()  # the one of all tests; else the first node here would start a smaller one
-    hivemind = await HivemindTransport.start(
-        identity=identity,
-        **certified(identity),
-        run=RUN,
-        initial_peers=initial_peers,
-        client_mode=client_mode,
-        listen_port=listen_port,
-        line=line,
-    )
+    entry = entry_of(identity, initial_peers=initial_peers, client_mode=client_mode, listen_port=listen_port)
+    transport = await start_transport(identity, entry, line)
     if stages:
-        await hivemind.admit(allow_list)
+        await transport.admit(allow_list)
         hosted = hosted_in(folder, dict.fromkeys(stages, CAPACITY))
-        await hivemind.host_stages(
+        await transport.host_stages(
             replace(hosted, payload_folder=payloads or hosted.payload_folder, reduced=reduced)
         )
-    return Node(identity, hivemind)
+    return Node(identity, transport)
 
 
-def hosted_in(folder: Path, capacities: Mapping[int, int]) -> HostedStages:
+def entry_of(identity: Identity, **changes: Any) -> Entry:
+    """How a peer of these tests enters, with a certificate of its own unless it is given."""
+    shown = {} if "certificate" in changes else certified(identity)
+    if "initial_peers" in changes:
+        changes["initial_peers"] = tuple(changes["initial_peers"])
+    return Entry(**{"run": RUN, **shown, **changes})
+
+
+async def start_transport(identity: Identity, entry: Entry, line: Line = UNLIMITED) -> HiveTransport:
+    """A transport whose processes enter with `entry`, however often they start."""
+    commands.template()  # the one of all tests; else the first node here would start a smaller one
+
+    async def enter() -> Entry:
+        return entry
+
+    return await start(identity, enter, line)
+
+
+def hosted_in(folder: Path, capacities: Mapping[int, int]) -> ServedStages:
     """Stages of the run SPEC, whose payloads and checkpoints are in `folder`."""
-    return HostedStages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS, spec=SPEC)
+    return ServedStages(capacities, folder / "payloads", folder / "checkpoints", KEEP_ROUNDS, spec=SPEC)
 
 
 def certified(identity: Identity, issuer: Authority | None = None) -> dict[str, Path]:
-    """What HivemindTransport.start needs to be believed."""
+    """The fields of an Entry that make the peer believed."""
     credentials = enrolled(identity, RUN, issuer=issuer)
     return {"certificate": credentials.certificate_file, "authority": credentials.authority_file}
 

@@ -9,21 +9,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
-from tests.support.certificates import enrolled
-from tests.support.hive_nodes import hosted_in
+from tests.support.hive_nodes import entry_of, hosted_in, start_transport
 
 
 async def main() -> None:
     identity = open_identity(Path(sys.argv[1]) / "peer.key")
-    credentials = enrolled(identity, "orphans")
-    hivemind = await HivemindTransport.start(
-        identity=identity,
-        certificate=credentials.certificate_file,
-        authority=credentials.authority_file,
-        run="orphans",
-    )
+    hivemind = await start_transport(identity, entry_of(identity))
     folder = Path(sys.argv[1])
     await hivemind.host_stages(hosted_in(folder, {0: 1000, 1: 1000}))
     print("ready", flush=True)

@@ -13,26 +13,29 @@ import asyncio
 import sys
 from pathlib import Path
 
-from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
+from node.transport.transport import Entry
 from protocol.errors import HetnodeError
 from protocol.types import ExchangeGroup, PeerId
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
-from tests.support.hive_nodes import CAPACITY, PATIENT, RUN, canonical, describe, hosted_in, record_of
+from tests.support.hive_nodes import (
+    CAPACITY,
+    PATIENT,
+    RUN,
+    canonical,
+    describe,
+    hosted_in,
+    record_of,
+    start_transport,
+)
 
 
 async def main(
     folder: Path, certificate: Path, authority: Path, offset: float, peer: PeerId, address: str
 ) -> None:
     identity = open_identity(folder / "skewed.key")
-    hivemind = await HivemindTransport.start(
-        identity=identity,
-        certificate=certificate,
-        authority=authority,
-        run=RUN,
-        initial_peers=[address],
-        clock_offset=offset,
-    )
+    entry = Entry(RUN, certificate, authority, (address,), clock_offset=offset)
+    hivemind = await start_transport(identity, entry)
     try:
         await hivemind.admit([identity.peer, peer])
         await hivemind.host_stages(hosted_in(folder, {0: CAPACITY}))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import uvloop
 
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
@@ -36,7 +36,7 @@ def numbered(number: int, kind: FrameKind = FrameKind.FORWARD) -> FrameId:
     return FrameId(1, 1, 0, number, kind)
 
 
-async def send_back(link: Link) -> None:
+async def send_back(link: LiveLink) -> None:
     number = 0
     with suppress(HetnodeError):
         while True:

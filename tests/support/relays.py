@@ -11,7 +11,7 @@ from node.relay.agent import RelayAgent
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
 from protocol.relay.destinations import Destinations
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.gateway import Gateway, listen_on
 from protocol.types import PeerId, RelayAddress
@@ -52,7 +52,7 @@ async def behind(
     """An agent of `peer`, whose links and DHT peer are both at the local `port`; it is connected."""
     own = credentials(peer)
     local = ("127.0.0.1", port)
-    servers = {service: lambda: local for service in Service}
+    servers = {service: lambda: local for service in RelayedService}
     agent = RelayAgent(relay, PeerId(peer), shown or (lambda: own), servers)
     keeping = asyncio.create_task(agent.keep())
     try:

@@ -11,9 +11,9 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, Role, StateRecord
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
-from tests.virtual.hive import VirtualTransport
 from tests.virtual.scenario import FULL, TWO, Play, contributions, return_after, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualTransport
 
 
 def test_a_newcomer_loads_a_checkpoint_replays_the_rest_and_contributes(play: Play) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.train.pipeline import Pipeline
 from node.worker.trainer import Trainer
 from node.worker.worker import Worker
@@ -233,9 +233,9 @@ class Attempt:
         ]
         down, up = self.wires[: members - 1], self.wires[members - 1 :]
 
-        def end(other: int, read: NoisyWire, write: NoisyWire) -> Link:
+        def end(other: int, read: NoisyWire, write: NoisyWire) -> LiveLink:
             neighbour = LinkEndpoint(SPEC.name, SPEC.hash, replica.members[other].peer, 0, other, epoch)
-            return Link(neighbour, read.read, write.write, limits)
+            return LiveLink(neighbour, read.read, write.write, limits)
 
         above = [end(i + 1, up[i], down[i]) for i in range(members - 1)]
         below = [end(i, down[i], up[i]) for i in range(members - 1)]

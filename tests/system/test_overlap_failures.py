@@ -24,10 +24,10 @@ from tests.support.overlap import (
     spec_of,
     steps_before_the_update,
 )
-from tests.virtual.hive import VirtualArbiter, VirtualTransport
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import FULL, MIXED, TWO, Play, contributions, departures, not_found, return_after
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualArbiter, VirtualTransport
 
 
 def holding_only_its_own(rounds: set[int], stage: int) -> Any:

@@ -11,10 +11,10 @@ import pytest
 from coordinator.state.events import PayloadWithheld, PeerRetreated
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Role
-from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import FULL, MIXED, PIPE, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualTransport
 
 
 def retreats(swarm: VirtualSwarm) -> list[tuple[str, int]]:

@@ -19,15 +19,18 @@ from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
 from node.net.plan_updates import PlanUpdate
+from node.security.identity import Identity
+from node.transport.line import Line
+from node.transport.transport import Enter
 from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from protocol.wire.typed_calls import Call, decode_request, name_of
-from tests.virtual.hive import VirtualTransport
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualPackage, VirtualTransport
 from tests.virtual.worker import VirtualWorker
 
 QUICK = {"timing.heartbeat": 1.0, "timing.lost_after": 4.0}
@@ -94,14 +97,16 @@ def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admissi
 ) -> None:
     entered: list[tuple[str, ...]] = []
     joins: Counter[PeerId] = Counter()
-    start, join = VirtualSwarm.start_transport, CoordinatorClient.join
+    start, join = VirtualPackage.start, CoordinatorClient.join
 
-    async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
+    async def start_transport(
+        self: VirtualPackage, me: Identity, enter: Enter, line: Line
+    ) -> VirtualTransport:
         if current_machine() == "s":
-            entered.append(options["initial_peers"])
+            entered.append(tuple((await enter()).initial_peers))
             if len(entered) in (2, 3):
                 raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
-        return await start(self, **options)
+        return await start(self, me, enter, line)
 
     async def join_counted(self: CoordinatorClient, *arguments: Any) -> Admission:
         joins[self._peer] += 1
@@ -123,7 +128,7 @@ def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admissi
         await swarm.until_over("s", seconds=20)
         assert not swarm.nodes["s"].errors
 
-    monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
+    monkeypatch.setattr(VirtualPackage, "start", start_transport)
     monkeypatch.setattr(CoordinatorClient, "join", join_counted)
     play(scenario, MEMBERS, spec_with_spares(60))
 
@@ -170,13 +175,13 @@ def test_a_node_that_is_refused_before_it_hears_of_its_move_moves(
 @pytest.mark.slow  # its pieces are tested by themselves
 def test_a_node_that_drains_while_its_move_fails_leaves(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: Counter[str] = Counter()
-    start = VirtualSwarm.start_transport
+    start = VirtualPackage.start
 
-    async def start_transport(self: VirtualSwarm, **options: Any) -> VirtualTransport:
+    async def start_transport(self: VirtualPackage, *arguments: Any) -> VirtualTransport:
         starts[current_machine()] += 1
         if starts["s"] > 1:
             raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
-        return await start(self, **options)
+        return await start(self, *arguments)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("a", "p", "q")
@@ -190,7 +195,7 @@ def test_a_node_that_drains_while_its_move_fails_leaves(play: Play, monkeypatch:
         assert not swarm.nodes["s"].errors
         await swarm.until_over()
 
-    monkeypatch.setattr(VirtualSwarm, "start_transport", start_transport)
+    monkeypatch.setattr(VirtualPackage, "start", start_transport)
     play(scenario, MEMBERS, spec_with_spares(20))
 
 

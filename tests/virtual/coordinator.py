@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 from coordinator import command_loop
@@ -36,6 +36,7 @@ from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.receipts import Receipts
 from coordinator.storage.restore import restore
 from coordinator.storage.store import SqliteStore
+from node.transport.transport import Entry
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
@@ -44,9 +45,9 @@ from tests.builders import Keyed, keyed
 from tests.support.certificates import authority
 from tests.support.dial_back import believe
 from tests.support.memory_store import MemoryStore
-from tests.virtual.hive import Dht, VirtualArbiter
 from tests.virtual.loop import VirtualProcess, start
 from tests.virtual.rpc import VirtualGrpc
+from tests.virtual.transport import Dht, VirtualPackage
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,13 @@ class VirtualCoordinator:
         self, command_loop: CommandLoop, dht: Dht, sources: MemberSources, group: asyncio.TaskGroup
     ) -> None:
         self._rpc.register(NAME, peer_uri(COORDINATOR.peer))
-        folder = self._folder / "contested"
-        arbiter = await VirtualArbiter.start(self._rpc, dht, COORDINATOR.peer, self.run, self._spec, folder)
+        package, entry = VirtualPackage(self._rpc, dht), Entry(self.run, self._folder, self._folder)
+
+        async def enter() -> Entry:
+            return entry
+
+        me: Any = COORDINATOR
+        arbiter = await package.start_arbiter(me, enter, self._spec, self._folder / "contested")
         await command_loop.execute(AppointArbiter(COORDINATOR.peer))
         group.create_task(keep_admitted(command_loop, arbiter, sources))
         group.create_task(arbitrate_contested(command_loop, arbiter))

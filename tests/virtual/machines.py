@@ -11,7 +11,7 @@ from typing import Any
 from node import hooks
 from node.net.coordinator_client import CoordinatorClient
 from node.security.credentials import RunCredentials
-from node.transport.transport import HostedStages
+from node.transport.transport import ServedStages
 from protocol.trust.names import peer_uri
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials
@@ -19,11 +19,11 @@ from tests.support.fault_hooks import FaultHooks
 from tests.support.fault_script import Script
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, COORDINATOR, VirtualCoordinator
-from tests.virtual.hive import Dht, VirtualTransport
 from tests.virtual.loop import VirtualProcess, run, running_loop, start
 from tests.virtual.network import Network
 from tests.virtual.node import VirtualProcessControl
 from tests.virtual.rpc import VirtualGrpc
+from tests.virtual.transport import Dht, VirtualTransport
 
 A, B, C = keyed(1), keyed(2), keyed(3)
 NAMES = {"a": A, "b": B, "c": C}
@@ -78,7 +78,7 @@ class Machines:
         """A transport for the peer of the machine `name`. Call it on that machine."""
         transport = VirtualTransport(self.rpc, self.dht, NAMES[name], self.run_id, client_mode=False)  # type: ignore[arg-type]
         await transport.host_stages(
-            HostedStages({0: 1000}, self.folder / name, self.folder / name / "checkpoint", 30)
+            ServedStages({0: 1000}, self.folder / name, self.folder / name / "checkpoint", 30)
         )
         await transport.admit([member.peer for member in NAMES.values()])
         return transport

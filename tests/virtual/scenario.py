@@ -18,8 +18,8 @@ from protocol.types import Finding, Role, Verdict
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
-from tests.virtual.hive import VirtualArbiter
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualArbiter
 
 T = TypeVar("T")
 Scenario = Callable[[VirtualSwarm], Awaitable[T]]

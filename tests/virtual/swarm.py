@@ -39,11 +39,11 @@ from tests.support.fault_hooks import FaultHooks, checkpoint_faults
 from tests.support.fault_script import Script
 from tests.support.faults import FaultPlan
 from tests.virtual.coordinator import ADDRESS, COORDINATOR, VirtualCoordinator
-from tests.virtual.hive import Dht, VirtualTransport
 from tests.virtual.loop import VirtualLoop, VirtualProcess, run, running_loop, start
 from tests.virtual.network import Network, current_machine
 from tests.virtual.node import VirtualNode, VirtualProcessControl
 from tests.virtual.rpc import VirtualGrpc
+from tests.virtual.transport import Dht, VirtualPackage
 from tests.virtual.worker import VirtualWorker
 
 log = logging.getLogger(__name__)
@@ -257,13 +257,10 @@ class VirtualSwarm:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace gRPC, hivemind, the worker's process and the device for all nodes of this swarm."""
+        """Replace gRPC, the transport, the worker's process and the device for all nodes of this swarm."""
 
         async def start_child(*_: Any, **__: Any) -> VirtualWorker:
             return self._worker()
-
-        class Transport:
-            start = staticmethod(self.start_transport)
 
         async def no_port(ports: ClaimedPorts, _: RunCredentials) -> None:
             ports.dht_port = 1  # the DHT of these swarms has no ports
@@ -284,7 +281,7 @@ class VirtualSwarm:
             patch("node.net.own_address.wall_clock", self.loop.time),
             patch("node.net.own_address.interface_addresses", frozenset),
             patch("node.ipc.ranks.start_child", start_child),
-            patch("node.runtime.HivemindTransport", Transport),
+            patch("node.runtime.transport_in_use", lambda: VirtualPackage(self.rpc, self.dht)),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
             checkpoint_faults(),
             patch("node.optimizer.outer_stage.decode", decode := cached_decode()),
@@ -318,11 +315,6 @@ class VirtualSwarm:
         usual = self.spec.inner.microbatches
         node.worker = VirtualWorker(self._step_seconds / node.speed / usual)
         return node.worker
-
-    async def start_transport(
-        self, *, identity: Identity, run: str, client_mode: bool, **_: Any
-    ) -> VirtualTransport:
-        return VirtualTransport(self.rpc, self.dht, identity, run, client_mode)
 
     def _node_here(self) -> VirtualNode:
         return self.nodes[current_machine()]

@@ -1,4 +1,4 @@
-"""The virtual hivemind behaves as the real one does towards production code."""
+"""Payloads in an exchange over the virtual network, and what becomes of them when its members fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.hive.payload_peer import PayloadPeer
+from node.transport.payload_service import PayloadService
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, ManifestEntry, MemberLine
 from tests.builders import Keyed
@@ -103,13 +103,13 @@ def test_a_payload_passes_through_a_helper_where_its_owner_sends_it_once(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str]] = []
-    fetch = PayloadPeer.fetch
+    fetch = PayloadService.fetch
 
     async def recorded(self: Any, holder: str, descriptor: Any, *more: Any) -> bytes:
         asked.append((holder, descriptor.owner))
         return await fetch(self, holder, descriptor, *more)
 
-    monkeypatch.setattr(PayloadPeer, "fetch", recorded)
+    monkeypatch.setattr(PayloadService, "fetch", recorded)
 
     async def scenario(machines: Machines) -> None:
         group = helped_by_c(machines)
@@ -154,14 +154,14 @@ def test_a_helper_that_fails_is_left_out_of_the_next_rounds(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, str, float]] = []
-    fetch = PayloadPeer.fetch
+    fetch = PayloadService.fetch
 
     async def recorded(self: Any, holder: str, descriptor: Any, *more: Any) -> bytes:
         if (self._me, descriptor.owner) == (B.peer, A.peer):
             asked.append((descriptor.round_number, holder, asyncio.get_running_loop().time() - began[0]))
         return await fetch(self, holder, descriptor, *more)
 
-    monkeypatch.setattr(PayloadPeer, "fetch", recorded)
+    monkeypatch.setattr(PayloadService, "fetch", recorded)
     began = [0.0]
 
     async def scenario(machines: Machines) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from node.net.coordinator_client import CoordinatorClient
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial as dial_link
 from node.net.link_server import LinkServer
 from protocol.errors import ErrorCode, HetnodeError
@@ -131,18 +131,18 @@ def endpoint(machines: Machines, keyed: Keyed, position: int) -> LinkEndpoint:
     return LinkEndpoint(machines.run_id, machines.spec.hash, keyed.peer, 0, position)
 
 
-async def connected(machines: Machines) -> tuple[Link, Link]:
+async def connected(machines: Machines) -> tuple[LiveLink, LiveLink]:
     """The two ends of a link from a to b after the production handshake."""
     above, below = endpoint(machines, A, 0), endpoint(machines, B, 1)
     listening = running_loop().create_future()
 
-    async def accept() -> Link:
+    async def accept() -> LiveLink:
         own = credentials(B.peer)
         server = LinkServer(lambda: own)
         listening.set_result(await server.start("b", 0))
         return await server.accept(below, above, LIMITS, 10)
 
-    async def dial() -> Link:
+    async def dial() -> LiveLink:
         address = f"b:{await listening}"
         return await dial_link(address, above, below, LIMITS, 10, credentials(A.peer))
 

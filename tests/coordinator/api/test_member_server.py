@@ -12,7 +12,7 @@ import grpc
 from coordinator.api.member_server import MAX_CALLS, calls_of_one, new_server
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.server.admission import Admission, AdmissionInterceptor
+from protocol.server.calls import CallInterceptor, CallPolicy
 from protocol.server.limits import FairShare
 from tests.builders import spec_of
 
@@ -28,10 +28,10 @@ class Service(pb_grpc.CoordinatorServicer):
 async def test_calls_of_all_members_at_once_are_answered() -> None:
     spec = spec_of(stages=4)
     calls = FairShare(each=MAX_CALLS, total=MAX_CALLS)
-    admission = Admission(
+    admission = CallPolicy(
         lambda _: "", str, lambda _: None, lambda _: None, calls, OSError, logging.getLogger()
     )
-    server = new_server(AdmissionInterceptor(admission), spec)
+    server = new_server(CallInterceptor(admission), spec)
     pb_grpc.add_CoordinatorServicer_to_server(Service(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

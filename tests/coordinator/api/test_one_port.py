@@ -10,7 +10,7 @@ from node.net.coordinator_channel import fetch_status
 from node.net.enrollment import enroll
 from node.relay.agent import RelayAgent
 from node.security.identity import open_identity
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.types import RelayAddress
 from tests.builders import spec_of
 from tests.support.coordinator_process import COORDINATOR, running
@@ -25,7 +25,7 @@ async def test_a_newcomer_enrols_calls_and_is_reachable_at_one_port(tmp_path: Pa
         status = await fetch_status(run.address, credentials.tls, 20)
         assert status.run == run.run
         relay = RelayAddress(COORDINATOR.peer, run.address)
-        servers = {service: lambda: None for service in Service}
+        servers = {service: lambda: None for service in RelayedService}
         agent = RelayAgent(relay, identity.peer, lambda: credentials.tls, servers)
         keeping = asyncio.create_task(agent.keep())
         async with asyncio.timeout(20):

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.hive_network import HiveNetwork, open_network
+from tests.support.peer_network import PeerNetwork, open_network
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[HiveNetwork]:
+async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PeerNetwork]:
     async with open_network(tmp_path_factory.mktemp("identities")) as network:
         yield network

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.hive_nodes import RUN, certified, start_node
+from tests.support.hive_nodes import entry_of, start_node, start_transport
 
 
 async def test_the_peer_id_is_the_one_that_libp2p_derives(tmp_path: Path) -> None:
     node = await start_node(tmp_path, "node", ())
     try:
-        (address,) = node.hivemind.addresses
+        (address,) = node.transport.addresses
         assert address.endswith(f"/p2p/{node.identity.peer}")
     finally:
-        await node.hivemind.close()
+        await node.transport.close()
 
 
 async def test_a_dht_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
@@ -45,24 +44,19 @@ async def test_a_dht_at_an_address_that_no_peer_may_have_is_not_dialled(tmp_path
 async def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     node = await start_node(tmp_path, "node", ())
     try:
-        port = int(node.hivemind.addresses[0].split("/")[4])
+        port = int(node.transport.addresses[0].split("/")[4])
         identity = open_identity(tmp_path / "other.key")
         with pytest.raises(HetnodeError) as failure:
-            await HivemindTransport.start(identity=identity, **certified(identity), run=RUN, listen_port=port)
+            await start_transport(identity, entry_of(identity, listen_port=port))
         assert failure.value.code is ErrorCode.PORT_IN_USE
     finally:
-        await node.hivemind.close()
+        await node.transport.close()
 
 
 async def test_the_advertised_address_is_announced_to_other_peers(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "peer.key")
-    hivemind = await HivemindTransport.start(
-        identity=identity,
-        **certified(identity),
-        run=RUN,
-        listen_host="0.0.0.0",
-        advertise="node.example.org",
-    )
+    entry = entry_of(identity, listen_host="0.0.0.0", advertise="node.example.org")
+    hivemind = await start_transport(identity, entry)
     try:
         (address,) = hivemind.addresses
         assert address.startswith("/dns/node.example.org/tcp/")

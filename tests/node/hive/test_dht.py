@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -12,23 +13,26 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from node.hive.transport import HivemindTransport
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.records import seal_record
 from tests.support.certificates import authority, credentials
-from tests.support.hive_network import HiveNetwork
 from tests.support.hive_nodes import (
+    BRIEF,
+    CAPACITY,
     RUN,
     certified,
+    entry_of,
     record_of,
+    start_transport,
 )
+from tests.support.peer_network import PeerNetwork
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("caller", ["of another authority", "whose time is over", "banned"])
-async def test_the_dht_refuses_a_caller(network: HiveNetwork, tmp_path: Path, caller: str) -> None:
+async def test_the_dht_refuses_a_caller(network: PeerNetwork, tmp_path: Path, caller: str) -> None:
     identity = open_identity(tmp_path / "caller.key")
     shown = certified(identity, authority("another") if caller == "of another authority" else None)
     # The caller accepts our authority, so only the DHT can refuse the connection.
@@ -36,37 +40,25 @@ async def test_the_dht_refuses_a_caller(network: HiveNetwork, tmp_path: Path, ca
     if caller == "whose time is over":
         shown["certificate"].write_bytes(credentials(identity.peer, ended=True).certificate)
     if caller == "banned":
-        await network.bootstrap.hivemind.admit((), [identity.peer])
+        await network.bootstrap.transport.admit((), [identity.peer])
+    entry = entry_of(identity, **shown, initial_peers=network.bootstrap.transport.addresses)
     with pytest.raises(HetnodeError) as refused:
-        await HivemindTransport.start(
-            identity=identity, **shown, run=RUN, initial_peers=network.bootstrap.hivemind.addresses
-        )
+        await start_transport(identity, entry)
     assert refused.value.code is ErrorCode.DHT_UNREACHABLE
-    await network.bootstrap.hivemind.admit((), ())
+    await network.bootstrap.transport.admit((), ())
 
 
-async def test_a_renewed_certificate_is_shown_without_a_restart(network: HiveNetwork) -> None:
+async def test_a_renewed_certificate_is_shown_without_a_restart(network: PeerNetwork) -> None:
     identity = network.alice.identity
     before = certified(identity)["certificate"].read_bytes()
-    await network.alice.hivemind.publish(record_of(identity, endpoint="127.0.0.1:7001"), ttl=600)
-    found = await network.carol.hivemind.lookup()
+    await network.alice.transport.publish(record_of(identity, endpoint="127.0.0.1:7001"), ttl=600)
+    found = await network.carol.transport.lookup()
     assert before != certified(identity)["certificate"].read_bytes()
     assert found[identity.peer].endpoint == "127.0.0.1:7001"
 
 
-async def test_published_records_are_found_and_replaced(network: HiveNetwork) -> None:
-    alice, bob = record_of(network.alice.identity), record_of(network.bob.identity)
-    await network.alice.hivemind.publish(alice, ttl=900)
-    await network.bob.hivemind.publish(bob, ttl=900)
-    found = await network.carol.hivemind.lookup()
-    assert found == {alice.peer: alice, bob.peer: bob}
-    moved = record_of(network.bob.identity, endpoint="127.0.0.1:5000")
-    await network.bob.hivemind.publish(moved, ttl=1200)
-    assert (await network.carol.hivemind.lookup())[moved.peer] == moved
-
-
 async def test_a_forged_or_replayed_record_is_refused_by_every_peer(
-    network: HiveNetwork, tmp_path: Path
+    network: PeerNetwork, tmp_path: Path
 ) -> None:
     """The forger is a member of the run: the DHT refuses all other callers."""
     victim, forger = network.carol.identity, open_identity(tmp_path / "forger.key")
@@ -76,7 +68,7 @@ async def test_a_forged_or_replayed_record_is_refused_by_every_peer(
     # Nothing may expire before the last look: a busy machine needs a minute for the forger alone.
     now = time.time()
     soon, later, last = now + 1200, now + 1800, 2400
-    await network.carol.hivemind.publish(honest, ttl=last)
+    await network.carol.transport.publish(honest, ttl=last)
     lie = record_of(victim, endpoint="127.0.0.1:6666")
     # Carol signed it, but it expires before the record that is stored.
     old = seal_record(lie, RUN, victim.sign, soon, victims_certificate)
@@ -95,9 +87,26 @@ async def test_a_forged_or_replayed_record_is_refused_by_every_peer(
     )
     assert stored == ["False"] * len(forgeries) + ["True"]
     for node in (network.alice, network.bob, network.carol):
-        found = await node.hivemind.lookup()
+        found = await node.transport.lookup()
         assert found[victim.peer] == honest
         assert found[forger.peer] == record_of(forger)
+
+
+async def test_a_peer_that_only_dials_is_asked_over_its_own_connections(network: PeerNetwork) -> None:
+    dialer = await network.start("asked", (1,), client_mode=True)
+    try:
+        await network.admit(dialer)
+        await dialer.transport.admit([network.carol.identity.peer])
+        payload = os.urandom(CAPACITY)
+        own = dialer.descriptor(payload, 1, 23)
+        assert await dialer.exchange(payload, own, [own]) == (own,)
+        assert await network.carol.fetch(own, dialer) == payload
+        with pytest.raises(HetnodeError) as refused:  # not in the dialer's allow list
+            await network.bob.fetch(own, dialer, deadline=BRIEF)
+        assert refused.value.code is ErrorCode.PAYLOAD_UNAVAILABLE
+    finally:
+        await network.admit()
+        await dialer.transport.close()
 
 
 def der_of(identity: Identity) -> bytes:
@@ -106,7 +115,7 @@ def der_of(identity: Identity) -> bytes:
 
 
 async def store_without_validator(
-    network: HiveNetwork,
+    network: PeerNetwork,
     forger: Identity,
     shown: dict[str, Path],
     entries: Sequence[tuple[str, bytes, float]],
@@ -117,7 +126,7 @@ async def store_without_validator(
         "tests.support.hive_forger",
         forger.peer,
         f"{RUN}.peers",
-        network.bootstrap.hivemind.addresses[0],
+        network.bootstrap.transport.addresses[0],
         *(str(path) for path in (forger.path, shown["certificate"], shown["authority"])),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

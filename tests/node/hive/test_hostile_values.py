@@ -29,16 +29,16 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[
     folder = tmp_path_factory.mktemp("pair")
     async with AsyncExitStack() as stack:
         bootstrap = await start_node(folder, "bootstrap", ())
-        stack.push_async_callback(bootstrap.hivemind.close)
-        honest = await start_node(folder, "honest", (), bootstrap.hivemind.addresses)
-        stack.push_async_callback(honest.hivemind.close)
+        stack.push_async_callback(bootstrap.transport.close)
+        honest = await start_node(folder, "honest", (), bootstrap.transport.addresses)
+        stack.push_async_callback(honest.transport.close)
         yield bootstrap, honest
 
 
 def arguments(attack: str, target: Node, attacker: Identity) -> list[str]:
     shown = certified(attacker)
     files = (attacker.path, shown["certificate"], shown["authority"])
-    return [attack, target.hivemind.addresses[0], *map(str, files)]
+    return [attack, target.transport.addresses[0], *map(str, files)]
 
 
 async def attacked(attack: str, target: Node, attacker: Identity) -> list[str]:
@@ -50,8 +50,8 @@ async def attacked(attack: str, target: Node, attacker: Identity) -> list[str]:
 
 async def is_useful(bootstrap: Node, honest: Node, ttl: float) -> bool:
     """Whether the same processes still keep records of peers. A later call needs a longer `ttl`."""
-    await honest.hivemind.publish(record_of(honest.identity), ttl)
-    return honest.identity.peer in await bootstrap.hivemind.lookup()
+    await honest.transport.publish(record_of(honest.identity), ttl)
+    return honest.identity.peer in await bootstrap.transport.lookup()
 
 
 async def test_values_inside_each_other_are_refused_unread(pair: tuple[Node, Node], tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ async def test_answers_with_values_inside_each_other_do_no_harm(
     assert liar.stdout is not None
     try:
         assert await liar.stdout.readline() == b"joined\n"
-        await honest.hivemind.publish(record_of(honest.identity), ttl=600)
-        assert honest.identity.peer in await bootstrap.hivemind.lookup()
+        await honest.transport.publish(record_of(honest.identity), ttl=600)
+        assert honest.identity.peer in await bootstrap.transport.lookup()
         assert await liar.stdout.readline() == b"lied\n"
         assert all(map(is_alive, processes))
     finally:
@@ -99,7 +99,7 @@ async def test_only_known_entries_of_the_caller_are_kept(pair: tuple[Node, Node]
 
 async def test_large_values_are_not_kept(pair: tuple[Node, Node], tmp_path: Path) -> None:
     bootstrap, honest = pair
-    dht = psutil.Process(bootstrap.hivemind.pid).children()[0]
+    dht = psutil.Process(bootstrap.transport.pid).children()[0]
     before = dht.memory_info().rss
     answers = await attacked("large", bootstrap, open_identity(tmp_path / "attacker.key"))
     assert len(answers) == 30
@@ -115,7 +115,7 @@ async def test_a_stranger_is_refused_and_gets_no_service_of_libp2p_but_of_the_fi
     stranger = str(open_identity(tmp_path / "stranger.key").path)
 
     async def attacks(name: str, target: Node) -> list[str]:
-        address = target.hivemind.addresses[0]
+        address = target.transport.addresses[0]
         shown = await asyncio.to_thread(commands.run, "tests.support.hive_attacker", name, address, stranger)
         return shown.stdout.splitlines()
 

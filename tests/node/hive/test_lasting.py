@@ -11,41 +11,34 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.hive.lasting import LastingTransport
-from node.hive.transport import HivemindTransport
+from node.hive.transport import start
 from node.security.identity import Identity, open_identity
-from protocol.errors import HetnodeError
+from node.transport.transport import Entry
+from protocol.errors import ErrorCode, HetnodeError
 from tests.support import commands
 from tests.support.hive_nodes import (
     BRIEF,
-    CAPACITY,
-    RUN,
     Node,
     canonical,
     certified,
+    entry_of,
     gone,
-    hosted_in,
     record_of,
+    start_as,
     start_node,
+    start_transport,
 )
 
 
 @asynccontextmanager
-async def lasting(
+async def running(
     identity: Identity, folder: Path, stages: Sequence[int], initial_peers: Sequence[str] = ()
 ) -> AsyncIterator[Node]:
-    async def begin(port: int) -> HivemindTransport:
-        return await HivemindTransport.start(
-            identity=identity, **certified(identity), run=RUN, initial_peers=initial_peers, listen_port=port
-        )
-
-    hivemind = await LastingTransport.start(begin, 0)
+    node = await start_as(identity, folder, stages, initial_peers)
     try:
-        if stages:
-            await hivemind.host_stages(hosted_in(folder, dict.fromkeys(stages, CAPACITY)))
-        yield Node(identity, hivemind)
+        yield node
     finally:
-        await hivemind.close()
+        await node.transport.close()
 
 
 def victim(node: Node, name: str) -> psutil.Process:
@@ -55,55 +48,50 @@ def victim(node: Node, name: str) -> psutil.Process:
 
 @pytest.mark.parametrize("name", ["host", "DHT", "p2pd"])
 async def test_members_find_the_first_peer_again(tmp_path: Path, name: str) -> None:
-    async with lasting(open_identity(tmp_path / "first.key"), tmp_path, ()) as first:
-        addresses = first.hivemind.addresses
+    async with running(open_identity(tmp_path / "first.key"), tmp_path, ()) as first:
+        addresses = first.transport.addresses
         banned = open_identity(tmp_path / "banned.key")
-        await first.hivemind.admit((), [banned.peer])
+        await first.transport.admit((), [banned.peer])
         member = await start_node(tmp_path, "member", (), addresses)
         try:
             family = first.processes
             victim(first, name).kill()
             await gone(family)
             # Waits for the new processes; the member greets them at the same address.
-            await first.hivemind.lookup()
-            assert first.hivemind.addresses == addresses
-            await member.hivemind.publish(record_of(member.identity), ttl=600)
-            assert member.identity.peer in await first.hivemind.lookup()
-            refused = HivemindTransport.start(
-                identity=banned, **certified(banned), run=RUN, initial_peers=addresses
-            )
-            with pytest.raises(HetnodeError, match="out of reach"):
-                await refused
+            await first.transport.lookup()
+            assert first.transport.addresses == addresses
+            await member.transport.publish(record_of(member.identity), ttl=600)
+            assert member.identity.peer in await first.transport.lookup()
+            with pytest.raises(HetnodeError) as refused:
+                await start_transport(banned, entry_of(banned, initial_peers=addresses))
+            assert refused.value.code is ErrorCode.DHT_UNREACHABLE
         finally:
-            await member.hivemind.close()
+            await member.transport.close()
 
 
 async def test_a_restart_while_the_processes_start_begins_again(tmp_path: Path) -> None:
     """They were given the address of before."""
-    identity, addresses, begun, go = open_identity(tmp_path / "a.key"), ["127.0.0.1"], [], asyncio.Event()
+    identity, begun, go = open_identity(tmp_path / "a.key"), asyncio.Event(), asyncio.Event()
+    entry, entered = entry_of(identity), []
 
-    async def begin(port: int) -> HivemindTransport:
-        begun.append(addresses[-1])
-        transport = await HivemindTransport.start(
-            identity=identity, **certified(identity), run=RUN, initial_peers=(), listen_port=port
-        )
-        if len(begun) == 2:
-            began.set()
+    async def enter() -> Entry:
+        entered.append(entry)
+        if len(entered) == 2:
+            begun.set()
             await go.wait()
-        return transport
+        return entry
 
-    began = asyncio.Event()
-    hivemind = await LastingTransport.start(begin, 0)
+    transport = await start(identity, enter)
     try:
-        await hivemind.restart()
-        await began.wait()
-        addresses.append("127.0.0.2")
-        await hivemind.restart()
+        await transport.restart()
+        await begun.wait()
+        entry = entry_of(identity, advertise="127.0.0.2")
+        await transport.restart()
         go.set()
-        await hivemind.lookup()
-        assert begun == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+        await transport.lookup()
+        assert [each.advertise for each in entered] == [None, None, "127.0.0.2"]
     finally:
-        await hivemind.close()
+        await transport.close()
 
 
 async def test_a_greeting_connects_to_a_peer_of_which_only_the_address_is_known(tmp_path: Path) -> None:
@@ -115,28 +103,28 @@ async def test_a_greeting_connects_to_a_peer_of_which_only_the_address_is_known(
     sockets.mkdir()
     try:
         files = (greeter.path, shown["certificate"], shown["authority"], sockets)
-        arguments = (first.hivemind.addresses[0], greeter.peer, *map(str, files))
+        arguments = (first.transport.addresses[0], greeter.peer, *map(str, files))
         result = await asyncio.to_thread(commands.run, "tests.support.hive_greeter", *arguments)
         before, after = result.stdout.split("\n")[:2]
         assert (before, after) == ("", first.identity.peer), result
     finally:
-        await first.hivemind.close()
+        await first.transport.close()
 
 
 async def test_a_member_goes_on_when_a_process_dies_in_a_round(tmp_path: Path) -> None:
     bob = await start_node(tmp_path, "bob", (0,))
     identity = open_identity(tmp_path / "alice.key")
     try:
-        async with lasting(identity, tmp_path / "alice", (0,), bob.hivemind.addresses) as alice:
+        async with running(identity, tmp_path / "alice", (0,), bob.transport.addresses) as alice:
             members = [identity.peer, bob.identity.peer]
             for node in (alice, bob):
-                await node.hivemind.admit(members)
+                await node.transport.admit(members)
             await gathered(alice, bob, round_number=1)
 
             payload = os.urandom(1000)
             own, theirs = (node.descriptor(payload, 0, 2) for node in (alice, bob))
             waiting = asyncio.create_task(alice.exchange(payload, own, [own, theirs]))
-            await alice.hivemind.lookup()  # by then the exchange has reached the host, too
+            await alice.transport.lookup()  # by then the exchange has reached the host, too
             victim(alice, "p2pd").kill()
             # The exchange of the killed processes is made again by the new ones.
             await bob.exchange(payload, theirs, [own, theirs])
@@ -145,12 +133,12 @@ async def test_a_member_goes_on_when_a_process_dies_in_a_round(tmp_path: Path) -
 
             await gathered(alice, bob, round_number=3)
     finally:
-        await bob.hivemind.close()
+        await bob.transport.close()
 
 
 async def test_a_round_without_processes_is_lost_and_closing_ends_the_attempts(tmp_path: Path) -> None:
     identity = open_identity(tmp_path / "alice.key")
-    async with lasting(identity, tmp_path / "alice", (0,)) as alice:
+    async with running(identity, tmp_path / "alice", (0,)) as alice:
         family = alice.processes
         own = alice.descriptor(b"payload", 0, 1)
         victim(alice, "host").kill()

@@ -29,26 +29,26 @@ async def test_a_donor_sends_no_faster_than_its_limit_whichever_process_sends(tm
     save_file(tensors, file)
     donor = await start_as(open_identity(tmp_path / "donor.key"), tmp_path / "donor", (0, 1), line=line)
     try:
-        asking = await start_node(tmp_path, "asking", (2,), donor.hivemind.addresses)
+        asking = await start_node(tmp_path, "asking", (2,), donor.transport.addresses)
         try:
             for node in (donor, asking):
-                await node.hivemind.admit([donor.identity.peer, asking.identity.peer])
+                await node.transport.admit([donor.identity.peer, asking.identity.peer])
             record = StateRecord(RUN, 0, Part.STAGE, 3, anchor_digest(tensors), (donor.identity.peer,))
             hosts = {donor.identity.peer: 0}
             into = tmp_path / "part"
             download = CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into)
             own = 0
             began = time.monotonic()
-            fetching = asyncio.create_task(asking.hivemind.fetch_checkpoint(download, 60))
+            fetching = asyncio.create_task(asking.transport.fetch_checkpoint(download, 60))
             while not fetching.done():  # as the links of the main process do
                 await line.up.take(50_000)
                 own += 50_000
             await fetching
             seconds = time.monotonic() - began
         finally:
-            await asking.hivemind.close()
+            await asking.transport.close()
     finally:
-        await donor.hivemind.close()
+        await donor.transport.close()
     assert own
     total = into.stat().st_size + own
     assert total <= RATE * (seconds + BURST_SECONDS) + 2 * line.up.piece_bytes

@@ -29,15 +29,15 @@ CALLS = (
 async def test_the_next_round_works_after_random_bytes_of_a_member(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         alice = await start_node(tmp_path, "alice", (0,))
-        stack.push_async_callback(alice.hivemind.close)
-        bob = await start_node(tmp_path, "bob", (0,), alice.hivemind.addresses)
-        stack.push_async_callback(bob.hivemind.close)
+        stack.push_async_callback(alice.transport.close)
+        bob = await start_node(tmp_path, "bob", (0,), alice.transport.addresses)
+        stack.push_async_callback(bob.transport.close)
         noisy = open_identity(tmp_path / "noisy.key")
         for node in (alice, bob):
-            await node.hivemind.admit([alice.identity.peer, bob.identity.peer, noisy.peer])
+            await node.transport.admit([alice.identity.peer, bob.identity.peer, noisy.peer])
         await _gathered(alice, bob, round_number=1)
         for node in (alice, bob):
-            arguments = (node.hivemind.addresses[0], str(noisy.path), *CALLS, "no.such.call")
+            arguments = (node.transport.addresses[0], str(noisy.path), *CALLS, "no.such.call")
             noise = await asyncio.to_thread(commands.run, "tests.support.hive_noise", *arguments)
             assert list(map(int, noise.stdout.split())) == [2 * TIMES] * len(CALLS) + [0]
         await _gathered(alice, bob, round_number=2)

@@ -14,8 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.hive.calls import Exchange, HostStages
+from node.hive.host_process import HostProcess
+from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.hive_nodes import gone, start_node
+from tests.support import commands
+from tests.support.hive_nodes import CAPACITY, PATIENT, describe, entry_of, gone, hosted_in, start_node
 from tests.support.waiting import is_alive
 
 
@@ -36,30 +40,39 @@ def unix_sockets(process: psutil.Process) -> list[Path]:
 
 @pytest.mark.parametrize("victim", ["host", "p2pd", "averager"])
 async def test_the_death_of_one_process_ends_all(tmp_path: Path, sockets: Path, victim: str) -> None:
-    node = await start_node(tmp_path, "node", (0, 1))
-    host, *_ = family = node.processes
+    commands.template()
+    identity = open_identity(tmp_path / "node.key")
+    process = await HostProcess.start(identity, entry_of(identity))
+    await process.call(HostStages(hosted_in(tmp_path, {0: CAPACITY, 1: CAPACITY}), deadline=PATIENT))
+    host = psutil.Process(process.pid)
+    family = [host, *host.children(recursive=True)]
     assert any(sockets.rglob("*"))
     by_name = {
         "host": host,
-        "p2pd": next(process for process in family if process.name() == "p2pd"),
+        "p2pd": next(each for each in family if each.name() == "p2pd"),
         "averager": host.children()[-1],
     }
-    own = node.descriptor(b"payload", 0, 1)
-    waiting = asyncio.create_task(node.exchange(b"payload", own, None, expected=2))
-    await node.exchange(b"payload", node.descriptor(b"payload", 1, 1), None, expected=1)
+    exchanges = [
+        Exchange(
+            stage, b"payload", describe(identity, b"payload", stage, 1), None, 2 - stage, deadline=PATIENT
+        )
+        for stage in (0, 1)
+    ]
+    waiting = asyncio.create_task(process.call(exchanges[0]))
+    await process.call(exchanges[1])
     by_name[victim].kill()
     with pytest.raises(HetnodeError) as failure:
         await waiting
-    assert failure.value.code is ErrorCode.HIVEMIND_DIED
+    assert failure.value.code is ErrorCode.TRANSPORT_DIED
     await gone(family)
-    await node.hivemind.close()
+    await process.close()
     assert not any(sockets.iterdir())
 
 
 async def test_closing_leaves_no_process_and_no_file(tmp_path: Path, sockets: Path) -> None:
     node = await start_node(tmp_path, "node", (0,))
     family = node.processes
-    await node.hivemind.close()
+    await node.transport.close()
     assert not list(filter(is_alive, family))
     assert not any(sockets.iterdir())
 

@@ -11,14 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.hive.lasting import LastingTransport
 from node.hive.public_port import announced_addresses, listen
-from node.hive.transport import HivemindTransport
 from node.security.identity import open_identity
 from node.transport.interfaces import interface_addresses
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support import commands
-from tests.support.hive_nodes import RUN, Node, certified, gone, hosted_in, record_of, start_node
+from tests.support.hive_nodes import Node, entry_of, gone, hosted_in, record_of, start_node, start_transport
 from tests.support.waiting import until
 
 MEMBER, STRANGER = "127.0.0.4", "127.0.0.5"
@@ -27,30 +25,19 @@ PATIENT = 120.0
 
 
 @asynccontextmanager
-async def lasting(folder: Path, name: str, initial_peers: tuple[str, ...] = ()) -> AsyncIterator[Node]:
+async def guarded(folder: Path, name: str, initial_peers: tuple[str, ...] = ()) -> AsyncIterator[Node]:
     """A peer that at its start accepts connections of this machine alone."""
     identity = open_identity(folder / f"{name}.key")
-
-    async def begin(port: int) -> HivemindTransport:
-        return await HivemindTransport.start(
-            identity=identity,
-            **certified(identity),
-            run=RUN,
-            initial_peers=initial_peers,
-            listen_port=port,
-            sources=(),
-        )
-
-    hivemind = await LastingTransport.start(begin, 0)
+    transport = await start_transport(identity, entry_of(identity, initial_peers=initial_peers, sources=()))
     try:
-        yield Node(identity, hivemind)
+        yield Node(identity, transport)
     finally:
-        await hivemind.close()
+        await transport.close()
 
 
 def connections_of(node: Node) -> list[object]:
     """Connections at the public port."""
-    port = int(node.hivemind.addresses[0].split("/")[4])
+    port = int(node.transport.addresses[0].split("/")[4])
     dht = node.processes[1]
     return [
         each
@@ -60,7 +47,7 @@ def connections_of(node: Node) -> list[object]:
 
 
 async def connect(node: Node, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    port = int(node.hivemind.addresses[0].split("/")[4])
+    port = int(node.transport.addresses[0].split("/")[4])
     return await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
 
 
@@ -81,7 +68,7 @@ async def answers(node: Node, source: str) -> bool:
 async def ask(node: Node, source: str, member: Node, folder: Path) -> list[str]:
     """What a libp2p peer without a certificate learns from `node` about `member`."""
     identity = open_identity(folder / f"{source}.key")
-    where = (node.hivemind.addresses[0], member.identity.peer)
+    where = (node.transport.addresses[0], member.identity.peer)
     script = "tests.support.hive_stranger"
     done = await asyncio.to_thread(commands.run, script, source, str(identity.path), *where)
     assert done.returncode == 0, done.stderr
@@ -89,49 +76,49 @@ async def ask(node: Node, source: str, member: Node, folder: Path) -> list[str]:
 
 
 async def test_a_stranger_learns_nothing_and_a_member_goes_on(tmp_path: Path) -> None:
-    async with lasting(tmp_path, "first") as first:
-        await first.hivemind.admit((), (), (MEMBER,))
-        member = await start_node(tmp_path, "member", (), first.hivemind.addresses)
+    async with guarded(tmp_path, "first") as first:
+        await first.transport.admit((), (), (MEMBER,))
+        member = await start_node(tmp_path, "member", (), first.transport.addresses)
         try:
             assert await answers(first, MEMBER)
             assert await greeting(*await connect(first, STRANGER)) == b""
             assert await ask(first, STRANGER, member, tmp_path) == ["refused", "unknown"]
             # Behind the address of a member it gets as far as the handshake.
-            await first.hivemind.admit((), (), (MEMBER,), (member.identity.peer,))
+            await first.transport.admit((), (), (MEMBER,), (member.identity.peer,))
             assert await answers(first, MEMBER)
             assert (await ask(first, MEMBER, member, tmp_path))[1] == "unknown"
-            await member.hivemind.publish(record_of(member.identity), ttl=600)
-            assert member.identity.peer in await first.hivemind.lookup()
+            await member.transport.publish(record_of(member.identity), ttl=600)
+            assert member.identity.peer in await first.transport.lookup()
         finally:
-            await member.hivemind.close()
+            await member.transport.close()
 
 
 async def test_connections_of_a_peer_end_with_its_membership_and_wait_for_it(tmp_path: Path) -> None:
-    async with lasting(tmp_path, "first") as first:
-        member = await start_node(tmp_path, "member", (), first.hivemind.addresses, client_mode=True)
+    async with guarded(tmp_path, "first") as first:
+        member = await start_node(tmp_path, "member", (), first.transport.addresses, client_mode=True)
         try:
             assert connections_of(first)
-            await first.hivemind.admit((), (), (), ("another",))
+            await first.transport.admit((), (), (), ("another",))
             await until(lambda: not connections_of(first), PATIENT, "the end of its connection")
-            publishing = asyncio.create_task(member.hivemind.publish(record_of(member.identity), ttl=600))
+            publishing = asyncio.create_task(member.transport.publish(record_of(member.identity), ttl=600))
             await until(lambda: bool(connections_of(first)), PATIENT, "a connection that waits")
-            assert member.identity.peer not in await first.hivemind.lookup()
-            await first.hivemind.admit((), (), (), (member.identity.peer,))
+            assert member.identity.peer not in await first.transport.lookup()
+            await first.transport.admit((), (), (), (member.identity.peer,))
             await publishing
             async with asyncio.timeout(PATIENT):
-                while member.identity.peer not in await first.hivemind.lookup():
-                    await member.hivemind.publish(record_of(member.identity), ttl=700)
+                while member.identity.peer not in await first.transport.lookup():
+                    await member.transport.publish(record_of(member.identity), ttl=700)
         finally:
-            await member.hivemind.close()
+            await member.transport.close()
 
 
 async def test_connections_of_a_source_end_when_it_is_no_longer_admitted(tmp_path: Path) -> None:
-    async with lasting(tmp_path, "first") as first:
+    async with guarded(tmp_path, "first") as first:
         assert not await answers(first, MEMBER)
-        await first.hivemind.admit((), (), (MEMBER,))
+        await first.transport.admit((), (), (MEMBER,))
         reader, writer = await connect(first, MEMBER)
         assert await greeting(reader, writer) == GREETING
-        await first.hivemind.admit((), (), ())
+        await first.transport.admit((), (), ())
         async with asyncio.timeout(PATIENT):
             assert await reader.read(100) == b""
         assert not await answers(first, MEMBER)
@@ -140,14 +127,14 @@ async def test_connections_of_a_source_end_when_it_is_no_longer_admitted(tmp_pat
 
 @pytest.mark.parametrize("victim", ["host", "p2pd"])
 async def test_port_and_admitted_sources_outlive_a_killed_process(tmp_path: Path, victim: str) -> None:
-    async with lasting(tmp_path, "first") as first:
-        addresses = first.hivemind.addresses
-        await first.hivemind.admit((), (), (MEMBER,))
+    async with guarded(tmp_path, "first") as first:
+        addresses = first.transport.addresses
+        await first.transport.admit((), (), (MEMBER,))
         family = first.processes
         next(process for process in family if victim in process.name()).kill()
         await gone(family)
-        await first.hivemind.lookup()  # waits for the new processes
-        assert first.hivemind.addresses == addresses
+        await first.transport.lookup()  # waits for the new processes
+        assert first.transport.addresses == addresses
         assert await answers(first, MEMBER)
         assert not await answers(first, STRANGER)
 
@@ -156,9 +143,7 @@ async def test_p2pd_itself_listens_on_loopback_and_only_the_dht_process_has_the_
     tmp_path: Path,
 ) -> None:
     identity = open_identity(tmp_path / "node.key")
-    hivemind = await HivemindTransport.start(
-        identity=identity, **certified(identity), run=RUN, listen_host="0.0.0.0"
-    )
+    hivemind = await start_transport(identity, entry_of(identity, listen_host="0.0.0.0"))
     try:
         await hivemind.host_stages(hosted_in(tmp_path, {0: 1000}))
         listening = {
@@ -171,9 +156,9 @@ async def test_p2pd_itself_listens_on_loopback_and_only_the_dht_process_has_the_
         assert ("p2pd", "127.0.0.1") in listening
         # It dials others from loopback, too, and an address of this machine that is none of loopback.
         other = await start_node(tmp_path, "other", (), hivemind.addresses)
-        await other.hivemind.publish(record_of(other.identity), ttl=600)
+        await other.transport.publish(record_of(other.identity), ttl=600)
         assert other.identity.peer in await hivemind.lookup()
-        await other.hivemind.close()
+        await other.transport.close()
     finally:
         await hivemind.close()
 

@@ -58,12 +58,12 @@ class Swarm:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return self.bootstrap.hivemind.addresses
+        return self.bootstrap.transport.addresses
 
     async def admit(self) -> None:
         peers = [node.identity.peer for node in self.nodes.values()]
         for node in self.nodes.values():
-            await node.hivemind.admit(peers)
+            await node.transport.admit(peers)
 
     async def restart(self, name: str) -> None:
         """With its identity and its disk, and on another port. It has ended already."""
@@ -87,7 +87,7 @@ async def swarm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Swarm
         yield swarm
     finally:
         for node in (*swarm.nodes.values(), swarm.bootstrap):
-            await node.hivemind.close()
+            await node.transport.close()
 
 
 async def kill(node: Node) -> None:
@@ -95,7 +95,7 @@ async def kill(node: Node) -> None:
     for process in family:
         process.kill()
     await gone(family)
-    await node.hivemind.close()
+    await node.transport.close()
 
 
 async def exchange(swarm: Swarm, *names: str, round_number: int) -> None:
@@ -121,10 +121,10 @@ async def test_a_killed_peer_returns_on_another_port_and_serves_its_old_payloads
     wanted = swarm["bob"].descriptor(payload, 0, 1)
     await swarm["bob"].exchange(payload, wanted, [wanted])
     await exchange(swarm, "alice", "bob", round_number=2)
-    before = swarm["bob"].hivemind.addresses
+    before = swarm["bob"].transport.addresses
     await kill(swarm["bob"])
     await swarm.restart("bob")
-    assert swarm["bob"].hivemind.addresses != before
+    assert swarm["bob"].transport.addresses != before
     assert await swarm["alice"].fetch(wanted, swarm["bob"]) == payload
     await exchange(swarm, "alice", "bob", round_number=3)
 
@@ -142,20 +142,20 @@ async def test_an_unfinished_exchange_ends_when_the_next_round_begins(swarm: Swa
 
 async def test_running_peers_find_a_restarted_bootstrap_peer(swarm: Swarm) -> None:
     alice = swarm["alice"]
-    await alice.hivemind.publish(record_of(alice.identity), ttl=60.0)
+    await alice.transport.publish(record_of(alice.identity), ttl=60.0)
     bootstrap = swarm.bootstrap
     port = int(swarm.addresses[0].split("/")[4])
     await kill(bootstrap)
     swarm.bootstrap = await start_as(bootstrap.identity, swarm.folder, (), listen_port=port)
-    assert swarm.addresses == bootstrap.hivemind.addresses
+    assert swarm.addresses == bootstrap.transport.addresses
     async with asyncio.timeout(2 * PATIENT):
-        while alice.identity.peer not in await swarm.bootstrap.hivemind.lookup():
-            await alice.hivemind.publish(record_of(alice.identity), ttl=60.0)
+        while alice.identity.peer not in await swarm.bootstrap.transport.lookup():
+            await alice.transport.publish(record_of(alice.identity), ttl=60.0)
     newcomer = await start_node(swarm.folder, "newcomer", (0,), swarm.addresses)
     try:
-        assert alice.identity.peer in await newcomer.hivemind.lookup()
+        assert alice.identity.peer in await newcomer.transport.lookup()
     finally:
-        await newcomer.hivemind.close()
+        await newcomer.transport.close()
 
 
 # Checkpoints
@@ -189,7 +189,7 @@ async def fetch_state(
     hosts = {donor.identity.peer: stage for donor, stage in donors.items()}
     record = StateRecord(RUN, 0, part, round_number, anchor_digest(tensors), tuple(hosts))
     download = CheckpointDownload(record, hosts, size_of(shapes), header_of(shapes), into)
-    await node.hivemind.fetch_checkpoint(download, deadline)
+    await node.transport.fetch_checkpoint(download, deadline)
 
 
 def content(tensors: Mapping[str, Tensor]) -> bytes:
@@ -258,7 +258,7 @@ async def test_a_refused_peer_and_a_missing_checkpoint_are_reported(
         with pytest.raises(HetnodeError, match="not in the plan"):
             await fetch_state(stranger, checkpoint, tmp_path / "part", {swarm["alice"]: 0})
     finally:
-        await stranger.hivemind.close()
+        await stranger.transport.close()
     with pytest.raises(HetnodeError, match="no such checkpoint"):
         await fetch_state(swarm["bob"], checkpoint, tmp_path / "part", {swarm["carol"]: 1})
     with pytest.raises(HetnodeError) as failure:
@@ -274,9 +274,9 @@ async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part(
     swarm: Swarm, tmp_path: Path, skew: float
 ) -> None:
     alice = swarm["alice"]
-    await alice.hivemind.publish(record_of(alice.identity), ttl=60.0)
+    await alice.transport.publish(record_of(alice.identity), ttl=60.0)
     async with skewed(swarm, tmp_path, skew, offset=-skew) as (identity, process):
-        await alice.hivemind.admit([alice.identity.peer, identity])
+        await alice.transport.admit([alice.identity.peer, identity])
         assert await line_of(process) == "True"
         theirs = descriptor_from_bytes(bytes.fromhex(await line_of(process)))
         payload = os.urandom(100_000)
@@ -284,7 +284,7 @@ async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part(
         tell(process, descriptor_to_bytes(own).hex())
         assert await alice.exchange(payload, own, [own, theirs]) == canonical([own, theirs])
         assert await line_of(process) == "2"
-        assert identity in await alice.hivemind.lookup()
+        assert identity in await alice.transport.lookup()
         tell(process, "the end")
     await swarm.admit()
 

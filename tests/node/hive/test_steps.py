@@ -21,14 +21,14 @@ async def test_an_exchange_is_a_step_of_hivemind(tmp_path: Path, monkeypatch: py
         environment = {**environment, "STEP_LOG": str(steps)}
         return await start_child("tests.support.hive_recording_host", environment=environment, **options)
 
-    monkeypatch.setattr("node.hive.transport.start_child", start_recording_host)
+    monkeypatch.setattr("node.hive.host_process.start_child", start_recording_host)
     async with AsyncExitStack() as stack:
         alice = await start_node(tmp_path, "alice", (0,))
-        stack.push_async_callback(alice.hivemind.close)
-        bob = await start_node(tmp_path, "bob", (0,), alice.hivemind.addresses)
-        stack.push_async_callback(bob.hivemind.close)
+        stack.push_async_callback(alice.transport.close)
+        bob = await start_node(tmp_path, "bob", (0,), alice.transport.addresses)
+        stack.push_async_callback(bob.transport.close)
         for node in (alice, bob):
-            await node.hivemind.admit([alice.identity.peer, bob.identity.peer])
+            await node.transport.admit([alice.identity.peer, bob.identity.peer])
         for round_number, has_coordinator in ((1, True), (2, False)):
             own = {node: node.descriptor(b"payload", 0, round_number) for node in (alice, bob)}
             group = canonical(list(own.values()))

@@ -153,7 +153,7 @@ def connection() -> Iterator[Connection]:
     environment = {**os.environ, "IPC_CHILD_THREADS": "2"}
     process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
     theirs.close()
-    yield Connection(ours, "test child", ErrorCode.HIVEMIND_DIED)
+    yield Connection(ours, "test child", ErrorCode.TRANSPORT_DIED)
     process.kill()
     process.wait()
     ours.close()
@@ -187,4 +187,4 @@ def test_the_death_of_the_process_fails_open_and_later_calls_of_threads(connecti
     with pytest.raises(HetnodeError) as later_call:
         connection.call(Call("echo"))
     codes = {caught.value.code for caught in (dying_call, open_call, later_call)}
-    assert codes == {ErrorCode.HIVEMIND_DIED}
+    assert codes == {ErrorCode.TRANSPORT_DIED}

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from node.net import link_dialer, link_handshake
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.channels import open_channel, server_tls
@@ -66,7 +66,7 @@ async def server() -> AsyncIterator[tuple[LinkServer, str]]:
 
 
 @pytest.fixture
-async def pair(server: tuple[LinkServer, str]) -> AsyncIterator[tuple[Link, Link]]:
+async def pair(server: tuple[LinkServer, str]) -> AsyncIterator[tuple[LiveLink, LiveLink]]:
     """The dialled and the accepting end of one link."""
     accepting, address = server
     ends = await asyncio.gather(
@@ -77,7 +77,7 @@ async def pair(server: tuple[LinkServer, str]) -> AsyncIterator[tuple[Link, Link
         await end.close()
 
 
-async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[Link, Link]) -> None:
+async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     down, up = frame(1, 3 * CHUNK_BYTES + 7), frame(2, CHUNK_BYTES, FrameKind.BACKWARD)
     _, _, got_down, got_up = await asyncio.gather(
@@ -87,7 +87,7 @@ async def test_frames_larger_than_a_chunk_cross_in_both_directions(pair: tuple[L
     assert upper.bytes_sent > 3 * CHUNK_BYTES
 
 
-async def test_frames_are_taken_by_id_in_any_order(pair: tuple[Link, Link]) -> None:
+async def test_frames_are_taken_by_id_in_any_order(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     for microbatch in range(3):
         await upper.send(frame(microbatch, 10), 10)
@@ -95,7 +95,7 @@ async def test_frames_are_taken_by_id_in_any_order(pair: tuple[Link, Link]) -> N
         assert await lower.take(frame(microbatch, 10).id, 10) == frame(microbatch, 10)
 
 
-async def test_a_repeated_frame_is_returned_once(pair: tuple[Link, Link]) -> None:
+async def test_a_repeated_frame_is_returned_once(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     for sent in (frame(1, 10), frame(1, 10), frame(2, 10)):
         await upper.send(sent, 10)
@@ -106,7 +106,7 @@ async def test_a_repeated_frame_is_returned_once(pair: tuple[Link, Link]) -> Non
     assert missing.value.code is ErrorCode.NEIGHBOUR_LOST
 
 
-async def test_a_sender_waits_while_its_neighbour_takes_no_frames(pair: tuple[Link, Link]) -> None:
+async def test_a_sender_waits_while_its_neighbour_takes_no_frames(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     total = 40  # far more than the inbox and gRPC's windows hold together
     sending = [asyncio.create_task(upper.send(frame(i, CHUNK_BYTES), 10)) for i in range(total)]
@@ -117,7 +117,7 @@ async def test_a_sender_waits_while_its_neighbour_takes_no_frames(pair: tuple[Li
     await asyncio.gather(*sending)
 
 
-async def test_closing_one_end_raises_at_the_other(pair: tuple[Link, Link]) -> None:
+async def test_closing_one_end_raises_at_the_other(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     waiting = asyncio.create_task(lower.take(frame(0, 1).id, 30))
     await upper.close()
@@ -127,7 +127,9 @@ async def test_closing_one_end_raises_at_the_other(pair: tuple[Link, Link]) -> N
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_neighbours_part_without_an_error_in_either_order(pair: tuple[Link, Link], first: int) -> None:
+async def test_neighbours_part_without_an_error_in_either_order(
+    pair: tuple[LiveLink, LiveLink], first: int
+) -> None:
     upper, lower = pair
     ends = (pair[first], pair[1 - first])
     await upper.send(frame(1, CHUNK_BYTES), 10)
@@ -139,7 +141,7 @@ async def test_neighbours_part_without_an_error_in_either_order(pair: tuple[Link
     await early
 
 
-async def test_a_neighbour_that_is_gone_needs_no_farewell(pair: tuple[Link, Link]) -> None:
+async def test_a_neighbour_that_is_gone_needs_no_farewell(pair: tuple[LiveLink, LiveLink]) -> None:
     upper, lower = pair
     await upper.close()
     await asyncio.wait_for(lower.part(30), 10)
@@ -300,7 +302,7 @@ async def test_bytes_that_are_no_message_end_the_link_at_the_dialling_end(greeti
     await server.stop(0)
 
 
-async def test_a_frame_that_is_not_finished_in_time_ends_the_link(pair: tuple[Link, Link]) -> None:
+async def test_a_frame_that_is_not_finished_in_time_ends_the_link(pair: tuple[LiveLink, LiveLink]) -> None:
     sender = pair[0]
 
     async def fill_all_that_lies_between() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coordinator.placement.cost_model import message_bytes
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -30,7 +30,7 @@ async def written(frames: list[Frame]) -> list[LinkMessage]:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = Link(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = LiveLink(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     for frame in frames:
         await link.send(frame, 10)
     await link.close()
@@ -99,7 +99,7 @@ async def test_bytes_sent_counts_the_bytes_that_were_written() -> None:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = Link(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = LiveLink(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     await link.send(frame, 10)
     await link.close()
     envelopes = 16  # the keys and lengths of headers and chunks

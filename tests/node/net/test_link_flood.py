@@ -12,7 +12,7 @@ from ssl import SSLContext
 
 import pytest
 
-from node.net.link import Link
+from node.net.link import LiveLink
 from node.net.link_dialer import dial
 from node.security.channels import open_channel
 from protocol.trust.names import tls_name
@@ -45,11 +45,11 @@ async def accepting() -> AsyncIterator[str]:
         await process.wait()
 
 
-async def connect(address: str) -> Link:
+async def connect(address: str) -> LiveLink:
     return await dial(address, UPPER, LOWER, LIMITS, SECONDS, credentials(UPPER.peer))
 
 
-async def echo(link: Link, number: int) -> None:
+async def echo(link: LiveLink, number: int) -> None:
     frame = Frame(numbered(number), (TensorHeader("t", DType.U8, (100,)),), bytes([number]) * 100)
     await link.send(frame, SECONDS)
     assert (await link.take(numbered(number, FrameKind.BACKWARD), SECONDS)).payload == frame.payload

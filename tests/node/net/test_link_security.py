@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.net.link import Link, LinkEndpoint, LinkLimits
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.channels import open_channel
@@ -53,7 +53,7 @@ async def server(shown: Shown) -> AsyncIterator[tuple[LinkServer, str]]:
     await server.close()
 
 
-async def connect(server: tuple[LinkServer, str]) -> tuple[Link, Link]:
+async def connect(server: tuple[LinkServer, str]) -> tuple[LiveLink, LiveLink]:
     accepting, address = server
     ends = await asyncio.gather(
         dial(address, UPPER, LOWER, LIMITS, 10, credentials(UPPER.peer)),

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net import link
-from node.net.link import Link, LinkEndpoint, LinkLimits, Received
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
 from node.transport.line import Line, LineLimits
 from protocol.types import (
@@ -119,11 +119,12 @@ class Narrow:
     async def nothing(self) -> Any:
         await asyncio.Event().wait()
 
-    def ends(self, received: Received, waiting_frames: int = 8) -> tuple[Link, Link]:
+    def ends(self, received: Received, waiting_frames: int = 8) -> tuple[LiveLink, LiveLink]:
         """The sending link, and the receiving one."""
         limits = LinkLimits(2**23, waiting_frames)
-        sender = Link(LinkEndpoint("run", "hash", B, 0, 1), self.nothing, self.write, limits)
-        return sender, Link(LinkEndpoint("run", "hash", A, 0, 0), self.read, self.nothing, limits, received)
+        sender = LiveLink(LinkEndpoint("run", "hash", B, 0, 1), self.nothing, self.write, limits)
+        here = LinkEndpoint("run", "hash", A, 0, 0)
+        return sender, LiveLink(here, self.read, self.nothing, limits, received)
 
 
 def frame(microbatch: int, size: int) -> Frame:

@@ -16,7 +16,7 @@ from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
 from node.net.membership import RunView
-from node.net.own_address import AddressWatch, Change, SourceWatch
+from node.net.own_address import AddressChange, AddressWatch, SourceWatch
 from node.net.sources import AcceptedSources
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -55,10 +55,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return found
 
 
-def changes_after(machine: Machine, *acts: dict[str, object]) -> list[Change]:
+def changes_after(machine: Machine, *acts: dict[str, object]) -> list[AddressChange]:
     """What is noticed of each act within five seconds."""
 
-    async def main() -> list[Change]:
+    async def main() -> list[AddressChange]:
         watch, noticed = AddressWatch("c:7700", machine.towards), []
         for act in acts:
             for name, value in act.items():
@@ -76,7 +76,7 @@ def changes_after(machine: Machine, *acts: dict[str, object]) -> list[Change]:
 def test_another_address_is_noticed_and_cuts_if_the_former_one_is_gone(machine: Machine) -> None:
     moved = {"addresses": [NEW], "towards": NEW}
     (change,) = changes_after(machine, moved)
-    assert change == Change(f"this machine is at {NEW} now", is_cut=True, is_here=True)
+    assert change == AddressChange(f"this machine is at {NEW} now", is_cut=True, is_here=True)
     (change,) = changes_after(machine, {"addresses": [NEW, OTHER], "towards": OTHER})
     assert not change.is_cut
 
@@ -94,7 +94,7 @@ def test_a_machine_without_network_is_waited_for(machine: Machine) -> None:
 
 def test_sleep_cuts_connections_and_is_noticed_once(machine: Machine) -> None:
     (change,) = changes_after(machine, {"slept": 3600.0}, {})
-    assert change == Change("this machine was suspended", is_cut=True, is_here=True)
+    assert change == AddressChange("this machine was suspended", is_cut=True, is_here=True)
     assert not changes_after(machine, {"slept": 0.0}), "a clock that is set back is no sleep"
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from node.net.admission import local_address_towards
 from node.net.enrollment import enroll
+from node.net.joining import local_address_towards
 from node.net.waiting import CoordinatorWait, span
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError

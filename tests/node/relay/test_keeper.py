@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from node.relay.keeper import Exposure, RelayKeeper, round_trip
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.types import PeerId, RelayAddress
 from tests.support.certificates import credentials
 from tests.support.relays import RELAY, address_of, relaying, serving
@@ -16,7 +16,7 @@ HOME = PeerId("home")
 
 def keeper(*relays: RelayAddress, patience: float = 8.0) -> RelayKeeper:
     own = credentials(HOME)
-    servers = {service: lambda: ("127.0.0.1", 9) for service in Service}
+    servers = {service: lambda: ("127.0.0.1", 9) for service in RelayedService}
     return RelayKeeper(HOME, lambda: own, servers, lambda: relays, patience)
 
 

@@ -14,11 +14,11 @@ from coordinator.api.public_ports import RelayOptions as OwnRelayOptions
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll
 from node.relay.agent import RelayAgent
-from node.relay.member import RelayOptions, run_relay
+from node.relay.member import RelayMemberOptions, run_relay
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.relay.exposed import Service
+from protocol.relay.exposed import RelayedService
 from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, RelayAddress, Role
 from protocol.wire.operator_calls import BanPeer
@@ -33,7 +33,7 @@ async def relay_of(
     run: Running, identity: Identity, role: str = "relay"
 ) -> AsyncIterator[asyncio.Task[None]]:
     invite = await run.invite(role=role)
-    options = RelayOptions(invite, "", "127.0.0.1", 0, join_seconds=20)
+    options = RelayMemberOptions(invite, "", "127.0.0.1", 0, join_seconds=20)
     task = asyncio.create_task(run_relay(options, identity))
     try:
         yield task
@@ -70,7 +70,7 @@ async def test_nodes_learn_of_the_relays_of_a_run(tmp_path: Path) -> None:
             async with relay_of(run, relay):
                 found = await relays_of(client, 2)
                 assert [each.peer for each in found] == [COORDINATOR.peer, relay.peer]
-                servers = {service: lambda: ("127.0.0.1", 9) for service in Service}
+                servers = {service: lambda: ("127.0.0.1", 9) for service in RelayedService}
                 for each in found:
                     agent = RelayAgent(each, node.peer, lambda: client.credentials.tls, servers)
                     keeping = asyncio.create_task(agent.keep())
@@ -106,7 +106,7 @@ async def test_an_excluded_peer_loses_its_relay(tmp_path: Path) -> None:
         node, relay = open_identity(tmp_path / "node.key"), open_identity(tmp_path / "relay.key")
         async with member(run, node) as client, relay_of(run, relay):
             await client.join(Role.REPLICA, CAPACITY, Addresses(dht="127.0.0.1:9"), "", 10)
-            servers = {service: lambda: ("127.0.0.1", 9) for service in Service}
+            servers = {service: lambda: ("127.0.0.1", 9) for service in RelayedService}
             agents = [
                 RelayAgent(each, node.peer, lambda: client.credentials.tls, servers)
                 for each in await relays_of(client, 2)

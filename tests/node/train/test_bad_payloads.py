@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from coordinator.membership import strikes
-from node.hive.transport import HivemindTransport
+from node.hive.transport import HiveTransport
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import Apply, Backward, BeginRound, Build, Digests, Forward, Propose
 from node.ipc.worker_client import WorkerClient
@@ -30,7 +30,7 @@ from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
 from node.train.services import Services
-from node.transport.transport import HostedStages
+from node.transport.transport import Entry, ServedStages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
@@ -49,6 +49,7 @@ from protocol.types import (
 )
 from tests.support.certificates import enrolled
 from tests.support.coordinator_process import COORDINATOR, Running, running
+from tests.support.hive_nodes import start_transport
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.swarm]
 
@@ -74,7 +75,7 @@ class Peer:
 
     identity: Identity
     coordinator: CoordinatorClient
-    hivemind: HivemindTransport
+    transport: HiveTransport
 
 
 @dataclass
@@ -131,7 +132,7 @@ class Round:
         """The part of the bad peer in a round: that of any peer, with other bytes."""
         descriptor, bad = await self.describe(announced), self.bad
         group = await bad.coordinator.match(descriptor, PATIENT)
-        gathered = await bad.hivemind.exchange(
+        gathered = await bad.transport.exchange(
             served, descriptor, group, expected=3, deadline=SPEC.timing.fetch
         )
         await bad.coordinator.report(0, descriptor.round_number, gathered.held, (), PATIENT)
@@ -164,24 +165,24 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
         client = CoordinatorClient(replace(credentials, api=coordinator.address), identity)
         stack.push_async_callback(client.close)
         await client.join(Role.REPLICA, CPU, Addresses(dht="127.0.0.1:9"), SPEC.hash, PATIENT)
-        hivemind = await HivemindTransport.start(
-            identity=identity,
-            certificate=credentials.certificate_file,
-            authority=credentials.authority_file,
-            run=coordinator.run,
-            initial_peers=peers[0].hivemind.addresses if peers else (),
+        entry = Entry(
+            coordinator.run,
+            credentials.certificate_file,
+            credentials.authority_file,
+            peers[0].transport.addresses if peers else (),
         )
-        stack.push_async_callback(hivemind.close)
-        peers.append(Peer(identity, client, hivemind))
+        transport = await start_transport(identity, entry)
+        stack.push_async_callback(transport.close)
+        peers.append(Peer(identity, client, transport))
     built = [await build for build in builds]
     capacity = built[0].capacities[0]
     for peer in peers:
-        await peer.hivemind.admit([identity.peer for identity in identities])
+        await peer.transport.admit([identity.peer for identity in identities])
         home = folder / peer.identity.path.stem
         # Where nothing can be written, a payload is in memory, and is sent without a look at its bytes.
         payloads = Path("/dev/null") if peer is peers[2] else home
-        hosted = HostedStages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
-        await peer.hivemind.host_stages(hosted)
+        hosted = ServedStages({0: capacity}, payloads / "payloads", home / "checkpoints", 10)
+        await peer.transport.host_stages(hosted)
     plan = await anext(news.plan async for news in peers[0].coordinator.watch() if news.plan)
     honest = []
     for peer, worker, stage_info in zip(peers, workers, built, strict=False):
@@ -193,15 +194,15 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             SPEC,
             peer.identity,
             worker,
-            peer.hivemind,
+            peer.transport,
             peer.coordinator,
             LinkServer(lambda client=peer.coordinator: client.credentials.tls),
             membership,
-            Directory(peer.hivemind, record),
+            Directory(peer.transport, record),
         )
         exchange = OuterExchange(services, StageRange(0, 1), stage_info, folder)
         await exchange.refresh()
-        honest.append(Honest(peer.identity, peer.coordinator, peer.hivemind, exchange, worker))
+        honest.append(Honest(peer.identity, peer.coordinator, peer.transport, exchange, worker))
     stray = await _worker(stack)
     await stray.call(Build(SPEC, StageRange(0, 1)))
     await _train(stray, len(honest))

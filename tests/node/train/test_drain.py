@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coordinator.state.events import PeerDraining, PeerLost, PeerRetreated
-from node.net.admission import announce_leaving
 from node.net.coordinator_client import CoordinatorClient
-from node.net.link import Link
+from node.net.joining import announce_leaving
+from node.net.link import LiveLink
 from node.net.membership import Membership
 from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode, HetnodeError
@@ -73,7 +73,7 @@ def test_a_member_of_a_pipeline_that_drains_finishes_its_round(play: Play, name:
 def test_a_member_that_drains_after_the_next_plan_was_made_closes_its_links_in_order(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validate, part = Pipeline.validate, Link.part
+    validate, part = Pipeline.validate, LiveLink.part
     parted: list[str] = []
 
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -82,7 +82,7 @@ def test_a_member_that_drains_after_the_next_plan_was_made_closes_its_links_in_o
                 swarm.drain("p")
             return await validate(self, round_number)
 
-        async def note_then_part(self: Link, deadline: float) -> None:
+        async def note_then_part(self: LiveLink, deadline: float) -> None:
             parted.append(current_machine())
             await part(self, deadline)
 
@@ -90,7 +90,7 @@ def test_a_member_that_drains_after_the_next_plan_was_made_closes_its_links_in_o
             pass
 
         monkeypatch.setattr(Pipeline, "validate", ask_then_validate)
-        monkeypatch.setattr(Link, "part", note_then_part)
+        monkeypatch.setattr(LiveLink, "part", note_then_part)
         monkeypatch.setattr(CoordinatorClient, "drain", ignored)
         swarm.start()
         await swarm.until_over("p", seconds=100)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from node.model.shapes import parameter_shapes
-from node.transport.arbiter import KEEP_ROUNDS, Arbiter, StagePayloads
+from node.transport.arbiter import KEEP_ROUNDS, PayloadArbiter, StagePayloads
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import NotHeld, TransferError, WrongBytes
 from protocol.algorithm.topk import sparsify
@@ -52,9 +52,9 @@ def described(payload: bytes, **changes: object) -> PayloadDescriptor:
     return replace(made, nbytes=len(payload), sha256=sha256, codec=LAYOUT.codec, **changes)
 
 
-def arbiter_of(donors: Donors, folder: Path) -> tuple[Arbiter, PayloadStore]:
+def arbiter_of(donors: Donors, folder: Path) -> tuple[PayloadArbiter, PayloadStore]:
     store = PayloadStore(folder, KEEP_ROUNDS)
-    return Arbiter({0: StagePayloads(lambda _: LAYOUT, store, donors)}), store
+    return PayloadArbiter({0: StagePayloads(lambda _: LAYOUT, store, donors)}), store
 
 
 async def test_a_valid_payload_is_held_and_kept_until_it_is_forgotten(tmp_path: Path) -> None:

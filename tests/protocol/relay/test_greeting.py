@@ -14,8 +14,8 @@ from protocol.relay.greeting import (
     MAGIC,
     TOKEN_BYTES,
     BadGreeting,
-    DialBack,
     ForName,
+    ForToken,
     dial_back,
     greeting_in,
 )
@@ -110,12 +110,12 @@ def test_changed_client_hellos_raise_nothing_else(at: int, value: int, end: int)
 @given(st.binary(min_size=TOKEN_BYTES, max_size=TOKEN_BYTES), st.binary(max_size=9))
 def test_a_peer_that_dials_back(token: bytes, later: bytes) -> None:
     whole = dial_back(token)
-    assert greeting_in(whole + later) == DialBack(token)
+    assert greeting_in(whole + later) == ForToken(token)
     assert all(greeting_in(whole[:end]) is None for end in range(len(whole)))
 
 
 def test_greetings() -> None:
     assert greeting_in(HELLO) == ForName(NAME)
-    assert "x" * 8 not in repr(DialBack(b"x" * TOKEN_BYTES))
+    assert "x" * 8 not in repr(ForToken(b"x" * TOKEN_BYTES))
     with pytest.raises(BadGreeting):
         greeting_in(MAGIC[:-1] + b"x")

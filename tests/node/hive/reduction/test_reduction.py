@@ -36,10 +36,10 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[
         identities = [open_identity(folder / f"{name}.key") for name in "abc"]
         allowed = [each.peer for each in identities]
         for identity in identities:
-            known = [address for node in found for address in node.hivemind.addresses]
+            known = [address for node in found for address in node.transport.addresses]
             about = identity, folder / identity.peer, (0,), known, False, allowed
             found.append(await start_as(*about, reduced=SPEC))
-            stack.push_async_callback(found[-1].hivemind.close)
+            stack.push_async_callback(found[-1].transport.close)
         yield found
 
 
@@ -53,7 +53,7 @@ async def reduce(nodes: Sequence[Node], round_number: int, *absent: int) -> list
     group = group_of(nodes, round_number)
     return await asyncio.gather(
         *(
-            node.hivemind.exchange(
+            node.transport.exchange(
                 data,
                 describe(node.identity, data, 0, round_number),
                 group,
@@ -80,7 +80,7 @@ async def fetch(asking: Node, found: ExchangeResult, round_number: int, *holders
         sha256=found.claim.sha256,
     )
     entry = ManifestEntry(named, tuple(holder.identity.peer for holder in holders))
-    return await asking.hivemind.fetch_payload(entry, PATIENT)
+    return await asking.transport.fetch_payload(entry, PATIENT)
 
 
 async def test_all_members_hold_one_result_whose_rest_follows_in_the_next_committed_round(
@@ -96,15 +96,15 @@ async def test_all_members_hold_one_result_whose_rest_follows_in_the_next_commit
     assert set(decode_result(LAYOUT, counted.result)) == set(LAYOUT.shapes)
     # Equal payloads, and no residual yet: only a committed round changes what is sent.
     sha256 = hashlib.sha256(data[0]).hexdigest()
-    await asyncio.gather(*(node.hivemind.end_round(RoundEnd(0, 1)) for node in nodes))
+    await asyncio.gather(*(node.transport.end_round(RoundEnd(0, 1)) for node in nodes))
     again = await reduce(nodes, 2)
     assert [each.claim.sha256 for each in again if each.claim] == [sha256] * 3
-    await asyncio.gather(*(node.hivemind.end_round(RoundEnd(0, 2, sha256)) for node in nodes))
+    await asyncio.gather(*(node.transport.end_round(RoundEnd(0, 2, sha256)) for node in nodes))
     third = await reduce(nodes, 3)
     assert len({each.claim for each in third}) == 1
     assert third[0].claim is not None
     assert third[0].claim.sha256 != sha256
-    await asyncio.gather(*(node.hivemind.end_round(RoundEnd(0, 3, rolled_back=True)) for node in nodes))
+    await asyncio.gather(*(node.transport.end_round(RoundEnd(0, 3, rolled_back=True)) for node in nodes))
     fourth = await reduce(nodes, 4)
     assert [each.claim.sha256 for each in fourth if each.claim] == [sha256] * 3
 
@@ -117,5 +117,5 @@ async def test_without_a_reducer_nobody_has_a_result_and_the_exchange_ends_in_ti
 
 async def test_without_the_group_of_the_coordinator_nothing_is_reduced(nodes: list[Node]) -> None:
     own = describe(nodes[0].identity, PAYLOADS[0], 0, 6)
-    found = await nodes[0].hivemind.exchange(PAYLOADS[0], own, None, expected=3, deadline=PATIENT)
+    found = await nodes[0].transport.exchange(PAYLOADS[0], own, None, expected=3, deadline=PATIENT)
     assert found == ExchangeResult((own,))

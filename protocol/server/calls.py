@@ -1,4 +1,4 @@
-"""What all calls of a server start and end with of a server: admission, the first message, and errors.
+"""What all calls of a gRPC server start and end with: admission, the first message, and errors.
 
 gRPC starts a handler of a call with one request only when the request has arrived, and a caller that never
 sends it keeps a place. So every handler is turned into one of a stream of requests: it begins with the call.
@@ -49,7 +49,7 @@ _SUSPICIOUS = frozenset(
 
 
 @dataclass(frozen=True)
-class Admission:
+class CallPolicy:
     """Who may call.
 
     Attributes:
@@ -71,8 +71,8 @@ class Admission:
     first_message_seconds: float = FIRST_MESSAGE_SECONDS
 
 
-class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Runs each call of a server under an :class:`Admission`.
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Runs each call of a server under an :class:`CallPolicy`.
 
     A HetnodeError of a handler becomes the error of the call. Bytes that are not a valid message, and a first
     message that does not arrive in time, are refused with BAD_REQUEST. A connection of which very many calls
@@ -82,7 +82,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         refused: how many calls were refused, by code.
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: CallPolicy) -> None:
         self._admission, self.refused = admission, Counter[ErrorCode]()
         self._refusals = RefusalLog(admission.log)
         self._patience = RateLimit(_REFUSALS_AT_ONCE, _REFUSALS_PER_SECOND)

@@ -13,7 +13,7 @@ import pytest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.server.admission import Admission, AdmissionInterceptor
+from protocol.server.calls import CallInterceptor, CallPolicy
 from protocol.server.limits import FairShare
 from tests.support.coordinator_process import refusal_of
 from tests.support.hostile import half_open
@@ -55,7 +55,7 @@ class Gate:
         self.address = ""
 
     def server(self) -> grpc.aio.Server:
-        admission = Admission(
+        admission = CallPolicy(
             caller_of,
             str,
             self.dropped.append,
@@ -65,7 +65,7 @@ class Gate:
             log,
             first_message_seconds=self.seconds,
         )
-        server = grpc.aio.server(interceptors=(AdmissionInterceptor(admission),))
+        server = grpc.aio.server(interceptors=(CallInterceptor(admission),))
         pb_grpc.add_CoordinatorServicer_to_server(Service(), server)
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         return server

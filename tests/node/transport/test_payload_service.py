@@ -12,14 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-from node.hive import payload_peer
-from node.hive.payload_peer import PayloadPeer
 from node.security.identity import open_identity
-from node.transport import payload_exchange
+from node.transport import payload_exchange, payload_service
 from node.transport.checkpoint_transfer import CheckpointServer
+from node.transport.payload_service import PayloadService, Wanted
 from node.transport.payload_store import PayloadStore
 from node.transport.transfer import RANGES
 from protocol.pb.payload_pb2 import PayloadChunk, RangeRequest
@@ -31,10 +28,10 @@ PAYLOAD, OTHER = bytes(1000), bytes(999)
 
 @dataclass(frozen=True)
 class Bench:
-    """A peer, the one who asks it, and the payloads of both."""
+    """A service, its calls, and the payloads of its peer and of the one who asks."""
 
-    peer: PayloadPeer
-    p2p: Any
+    service: PayloadService
+    calls: Any
     mine: PayloadDescriptor
     theirs: PayloadDescriptor
 
@@ -42,9 +39,8 @@ class Bench:
         """What the groupmate is told when it asks for `wanted`."""
 
         async def ask() -> bytes | str:
-            context: Any = SimpleNamespace(remote_id=PeerID.from_base58(self.theirs.owner))
             data = b""
-            async for chunk in self.peer.rpc_fetch(descriptor_to_pb(wanted), context):
+            async for chunk in self.service.answer(self.theirs.owner, descriptor_to_pb(wanted)):
                 if chunk.refusal:
                     return chunk.refusal
                 data += chunk.data
@@ -59,10 +55,13 @@ class Bench:
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(payload_exchange, "TURN_SECONDS", 60.0)  # no test may pass because time did
     me, other = (open_identity(tmp_path / f"{name}.key").peer for name in ("me", "other"))
-    p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(me))
-    store = PayloadStore(tmp_path / "payloads", 4)
-    peer = PayloadPeer(p2p, "run", 0, len(PAYLOAD), store, CheckpointServer(tmp_path / "checkpoints"))
-    return Bench(peer, p2p, describe(me, PAYLOAD), describe(other, OTHER))
+    calls: Any = SimpleNamespace()
+    service = service_of(me, len(PAYLOAD), tmp_path / "mine", calls)
+    return Bench(service, calls, describe(me, PAYLOAD), describe(other, OTHER))
+
+
+def service_of(me: PeerId, capacity: int, folder: Path, calls: Any = None) -> PayloadService:
+    return PayloadService(me, 0, capacity, PayloadStore(folder, 4), CheckpointServer(folder), calls)
 
 
 def describe(owner: PeerId, payload: bytes) -> PayloadDescriptor:
@@ -91,37 +90,37 @@ async def test_an_early_request_is_answered_after_this_peer_has_asked_too(
         order.append("asked")
         raise ConnectionError("the request has been sent, which is enough here")
 
-    bench.p2p.iterate_protobuf_handler = call
+    bench.calls.ask = call
     answer = bench.answer(bench.mine)  # before this peer knows of the group
     answer.add_done_callback(lambda _: order.append("answered"))
     await pass_turns(answer.done)
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(bench.mine, PAYLOAD)
         gathering = asyncio.create_task(
-            bench.peer.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False)
+            bench.service.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False)
         )
         await pass_turns(answer.done)
         assert order == []
         may_dial.set()
         assert await answer == PAYLOAD
         assert order == ["asked", "answered"]
-        bench.peer.payloads.break_off()
+        bench.service.payloads.break_off()
         await gathering
 
 
 async def test_a_payload_that_is_held_already_is_not_requested(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
-        await bench.peer.payloads.hold(bench.theirs, OTHER)
-        assert await bench.peer.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False) == {}
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(bench.mine, PAYLOAD)
+        await bench.service.payloads.hold(bench.theirs, OTHER)
+        assert await bench.service.payloads.gather(bench.mine, [bench.theirs], 60.0, push=False) == {}
         assert await answer == PAYLOAD
 
 
 async def test_requests_do_not_wait_after_a_failed_exchange(bench: Bench) -> None:
     answer = bench.answer(bench.mine)
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(bench.mine, PAYLOAD)
         await pass_turns(answer.done)
         assert not answer.done()
     assert await answer == PAYLOAD
@@ -129,8 +128,8 @@ async def test_requests_do_not_wait_after_a_failed_exchange(bench: Bench) -> Non
 
 async def test_requests_for_other_payloads_are_answered_at_once(bench: Bench) -> None:
     other, older = bench.theirs, replace(bench.mine, round_number=4)
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(older, PAYLOAD)
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(older, PAYLOAD)
         assert await bench.answer(older) == PAYLOAD
         assert "does not hold" in str(await bench.answer(other))
         assert "does not hold" in str(await bench.answer(replace(bench.mine, round_number=3)))
@@ -149,16 +148,15 @@ async def test_each_peer_has_a_bounded_number_of_waiting_requests(bench: Bench) 
 
 
 async def test_a_stream_stays_open_until_its_receiver_has_closed_it(bench: Bench) -> None:
-    await bench.peer.payloads.hold(bench.mine, PAYLOAD)
-    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
-    stream = bench.peer.rpc_fetch(descriptor_to_pb(bench.mine), context)
+    await bench.service.payloads.hold(bench.mine, PAYLOAD)
+    stream = bench.service.answer(bench.theirs.owner, descriptor_to_pb(bench.mine))
     received = 0
     while received < len(PAYLOAD):
         received += len((await anext(stream)).data)
     ending = asyncio.create_task(anext(stream))
     await pass_turns(ending.done)
     assert not ending.done()
-    ending.cancel()  # what hivemind does to it then
+    ending.cancel()  # as a transport does then
     with pytest.raises(asyncio.CancelledError):
         await ending
     assert await bench.answer(bench.mine) == PAYLOAD
@@ -172,8 +170,7 @@ async def test_the_wait_of_a_request_is_bounded(bench: Bench, monkeypatch: pytes
 async def test_a_push_that_announces_nothing_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payload_peer, "DIAL_SECONDS", 0.01)
-    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
+    monkeypatch.setattr(payload_service, "DIAL_SECONDS", 0.01)
 
     async def silent(is_open: bool) -> AsyncIterator[PayloadChunk]:
         if is_open:
@@ -182,52 +179,40 @@ async def test_a_push_that_announces_nothing_is_refused(
             yield never
 
     for is_open in (True, False):
-        assert "announces" in (await bench.peer.rpc_push(silent(is_open), context)).refusal
+        assert "announces" in (await bench.service.take_push(bench.theirs.owner, silent(is_open))).refusal
 
 
-class Wire:
-    """Hands the calls of a peer to another one. `fails` for calls of this name: it does not know them."""
+def wired(bench: Bench, to: PayloadService) -> list[str]:
+    """Hand the calls of the bench's service to `to`. Returns what they ask for, as it grows."""
+    asked: list[str] = []
 
-    def __init__(self, caller: PeerId, to: PayloadPeer, fails: str = "") -> None:
-        self.calls: list[str] = []
-        self._context: Any = SimpleNamespace(remote_id=PeerID.from_base58(caller))
-        self._to, self._fails = to, fails
+    async def ask(_: str, __: int, wanted: Wanted) -> Any:
+        asked.append(type(wanted).__name__)
+        return to.answer(bench.mine.owner, wanted)
 
-    async def iterate_protobuf_handler(self, _: object, name: str, request: Any, *__: object) -> Any:
-        call = name.rpartition(".")[2]
-        self.calls.append(call)
-        if call == self._fails:
-            raise ControlFailure("protocols not supported")
-        return getattr(self._to, call)(request, self._context)
+    bench.calls.ask = ask
+    return asked
 
 
-@pytest.mark.parametrize(
-    ("fails", "calls"),
-    [("", RANGES * ["rpc_fetch_range"]), ("rpc_fetch_range", ["rpc_fetch_range", "rpc_fetch"])],
-)
 async def test_one_of_two_members_fetches_a_large_payload_by_several_streams(
-    tmp_path: Path, bench: Bench, fails: str, calls: list[str]
+    tmp_path: Path, bench: Bench
 ) -> None:
     payload = os.urandom((1 << 20) + 3)
     theirs = describe(bench.theirs.owner, payload)
-    p2p: Any = SimpleNamespace(peer_id=PeerID.from_base58(theirs.owner))
-    store = PayloadStore(tmp_path / "theirs", 4)
-    sender = PayloadPeer(p2p, "run", 0, len(payload), store, CheckpointServer(tmp_path / "checkpoints"))
+    sender = service_of(theirs.owner, len(payload), tmp_path / "theirs")
     await sender.payloads.hold(theirs, payload)
-    wire = Wire(bench.mine.owner, sender, fails)
-    bench.p2p.iterate_protobuf_handler = wire.iterate_protobuf_handler
-    await bench.peer.payloads.hold(bench.mine, PAYLOAD)
-    with bench.peer.payloads.exchange(5):
-        assert await bench.peer.payloads.gather(bench.mine, [theirs], 60.0, push=False) == {}
-    assert bench.peer.payloads.store.get(5, theirs.sha256) == payload
-    assert wire.calls == calls
+    asked = wired(bench, sender)
+    await bench.service.payloads.hold(bench.mine, PAYLOAD)
+    with bench.service.payloads.exchange(5):
+        assert await bench.service.payloads.gather(bench.mine, [theirs], 60.0, push=False) == {}
+    assert bench.service.payloads.store.get(5, theirs.sha256) == payload
+    assert asked == RANGES * ["RangeRequest"]
 
 
 async def test_ranges_of_other_bytes_are_a_fault_of_their_sender(tmp_path: Path, bench: Bench) -> None:
     payload = os.urandom(1 << 20)
     theirs = describe(bench.theirs.owner, payload)
-    store, checkpoints = PayloadStore(tmp_path / "theirs", 4), CheckpointServer(tmp_path / "checkpoints")
-    sender = PayloadPeer(bench.p2p, "run", 0, len(payload), store, checkpoints)
+    sender = service_of(bench.mine.owner, len(payload), tmp_path / "theirs")  # it has no turn to wait for
 
     async def pieces(*_: object) -> AsyncIterator[bytes]:
         async def wrong() -> AsyncIterator[bytes]:
@@ -236,11 +221,10 @@ async def test_ranges_of_other_bytes_are_a_fault_of_their_sender(tmp_path: Path,
         return wrong()
 
     sender.payloads.pieces = pieces  # type: ignore[method-assign]
-    wire = Wire(bench.mine.owner, sender)
-    bench.p2p.iterate_protobuf_handler = wire.iterate_protobuf_handler
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
-        faults = await bench.peer.payloads.gather(bench.mine, [theirs], 1.0, push=False)
+    wired(bench, sender)
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(bench.mine, PAYLOAD)
+        faults = await bench.service.payloads.gather(bench.mine, [theirs], 1.0, push=False)
     assert theirs.owner in faults
 
 
@@ -248,9 +232,8 @@ async def test_a_request_for_no_bytes_ends_at_once(bench: Bench, monkeypatch: py
     async def linger() -> None:
         raise AssertionError("nothing was sent that could be lost")
 
-    monkeypatch.setattr(payload_peer, "linger", linger)
-    context: Any = SimpleNamespace(remote_id=PeerID.from_base58(bench.theirs.owner))
-    with bench.peer.payloads.exchange(5):
-        await bench.peer.payloads.hold(bench.mine, PAYLOAD)
+    monkeypatch.setattr(payload_service, "linger", linger)
+    with bench.service.payloads.exchange(5):
+        await bench.service.payloads.hold(bench.mine, PAYLOAD)
     request = RangeRequest(descriptor=descriptor_to_pb(bench.mine), first=2, nbytes=0)
-    assert [chunk async for chunk in bench.peer.rpc_fetch_range(request, context)] == []
+    assert [chunk async for chunk in bench.service.answer(bench.theirs.owner, request)] == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.net.admission import obtain_credentials
 from node.net.coordinator_channel import fetch_status
+from node.net.joining import obtain_credentials
 from node.net.waiting import CoordinatorWait
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials

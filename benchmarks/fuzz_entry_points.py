@@ -43,10 +43,10 @@ from benchmarks.fuzz_seeds import (
     sign,
     stream_of,
 )
-from node.hive import access, authorizer, dht_protocol, records, values
+from node.exchange import transfer
+from node.exchange.hive import access, authorizer, dht_protocol, records, values
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
-from node.transport import transfer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.types import PeerId

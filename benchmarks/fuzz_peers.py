@@ -19,14 +19,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from benchmarks.fuzz_seeds import PEER, PEERS, Target, descriptor_of, messages_in, stream_of
+from node.exchange import payload_exchange
+from node.exchange.checkpoint_transfer import CheckpointServer
+from node.exchange.payload_service import PayloadService
+from node.exchange.payload_store import PayloadStore
 from node.relay.agent import RelayAgent
 from node.router.interface import RouterError
 from node.router.nat_pmp import NatPmpRouter
 from node.router.port_mapping import PortMapping, address_problem
-from node.transport import payload_exchange
-from node.transport.checkpoint_transfer import CheckpointServer
-from node.transport.payload_service import PayloadService
-from node.transport.payload_store import PayloadStore
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.relay.client_hello import MAX_BYTES

@@ -14,10 +14,10 @@ from hivemind.proto.averaging_pb2 import AveragingData
 from hivemind.proto.runtime_pb2 import Tensor
 
 from benchmarks.fuzz_seeds import PEERS, Target, messages_in, stream_of
-from node.hive.reduction.part_check import PartCheck
-from node.hive.reduction.part_plan import PartPlan
-from node.hive.reduction.part_reducer import ReducedPart
-from node.transport.line import UNLIMITED
+from node.exchange.hive.reduction.part_check import PartCheck
+from node.exchange.hive.reduction.part_plan import PartPlan
+from node.exchange.hive.reduction.part_reducer import ReducedPart
+from node.exchange.line import UNLIMITED
 from protocol.algorithm.topk import sparsify
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountRequest

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from node.exchange.backoff import pause_after
+from node.exchange.line import Line
+from node.exchange.transport import Entry, Transport, transport_in_use
 from node.folder import keep_only_run, remember_node_folder
 from node.guest.visits import Visit
 from node.ipc.worker_calls import LocalData, RequireInitial
@@ -45,9 +48,6 @@ from node.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.train.node_loop import End, NodeLoop
 from node.train.options import NodeOptions
 from node.train.services import Services
-from node.transport.backoff import pause_after
-from node.transport.line import Line
-from node.transport.transport import Entry, Transport, transport_in_use
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec

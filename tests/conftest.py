@@ -35,7 +35,7 @@ settings.load_profile("hetnode")
 # What a killed test process has started would train on forever.
 WATCHDOG = watchdog.start()
 
-LONG = ("tests/system/", "tests/node/hive/", "tests/node/experiment/")
+LONG = ("tests/system/", "tests/node/exchange/hive/", "tests/node/experiment/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,8 +36,8 @@ from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
 
 if TYPE_CHECKING:
+    from node.exchange.transport import ArbiterPeer
     from node.security.identity import Identity
-    from node.transport.transport import ArbiterPeer
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class _BootstrapPeer:
         return peer
 
     async def _start_on(self, run: str, port: int) -> ArbiterPeer:
-        from node.transport.transport import Entry, transport_in_use  # noqa: PLC0415
+        from node.exchange.transport import Entry, transport_in_use  # noqa: PLC0415
 
         async def enter() -> Entry:
             return Entry(

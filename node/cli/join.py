@@ -31,6 +31,7 @@ from node.cli.options import (
     option,
     records_as_options,
 )
+from node.exchange.line import LineLimits
 from node.folder import make_usable
 from node.guest.guest import Guest, Rule
 from node.hosts import command as hosts
@@ -39,7 +40,6 @@ from node.ipc.ranks import OneWorker, Workers, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
-from node.transport.line import LineLimits
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
 

@@ -1,7 +1,7 @@
 """The modules of a node's processes, by name: each process imports its own, the template all of them."""
 
-TRANSPORT = "node.hive"
-"""The package of the transport, as :mod:`node.transport.transport` describes it."""
+TRANSPORT = "node.exchange.hive"
+"""The package of the transport, as :mod:`node.exchange.transport` describes it."""
 CHILD_MODULES = ("torch", "node.worker.worker", f"{TRANSPORT}.host")
 """What the children of a node import: the worker and the host of the transport."""
 COMMAND_MODULES = (*CHILD_MODULES, "node.cli.join", "node.cli.coordinator", "node.process", "coordinator.app")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
+from node.exchange.transport import Transport
 from node.net.live_estimates import LiveEstimates
-from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId, PeerRecord, StageRange
 

@@ -20,9 +20,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import hooks
+from node.exchange.line import UNLIMITED, Line
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.streams import STREAM_ERRORS, is_cancelled
-from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Frame, FrameId, FrameKind, PeerId
 from protocol.wire.framing import FrameAssembler, chunks, frame_header_from_pb, frame_header_to_pb

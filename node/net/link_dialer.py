@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
+from node.exchange.line import UNLIMITED, Line
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
-from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode
 from protocol.trust.names import tls_name
 from protocol.wire.link_message import LinkMessage

@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
+from node.exchange.line import UNLIMITED, Line
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.probe import answer_probe
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
-from node.transport.line import UNLIMITED, Line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.descriptors import raise_descriptor_limit

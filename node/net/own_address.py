@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn, Protocol
 
+from node.exchange.interfaces import interface_addresses
+from node.exchange.transport import Transport
 from node.net.address_trial import call_over_both_versions
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.joining import local_address_towards
 from node.net.membership import Membership, RunView, has_moved, jittered
-from node.transport.interfaces import interface_addresses
-from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
+from node.exchange.interfaces import own_sources
+from node.exchange.transport import Transport
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
@@ -15,8 +17,6 @@ from node.net.link_server import LinkServer
 from node.net.membership import jittered, until_answered
 from node.relay.keeper import Exposure, RelayKeeper
 from node.relay.tunnels import Tunnels
-from node.transport.interfaces import own_sources
-from node.transport.transport import Transport
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import AdmittedSources

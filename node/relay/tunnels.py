@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from typing import NoReturn
 
+from node.exchange.transport import Transport
 from node.net.directory import Directory
 from node.net.peer_address import address_of
-from node.transport.transport import Transport
 from protocol.errors import HetnodeError
 from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.host_port import host_port

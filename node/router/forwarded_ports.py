@@ -7,13 +7,13 @@ import logging
 from contextlib import AsyncExitStack
 from typing import NoReturn
 
+from node.exchange.transport import Transport
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.membership import until_answered
 from node.router.interface import RouterError
 from node.router.port_mapping import PortMapping, map_ports
-from node.transport.transport import Transport
 from protocol.errors import HetnodeError
 from protocol.trust.reachability import Addresses
 

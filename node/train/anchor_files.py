@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 
 from node.checkpoint import parts
+from node.exchange.transport import CheckpointDownload
 from node.ipc.worker_calls import StageInfo
 from node.train.services import Services
-from node.transport.transport import CheckpointDownload
 from protocol.algorithm.digest import HASH_BYTES, digest_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from node.checkpoint import parts
 from node.checkpoint.layout import round_folder
+from node.exchange.transport import ServedStages
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
 from node.monitoring.figures import Activity
@@ -24,7 +25,6 @@ from node.train.recovery import Recovery
 from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
 from node.train.services import Services
-from node.transport.transport import ServedStages
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.status import Wait
 from protocol.types import PeerId, ReservedAssignment, StageRange

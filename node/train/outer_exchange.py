@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from node.exchange.transport import RoundEnd
 from node.ipc.worker_calls import (
     Digests,
     LoadInitialPart,
@@ -36,7 +37,6 @@ from node.train.commits import Commits, Proposal
 from node.train.embedding_snapshots import EmbeddingSnapshots
 from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
-from node.transport.transport import RoundEnd
 from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import PayloadAgreement, Wait

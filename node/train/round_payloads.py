@@ -8,9 +8,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from node.exchange.payload_exchange import own_order
 from node.ipc.worker_calls import PayloadInfo, Screen, StageInfo
 from node.train.services import Services
-from node.transport.payload_exchange import own_order
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, sign_descriptor
 from protocol.types import (

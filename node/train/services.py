@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from node.exchange.transport import Transport
 from node.ipc.worker_client import WorkerClient
 from node.monitoring.figures import NodeFigures
 from node.net.coordinator_client import CoordinatorClient
@@ -12,7 +13,6 @@ from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.net.peer_address import Through, directly
 from node.security.identity import Identity
-from node.transport.transport import Transport
 from protocol.spec.run import RunSpec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.hive.transport import HiveTransport
+from node.exchange.hive.transport import HiveTransport
 from node.security.identity import open_identity
 from tests.hostile.measure import MOST_GROWTH
 from tests.support import commands

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.exchange.transport import Entry
 from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
-from node.transport.transport import Entry
 from protocol.errors import HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -25,8 +25,8 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.hive.authorizer import CertificateAuthorizer, signer_of
-from node.hive.dht_protocol import BoundedDHTProtocol
+from node.exchange.hive.authorizer import CertificateAuthorizer, signer_of
+from node.exchange.hive.dht_protocol import BoundedDHTProtocol
 
 RUN = "test-run"
 PEERS = DHTID.generate(source=f"{RUN}.peers").to_bytes()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hivemind import DHT
 
-from node.hive.authorizer import CertificateAuthorizer, signer_of
-from node.hive.dht_protocol import node_id_of, use_bounded_protocol
+from node.exchange.hive.authorizer import CertificateAuthorizer, signer_of
+from node.exchange.hive.dht_protocol import node_id_of, use_bounded_protocol
 
 if __name__ == "__main__":
     peer, key, address, *files = sys.argv[1:]

@@ -10,9 +10,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from node.hive.authorizer import CertificateAuthorizer, signer_of
-from node.hive.dht import HostedDHT
-from node.hive.dht_protocol import node_id_of, use_bounded_protocol
+from node.exchange.hive.authorizer import CertificateAuthorizer, signer_of
+from node.exchange.hive.dht import HostedDHT
+from node.exchange.hive.dht_protocol import node_id_of, use_bounded_protocol
 from tests.support.hive_nodes import PATIENT, RUN
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 
 from coordinator.authority import Authority
-from node.hive.transport import HiveTransport, start
+from node.exchange.hive.transport import HiveTransport, start
+from node.exchange.line import UNLIMITED, Line
+from node.exchange.transport import Entry, ServedStages
 from node.security.identity import Identity, open_identity
-from node.transport.line import UNLIMITED, Line
-from node.transport.transport import Entry, ServedStages
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (

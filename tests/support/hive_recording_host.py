@@ -13,7 +13,7 @@ from typing import Any
 from hivemind import DecentralizedAverager
 from hivemind.averaging.matchmaking import Matchmaking
 
-from node.hive import host
+from node.exchange.hive import host
 
 
 def log_call(name: str) -> None:

@@ -13,8 +13,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from node.exchange.transport import Entry
 from node.security.identity import open_identity
-from node.transport.transport import Entry
 from protocol.errors import HetnodeError
 from protocol.types import ExchangeGroup, PeerId
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes

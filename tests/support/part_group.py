@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from hivemind.p2p import P2P, PeerID
 
-from node.hive.reduction.part_exchange import PartExchange
-from node.hive.reduction.part_plan import PartPlan, Reduction
-from node.transport.line import UNLIMITED, Line
+from node.exchange.hive.reduction.part_exchange import PartExchange
+from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
+from node.exchange.line import UNLIMITED, Line
 from protocol.reduction.partition import PartRange, partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.reduction.stage_reducers import StageReducers

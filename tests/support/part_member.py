@@ -17,8 +17,8 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind knows only typin
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from node.hive.reduction.part_exchange import PartExchange
-from node.hive.reduction.part_plan import PartPlan, Reduction
+from node.exchange.hive.reduction.part_exchange import PartExchange
+from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
 from protocol.reduction.partition import partition
 from protocol.reduction.parts import cut_payload
 from protocol.reduction.stage_reducers import StageReducers

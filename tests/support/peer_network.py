@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
-from node.hive import transport as hive
+from node.exchange.hive import transport as hive
+from node.exchange.transport import ArbiterPeer, Entry, TransportPackage
 from node.security.identity import Identity, open_identity
-from node.transport.transport import ArbiterPeer, Entry, TransportPackage
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri
 from tests.support import commands

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.state.commands import Leave
+from node.exchange.transport import CheckpointDownload
 from node.net.coordinator_client import CoordinatorClient
-from node.transport.transport import CheckpointDownload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, Role, StateRecord
 from tests.support.fault_script import Action, Moment

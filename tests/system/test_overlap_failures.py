@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
-from node.transport.transport import ExchangeResult
+from node.exchange.transport import ExchangeResult
 from protocol.algorithm.sampling import sample_range
 from protocol.types import PayloadDescriptor, Role
 from tests.support.fault_script import Action, Moment

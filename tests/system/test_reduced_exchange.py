@@ -9,8 +9,8 @@ from hivemind.proto.averaging_pb2 import AveragingData
 
 from coordinator.state.events import RoundAborted, RoundCommitted
 from coordinator.state.text import short
-from node.hive.reduction.part_check import PartCheck
-from node.hive.reduction.part_reducer import PartReducer
+from node.exchange.hive.reduction.part_check import PartCheck
+from node.exchange.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply
 from protocol.reduction.parts import Reducer
 from protocol.types import Decision, Role

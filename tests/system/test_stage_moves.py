@@ -15,13 +15,13 @@ from coordinator.placement.initial_placement import initial_plan
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting
+from node.exchange.line import Line
+from node.exchange.transport import Enter
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
 from node.net.plan_updates import PlanUpdate
 from node.security.identity import Identity
-from node.transport.line import Line
-from node.transport.transport import Enter
 from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

@@ -36,7 +36,7 @@ from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.receipts import Receipts
 from coordinator.storage.restore import restore
 from coordinator.storage.store import SqliteStore
-from node.transport.transport import Entry
+from node.exchange.transport import Entry
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 from node import hooks
+from node.exchange.transport import ServedStages
 from node.net.coordinator_client import CoordinatorClient
 from node.security.credentials import RunCredentials
-from node.transport.transport import ServedStages
 from protocol.trust.names import peer_uri
 from tests.builders import keyed, spec_of
 from tests.support.certificates import credentials

@@ -10,10 +10,10 @@ import grpc
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PHandlerError
 
-from node.hive.reduction.reduction_peer import ReductionPeer
+from node.exchange.allow_list import AllowList
+from node.exchange.hive.reduction.reduction_peer import ReductionPeer
+from node.exchange.payload_store import PayloadStore
 from node.security.identity import Identity
-from node.transport.allow_list import AllowList
-from node.transport.payload_store import PayloadStore
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
 from tests.virtual.rpc import VirtualGrpc

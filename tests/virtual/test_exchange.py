@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from node.transport.payload_service import PayloadService
+from node.exchange.payload_service import PayloadService
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, ManifestEntry, MemberLine
 from tests.builders import Keyed

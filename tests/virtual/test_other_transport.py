@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from node.exchange.transport import transport_in_use
 from node.ipc import modules
-from node.transport.transport import transport_in_use
 
 SCRIPT = """
 import sys
 from pathlib import Path
-sys.modules["hivemind"] = sys.modules["node.hive"] = None  # whoever imports them fails
+sys.modules["hivemind"] = sys.modules["node.exchange.hive"] = None  # whoever imports them fails
 from tests.builders import spec_of
 from tests.virtual.swarm import play
 from protocol.types import Role

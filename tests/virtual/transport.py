@@ -1,4 +1,4 @@
-"""A transport over the virtual network, from the parts of node.transport alone. The DHT is a dictionary."""
+"""A transport over the virtual network, from the parts of node.exchange alone. The DHT is a dictionary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any
 
 import grpc
 
-from node.security.identity import Identity
-from node.transport.allow_list import AllowList, NotAdmitted
-from node.transport.arbiter import PayloadArbiter
-from node.transport.checkpoint_transfer import CheckpointServer
-from node.transport.line import UNLIMITED, Line
-from node.transport.payload_exchange import PayloadCalls
-from node.transport.payload_service import PayloadService, PeerCalls, Wanted
-from node.transport.payload_store import PayloadStore
-from node.transport.transport import (
+from node.exchange.allow_list import AllowList, NotAdmitted
+from node.exchange.arbiter import PayloadArbiter
+from node.exchange.checkpoint_transfer import CheckpointServer
+from node.exchange.line import UNLIMITED, Line
+from node.exchange.payload_exchange import PayloadCalls
+from node.exchange.payload_service import PayloadService, PeerCalls, Wanted
+from node.exchange.payload_store import PayloadStore
+from node.exchange.transport import (
     ArbiterPeer,
     CheckpointDownload,
     Enter,
@@ -31,6 +30,7 @@ from node.transport.transport import (
     Transport,
     no_stage,
 )
+from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest

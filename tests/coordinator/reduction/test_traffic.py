@@ -7,7 +7,7 @@ import pytest
 from coordinator.forecast.exchange_traffic import embedding_traffic, payload_traffic
 from coordinator.placement.cost_model import Survey
 from coordinator.reduction.traffic import result_ratio
-from node.hive.reduction.part_plan import PartPlan
+from node.exchange.hive.reduction.part_plan import PartPlan
 from node.model.shapes import parameter_shapes
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.resolve import resolve

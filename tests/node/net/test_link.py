@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from node.exchange.line import BURST_SECONDS, Line, LineLimits
 from node.net import link_dialer, link_handshake
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.channels import open_channel, server_tls
 from node.security.credentials import Credentials
-from node.transport.line import BURST_SECONDS, Line, LineLimits
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc

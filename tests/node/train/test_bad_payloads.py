@@ -19,7 +19,8 @@ import pytest
 import pytest_asyncio
 
 from coordinator.membership import strikes
-from node.hive.transport import HiveTransport
+from node.exchange.hive.transport import HiveTransport
+from node.exchange.transport import Entry, ServedStages
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import Apply, Backward, BeginRound, Build, Digests, Forward, Propose
 from node.ipc.worker_client import WorkerClient
@@ -30,7 +31,6 @@ from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from node.train.outer_exchange import OuterExchange, RoundOutcome
 from node.train.services import Services
-from node.transport.transport import Entry, ServedStages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.trust.envelope import sign_descriptor

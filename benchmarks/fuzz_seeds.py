@@ -18,9 +18,11 @@ from coordinator.authority import Authority, open_authority
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
+from protocol.status import Cause, CauseCode, RunPhase, RunStatus
 from protocol.trust import envelope
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb
+from protocol.wire.status import status_to_pb
 
 DAY = 86400.0
 
@@ -142,19 +144,20 @@ PLACE = pb.Place(peer=PEER, replica=1, position=1, stages=pb.StageRange(first=0,
 STATE = pb.StateRecord(run=SPEC.name, stage=1, part="stage", round=10, digest="d" * 64, holders=[PEER])
 GROUP = pb.MatchReply(group_id="g", descriptors=[descriptor_of(1)], seconds=5.0)
 MEASUREMENT = pb.Measurement(peer=PEER, round=1, train_loss=2.0, tokens=100, complete=True, steps=3)
-STATUS = pb.StatusReply(
-    run=SPEC.name,
-    spec_json=SPEC.canonical_json,
-    phase="training",
-    sentence="s",
-    plan=PLAN,
-    latest=[MEASUREMENT],
-    peers=[
-        pb.PeerStatus(
-            peer=PEER,
-            role="stage",
-            lifecycle="training",
-            estimates=pb.Estimates(capacity=CONTRIBUTION.capacity),
-        )
-    ],
+STATUS = status_to_pb(
+    RunStatus(
+        run=SPEC.name,
+        spec=SPEC,
+        phase=RunPhase.GATHERING,
+        cause=Cause(CauseCode.STARTING),
+        rounds_decided=0,
+        stage_rounds_committed=0,
+        stage_rounds_aborted=0,
+        peers=(),
+        replicas=(),
+        measurements=(),
+        plan=None,
+        anchors_agree=True,
+        time=1.7e9,
+    )
 )

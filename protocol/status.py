@@ -8,13 +8,24 @@ several others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from protocol.spec.run import RunSpec
-from protocol.types import Estimates, Lifecycle, Pause, PeerId, Plan, Reachability, Role
+from protocol.types import (
+    Estimates,
+    Lifecycle,
+    Link,
+    Pause,
+    PeerId,
+    Plan,
+    Reachability,
+    Role,
+    Rollback,
+    StageRange,
+)
 
 
 class RunPhase(StrEnum):
@@ -79,6 +90,8 @@ class CauseCode(StrEnum):
     FOLLOWS = "follows"  # stages, causes
     SPARES_KEPT = "spares-kept"  # count
     NEXT_PLAN = "next-plan"
+    # What stops a run.
+    ALARM = "alarm"  # round_number, count: the last healthy round, or 0; detail
 
 
 STALLS = frozenset(
@@ -199,6 +212,25 @@ class Measurement:
         return self.error_norm / both if 0 < both < math.inf else None
 
 
+class PeerActivity(StrEnum):
+    """What a peer does for its run."""
+
+    TRAINS = "trains"
+    FOLLOWS = "follows"
+    SPARE = "spare"
+    RELAY = "relay"
+    DRAINS = "drains"
+    RESTS = "rests"
+    GONE = "gone"
+
+
+class Exclusion(StrEnum):
+    """Why a peer may not take part."""
+
+    BANNED = "banned"
+    QUARANTINED = "quarantined"
+
+
 @dataclass(frozen=True)
 class PeerStatus:
     """One peer that has joined.
@@ -207,12 +239,14 @@ class PeerStatus:
         round_number: the round that its last heartbeat named; 0 before any.
         seconds_since_seen: since the coordinator heard of it last.
         assignment: such as "replica-1, stage 0"; "" without one.
-        problem: a sentence: what does not answer at its addresses, or the link that it cannot open; or "".
+        problem: what does not answer at its addresses, as text; or "".
         role_reason: a sentence: why the coordinator has chosen this role; "" for a role that binds.
         rests: it is gone, but its process rests and may come back.
-        message: a sentence: why it does not train while the run trains; "" if it trains.
+        cause: why it does not train while the run trains; None if it trains.
         waits: what it waited for when it sent its last heartbeat.
         name: public, or "".
+        failures: in a row, by which it has given up its part.
+        exclusion, exclusion_reason: None for a peer that may take part; the reason is text, or "".
     """
 
     peer: PeerId
@@ -227,9 +261,28 @@ class PeerStatus:
     problem: str = ""
     role_reason: str = ""
     rests: bool = False
-    message: str = ""
+    cause: Cause | None = None
     waits: tuple[Wait, ...] = ()
     name: str = ""
+    strikes: int = 0
+    failures: int = 0
+    exclusion: Exclusion | None = None
+    exclusion_reason: str = ""
+
+    @property
+    def activity(self) -> PeerActivity:
+        """What it does, in one word."""
+        if self.lifecycle is Lifecycle.GONE:
+            return PeerActivity.RESTS if self.rests else PeerActivity.GONE
+        if self.role is Role.RELAY:
+            return PeerActivity.RELAY
+        match self.lifecycle:
+            case Lifecycle.TRAINING:
+                return PeerActivity.TRAINS
+            case Lifecycle.DRAINING:
+                return PeerActivity.DRAINS
+            case _:
+                return PeerActivity.FOLLOWS if self.assignment else PeerActivity.SPARE
 
 
 @dataclass(frozen=True)
@@ -248,22 +301,102 @@ class Explanation:
     sentences: tuple[Sentence, ...]
 
 
-_BYTE_COUNTS = ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")
+class ReplicaState(StrEnum):
+    """What a replica does in the open round."""
+
+    TRAINS = "trains"
+    OFFERED = "offered"
+    """It has trained, and waits for the payloads of others."""
+    EXCHANGES = "exchanges"
+    DECIDED = "decided"
+    PAUSED = "paused"
+    DONE = "done"
+    BROKEN = "broken"
+    """It cannot train: its cause says why."""
+    READY = "ready"
+    """It is in no plan yet, and the next plan includes it."""
+    GONE = "gone"
+    """It is in no plan, and nothing is reserved for it."""
 
 
 @dataclass(frozen=True)
-class ReplicaStatus:
-    """One replica in the newest round that its last member measured. Bytes are those of all its members."""
+class Place:
+    """One position of a replica: its stages, and the peer that has it or for which it is reserved."""
 
-    index: int
+    stages: StageRange
+    peer: PeerId | None
+
+
+@dataclass(frozen=True)
+class ReplicaFigures:
+    """What the members of a replica have measured in the newest round of its last member.
+
+    Bytes are those of all its members. Losses are in nats per token.
+    """
+
     members: int
     round_number: int
     validation_loss: float
+    train_loss: float
     tokens_per_second: float
+    inner_seconds: float
+    outer_seconds: float
     link_bytes_sent: int
     link_bytes_dense: int
     payload_bytes: int
     payload_bytes_dense: int
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One replica: those of the plan of the open round, those with reservations, and those that measured.
+
+    Attributes:
+        places: in the order of the chain; empty for a replica that is gone.
+        is_planned: whether it is in the plan of the open round.
+        links: from each member to the next, by the plan.
+        microbatches: of one inner step, by the plan.
+        progress: the share of its inner steps that it has done in the open round.
+        cause: why it cannot train; None if it can.
+        figures: None before its last member has measured.
+    """
+
+    index: int
+    state: ReplicaState
+    places: tuple[Place, ...]
+    is_planned: bool
+    links: tuple[Link, ...] = ()
+    microbatches: int = 0
+    progress: float = 0.0
+    cause: Cause | None = None
+    figures: ReplicaFigures | None = None
+
+
+class Sign(StrEnum):
+    """What a finding is about."""
+
+    LOSS = "loss"
+    AGREEMENT = "agreement"
+    NORM = "norm"
+    ERROR_FEEDBACK = "error feedback"
+    KINDS = "kinds"
+
+
+@dataclass(frozen=True)
+class HealthFinding:
+    """Something unusual in a round, as a sentence with its figures.
+
+    Attributes:
+        of_run: whether it concerns most of the run, and not only single peers or replicas.
+        raises_alarm: whether it alone is a reason to stop.
+        peers: those that it names.
+    """
+
+    sign: Sign
+    sentence: str
+    of_run: bool = False
+    raises_alarm: bool = False
+    peers: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,13 +430,13 @@ class TrainingHealth:
 
     Attributes:
         error_share: median part of error feedback in what members propose, from 0 to 1.
-        findings: sentences about what is unusual.
+        findings: what is unusual.
     """
 
     round_number: int
     stages: tuple[StageHealth, ...]
     error_share: float | None
-    findings: tuple[str, ...]
+    findings: tuple[HealthFinding, ...]
 
 
 @dataclass(frozen=True)
@@ -312,13 +445,15 @@ class RunStatus:
 
     Attributes:
         run: the id of the run.
-        message: one sentence for people: what the run does or waits for.
+        cause: what the run does or waits for.
         rounds_decided: rounds that are decided at every stage.
         stage_rounds_committed: decisions of one (stage, round) that committed payloads.
+        replicas: by index.
         measurements: the newest of each member.
         plan: the newest; None before the run has started.
         anchors_agree: whether no live peer has an anchor that differs from that of the others.
         time: Unix time of the coordinator's clock.
+        parameters: of the model, all stages together.
         round_number: the open round; 0 before the run has started, the number of rounds + 1 after the last.
         round_seconds: since the open round began; 0 while none is open.
         expected_round_seconds: of the open round as a whole, from the last ones; None while nothing tells.
@@ -327,21 +462,25 @@ class RunStatus:
         tokens_committed: tokens whose training is committed.
         pause: None while the run is not paused.
         health: None before a round was judged.
-        alarm: what an alarm has seen, and what the operator may do; "" without one.
+        alarm: what an alarm has seen; None without one, and after the operator has decided to go on.
+        committed_at: Unix time of the last commit; 0 before the first.
+        rollbacks: the last ones, the newest first.
     """
 
     run: str
     spec: RunSpec
     phase: RunPhase
-    message: str
+    cause: Cause
     rounds_decided: int
     stage_rounds_committed: int
     stage_rounds_aborted: int
     peers: tuple[PeerStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
     measurements: tuple[Measurement, ...]
     plan: Plan | None
     anchors_agree: bool
     time: float
+    parameters: int = 0
     round_number: int = 0
     round_seconds: float = 0.0
     expected_round_seconds: float | None = None
@@ -349,7 +488,9 @@ class RunStatus:
     tokens_committed: int = 0
     pause: Pause | None = None
     health: TrainingHealth | None = None
-    alarm: str = ""
+    alarm: Cause | None = None
+    committed_at: float = 0.0
+    rollbacks: tuple[Rollback, ...] = ()
 
     @property
     def heartbeat(self) -> float:
@@ -365,23 +506,51 @@ class RunStatus:
         return f"{committed} stage rounds committed, {aborted} aborted, anchors {anchors}"
 
     @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]:
-        """The replicas whose last member has measured a round, by index."""
-        newest: dict[tuple[int, int], Measurement] = {}
-        # A peer that replaced another one at a position has measured a later round there.
-        for measurement in sorted(self.measurements, key=lambda each: each.round_number):
-            newest[measurement.replica, measurement.position] = measurement
-        by_replica: dict[int, list[Measurement]] = {}
-        for measurement in newest.values():
-            by_replica.setdefault(measurement.replica, []).append(measurement)
-        found = (_replica_status(index, members) for index, members in sorted(by_replica.items()))
-        return tuple(status for status in found if status is not None)
+    def is_stalled(self) -> bool:
+        """Whether the run has begun and cannot go on before a peer joins or returns."""
+        return self.phase is RunPhase.TRAINING and self.cause.code in STALLS
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run is paused and its open round has not begun."""
+        return self.pause is not None and self.pause.holds(self.round_number)
+
+    @property
+    def figures(self) -> dict[int, ReplicaFigures]:
+        """By index: what the replicas have measured, of those that have."""
+        return {each.index: each.figures for each in self.replicas if each.figures is not None}
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all replicas of the newest plan together, each in the newest round that it has measured."""
-        planned = {replica.index for replica in self.plan.replicas} if self.plan else set()
-        return sum(each.tokens_per_second for each in self.replicas if each.index in planned)
+        """Of all replicas of the plan together, each in the newest round that it has measured."""
+        planned = (each.figures for each in self.replicas if each.is_planned)
+        return sum(each.tokens_per_second for each in planned if each)
+
+    @property
+    def validation_loss(self) -> float | None:
+        """The mean over the replicas of the plan, in nats per token; None before a round was measured."""
+        losses = [
+            each.figures.validation_loss
+            for each in self.replicas
+            if each.is_planned and each.figures and each.figures.round_number
+        ]
+        known = [loss for loss in losses if math.isfinite(loss)]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def replicas_planned(self) -> int:
+        """How many replicas the plan of the open round has."""
+        return sum(each.is_planned for each in self.replicas)
+
+    @property
+    def replicas_broken(self) -> int:
+        """How many of them cannot train."""
+        return sum(each.is_planned and each.state is ReplicaState.BROKEN for each in self.replicas)
+
+    @property
+    def activities(self) -> dict[str, int]:
+        """How many peers do what."""
+        return dict(Counter(peer.activity.value for peer in self.peers))
 
     @property
     def steps_done(self) -> int:
@@ -392,22 +561,6 @@ class RunStatus:
         for each in self.measurements:
             done[each.peer] = max(done.get(each.peer, 0), each.round_number * steps)
         return min(done.values(), default=0)
-
-
-def _replica_status(index: int, members: Sequence[Measurement]) -> ReplicaStatus | None:
-    """The sum over `members`, the newest measurement of each position; None without the last member's."""
-    last = next((member for member in members if member.complete), None)
-    if last is None:
-        return None
-    seconds = last.inner_seconds + last.outer_seconds
-    return ReplicaStatus(
-        index=index,
-        members=len(members),
-        round_number=last.round_number,
-        validation_loss=last.validation_loss,
-        tokens_per_second=last.tokens / seconds if seconds else 0.0,
-        **{name: sum(getattr(member, name) for member in members) for name in _BYTE_COUNTS},
-    )
 
 
 def fields_of(measurement: Measurement) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -11,9 +12,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.state.commands import Join
+from coordinator.status.run_status import replica_figures
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.status import PeerStatus, RunPhase, RunStatus
+from protocol.status import (
+    Cause,
+    CauseCode,
+    Measurement,
+    PeerStatus,
+    ReplicaState,
+    ReplicaStatus,
+    RunPhase,
+    RunStatus,
+)
 from protocol.trust.envelope import peer_id_of, sign_descriptor
 from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, Lifecycle, PayloadDescriptor, PeerId, Role
 from tests.support.paths import ROOT
@@ -105,9 +116,14 @@ def tampered(descriptor: PayloadDescriptor) -> PayloadDescriptor:
 
 
 def status_of(
-    round_number: int = 2, inner_step: int = 1, estimates: Estimates | None = None, **spec: Any
+    round_number: int = 2,
+    inner_step: int = 1,
+    estimates: Estimates | None = None,
+    measurements: Sequence[Measurement] = (),
+    **spec: Any,
 ) -> RunStatus:
     """The status of a run with one peer, which trains; `spec` as for :func:`spec_of`."""
+    found = replica_figures(measurements)
     peer = PeerStatus(
         peer=keyed(0).peer,
         role=Role.REPLICA,
@@ -124,12 +140,16 @@ def status_of(
         run=spec_of(**spec).name,
         spec=spec_of(**spec),
         phase=RunPhase.TRAINING,
-        message="training: round 2 of 3",
+        cause=Cause(CauseCode.TRAINING, round_number=2, total=3),
         rounds_decided=1,
         stage_rounds_committed=3,
         stage_rounds_aborted=1,
         peers=(peer,),
-        measurements=(),
+        replicas=tuple(
+            ReplicaStatus(index, ReplicaState.TRAINS, (), is_planned=True, figures=each)
+            for index, each in found.items()
+        ),
+        measurements=tuple(measurements),
         plan=None,
         anchors_agree=True,
         time=1.7e9,

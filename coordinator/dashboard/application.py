@@ -21,16 +21,14 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.dashboard.access import COOKIE_SECONDS, Access
 from coordinator.dashboard.connections import STREAM_PATH
 from coordinator.dashboard.explanations import Explanations
 from coordinator.dashboard.files import StaticFiles
 from coordinator.dashboard.past import Past
-from coordinator.dashboard.queries import Queries, Query
-from coordinator.dashboard.run_record import Record
+from coordinator.dashboard.port import COOKIE_SECONDS, Access
+from coordinator.dashboard.queries import MOST_LETTERS, Queries, Query, Record, shown
 from coordinator.dashboard.source import Source
 from coordinator.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
-from coordinator.dashboard.text import MOST_LETTERS, shown
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class Application:
         self._queries = Queries(threads)
         self._of_peer = past.peer
         self._files = StaticFiles()
-        self.live = LiveRun(source.run_record, self._files.version)
+        self.live = LiveRun(source.event, self._files.version)
         self._templates = Environment(
             loader=PackageLoader("coordinator.dashboard"),
             autoescape=select_autoescape(default=True),
@@ -115,8 +113,8 @@ class Application:
             Route("/round/{round:int}", self._page("round", "Round")),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route(STREAM_PATH, self._events),
-            Route("/api/swarm", self._record("swarm", source.swarm_record)),
-            Route("/api/network", self._record("network", source.network_record)),
+            Route("/api/status", self._record("status", source.whole)),
+            Route("/api/predictions", self._record("predictions", source.predictions)),
             Route("/api/peer", self._peer),
             Route("/api/explain", self._query(questions, explanations.explain)),
             *(
@@ -175,11 +173,10 @@ class Application:
         return answer
 
     def _rendered(self, template: str, request: Request, status: int = 200, **values: Any) -> Response:
-        view_run = self._source.run
         text = self._templates.get_template(template).render(
             static=f"/static/{self._files.version}",
             version=self._files.version,
-            run=shown(view_run, 120),
+            run=shown(self._source.run, 120),
             path=request.scope["path"],
             pages=[(path, label) for path, (_, label) in PAGES.items()],
             styled=self._files.styled,
@@ -241,7 +238,7 @@ class Application:
     async def _peer(self, request: Request) -> Response:
         """The peer as it is now, and its past as far as it is known."""
         peer = request.query_params.get("peer", "")[:MOST_LETTERS]
-        record = self._source.peer_record(peer)
+        record = self._source.peer(peer)
         try:
             past = json.loads(gzip.decompress(await self._queries.answer(self._of_peer, {"peer": peer})))
         except HetnodeError as error:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from coordinator.api.explaining import Explainer
 from coordinator.command_loop import CommandLoop
-from coordinator.dashboard.run_record import Record
-from coordinator.dashboard.text import shown
+from coordinator.dashboard.queries import Record, shown
 from coordinator.explain.facts import MOST_CHARACTERS
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Explanation

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from typing import Any
 
-from coordinator.dashboard.run_record import Record, finite
-from coordinator.dashboard.text import shown
-from coordinator.history.tables import Cause, Contribution, Kind, MemberFigures, Standing
+from coordinator.dashboard.queries import Record, shown
+from coordinator.history.tables import Contribution, Kind, MemberFigures, Omission, Standing
 from coordinator.state.state import State
 from coordinator.state.text import counted, short
+from coordinator.status import document
 from coordinator.storage.history import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail, SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
@@ -26,17 +24,7 @@ _LONG = 1000
 
 def plain(value: Any) -> Any:
     """A record as JSON: text is cut and made printable, figures that are not finite are null."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, str):
-        return shown(value)
-    if isinstance(value, float):
-        return finite(value)
-    if is_dataclass(value):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    return value
+    return document.plain(value, shown)
 
 
 class Past:
@@ -153,7 +141,7 @@ def _contribution(part: Contribution, decision: str = "") -> Record:
 
 def why_not(part: Contribution, decision: str = "") -> str:
     """A sentence: why a payload was not counted; "" if it was, or while the round is open."""
-    if part.cause is None or part.cause == Cause.DECISION:
+    if part.cause is None or part.cause == Omission.DECISION:
         return decision if part.cause else ""
     if part.standing == Standing.MISSING:
         lacked = "" if part.culprit in (None, part.peer) else f"its replica lacked {short(part.culprit)}: "
@@ -163,8 +151,8 @@ def why_not(part: Contribution, decision: str = "") -> str:
 
 
 _WHY_NOT: dict[str, str] = {
-    Cause.UNHELD: "too few members of the group hold its payload",
-    Cause.NO_OFFER: "no offer came before the round closed",
+    Omission.UNHELD: "too few members of the group hold its payload",
+    Omission.NO_OFFER: "no offer came before the round closed",
     Kind.REJECTED: "{by} of the group rejected its payload: {detail}",
     Kind.ARBITRATED: "the coordinator could not use its payload: {detail}",
     Kind.DIVERGED: "its payload starts from another anchor than those of the others",

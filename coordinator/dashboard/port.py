@@ -1,26 +1,67 @@
-"""Where the dashboard listens, and who may read it there.
+"""Where the dashboard listens, what the coordinator's folder says about it, and who may read it.
 
 On loopback everybody on this machine may. Elsewhere a reader needs the token of the run, which lies in the
-coordinator's folder.
+coordinator's folder. A web page of a stranger can make a browser on this machine send requests here, under a
+name that the stranger lets point to 127.0.0.1. The browser then sends that name as Host, so other names than
+those of loopback are refused.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import logging
+import secrets
 import socket
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from coordinator.dashboard.folder import forget_url, token_of, write_url
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.listening import listen_for
 from protocol.trust.host_port import host_port, split_host_port
+from protocol.trust.private_file import write_private
 
 log = logging.getLogger(__name__)
 
+COOKIE_SECONDS = 30 * 86400
 _TRIES = 100
 """Ports after the usual one that are tried when it is taken."""
+_URL_FILE, _TOKEN_FILE = "dashboard-url", "dashboard-token"
+_TOKEN_BYTES = 32
+_NEEDS_TOKEN = "needs a token"
+
+
+def forget_url(folder: Path) -> None:
+    """Nothing is served any more."""
+    (folder / _URL_FILE).unlink(missing_ok=True)
+
+
+def url_in(folder: Path) -> str | None:
+    """The address of the dashboard, without the token; None if none is served."""
+    found = _lines(folder)
+    return found[0] if found else None
+
+
+def url_for_readers(folder: Path) -> str | None:
+    """As :func:`url_in`, with the token where it is needed. It is behind the #, which no browser sends."""
+    found = _lines(folder)
+    if found[1:] != [_NEEDS_TOKEN]:
+        return found[0] if found else None
+    return f"{found[0]}login#{token_of(folder)}"
+
+
+def token_of(folder: Path) -> str:
+    """The token of the run in `folder`, in a file for its owner alone; the first call makes it."""
+    path = folder / _TOKEN_FILE
+    if not path.exists():
+        write_private(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode())
+    return path.read_text().strip()
+
+
+def _lines(folder: Path) -> list[str]:
+    path = folder / _URL_FILE
+    return path.read_text().strip().splitlines() if path.exists() else []
 
 
 class DashboardPort:
@@ -42,7 +83,7 @@ class DashboardPort:
         self.url = f"http://{host_port(host, port)}/"
         self._folder = folder
         self.token = "" if is_loopback else token_of(folder)
-        write_url(folder, self.url, bool(self.token))
+        (folder / _URL_FILE).write_text(f"{self.url}\n{_NEEDS_TOKEN if self.token else ''}\n")
 
     def close(self) -> None:
         """Stop listening, and forget the address."""
@@ -84,3 +125,47 @@ def listen_near(address: str) -> socket.socket | None:
                 return None
     log.warning("there is no dashboard: the ports %d to %d are taken", port, port + _TRIES - 1)
     return None
+
+
+class Access:
+    """The rule of one dashboard.
+
+    Args:
+        token: that readers need; "" admits everybody whose request names a host of loopback.
+        run: the id of the run. Dashboards of several runs at one host have cookies of their own.
+    """
+
+    def __init__(self, token: str, run: str) -> None:
+        self._token = token.encode()
+        self.needs_token = bool(token)
+        self.cookie_name = f"hetnode-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
+        # The token cannot be computed from the cookie.
+        self.cookie = hmac.new(self._token, b"hetnode dashboard", "sha256").hexdigest() if token else ""
+
+    def admits_host(self, host: str) -> bool:
+        """Whether a request with this Host may be answered at all."""
+        return self.needs_token or _is_loopback(host)
+
+    def admits(self, cookie: str | None) -> bool:
+        """Whether a request with this cookie may read."""
+        return not self.needs_token or hmac.compare_digest((cookie or "").encode(), self.cookie.encode())
+
+    def is_token(self, given: str) -> bool:
+        """Whether this is the token; the time that it takes tells nothing about it."""
+        return self.needs_token and hmac.compare_digest(given.strip().encode(), self._token)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether `host`, as in a Host header with or without a port, is a name of this machine's loopback."""
+    if host.startswith("["):
+        name, bracket, rest = host[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return False
+    else:
+        name = host.rpartition(":")[0] or host
+    if name.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

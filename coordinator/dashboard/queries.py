@@ -1,4 +1,4 @@
-"""Questions to the history: in threads, each at most once at a time, and not too many at once."""
+"""Questions of readers: in threads, each at most once at a time, and not too many at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from typing import Any
 
-from coordinator.dashboard.run_record import Record
 from protocol.errors import ErrorCode, HetnodeError
 
+Record = dict[str, Any]
 Query = Callable[[Mapping[str, str]], Record]
 
 _MOST_KEPT, _MOST_WAITING = 64, 32
 _MOST_OPTIONS = 4
-_MOST_LETTERS = 400
+MOST_LETTERS = 400
+"""Of a text of peers, which may be of any length and hold any characters."""
+
+
+def shown(text: str, most: int = MOST_LETTERS) -> str:
+    """`text` with at most `most` letters. Control characters, and those that turn the direction of writing,
+    become spaces. Nothing is escaped: that is for those who make HTML of it.
+    """
+    cut = text[: most + 1]
+    clean = "".join(letter if letter.isprintable() else " " for letter in cut)
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 
 class Queries:
@@ -30,7 +41,7 @@ class Queries:
 
     async def answer(self, query: Query, options: Mapping[str, str]) -> bytes:
         """JSON, compressed. Raises HetnodeError: that of the query; RATE_LIMITED if too many wait."""
-        given = {key[:_MOST_LETTERS]: options[key][:_MOST_LETTERS] for key in [*options][:_MOST_OPTIONS]}
+        given = {key[:MOST_LETTERS]: options[key][:MOST_LETTERS] for key in [*options][:_MOST_OPTIONS]}
         key = (query, tuple(sorted(given.items())))
         made_at, future = self._kept.get(key, (0.0, None))
         if future is None or (future.done() and time.monotonic() - made_at > self._kept_seconds):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from coordinator.dashboard.run_record import Record
+from coordinator.dashboard.queries import Record
 
 log = logging.getLogger(__name__)
 

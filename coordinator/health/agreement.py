@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from coordinator.health.records import HealthFinding, RoundFigures, Sign, by_stage, named_stages, turnover
+from coordinator.health.records import RoundFigures, by_stage, named_stages, turnover
 from coordinator.health.robust import middle, sigmas, spread
 from coordinator.state.text import short
+from protocol.status import HealthFinding, Sign
 from protocol.types import PeerId
 
 RECENT = 5

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from coordinator.health.records import HealthFinding, RoundFigures, Sign, turnover
+from coordinator.health.records import RoundFigures, turnover
 from coordinator.health.robust import sigmas, spread
 from coordinator.state.text import counted, listed
+from protocol.status import HealthFinding, Sign
 
 LEAST_SIGMA = 0.05
 """Of the level. A spike is 30 % above it: noise of 5 % makes none, and a loss that doubles is 20 sigma."""

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.health.compressed import measured_agreement
 from coordinator.health.judge import SIGMAS, WINDOW, judge
-from coordinator.health.records import HealthFinding, Judgement, PayloadFigures, RoundFigures
+from coordinator.health.records import Judgement, PayloadFigures, RoundFigures
 from coordinator.health.summary import summary
 from coordinator.state.events import Event, RunRolledBack
 from coordinator.state.state import State
 from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import is_compressed
-from protocol.status import Measurement, TrainingHealth
+from protocol.status import HealthFinding, Measurement, TrainingHealth
 from protocol.types import PeerId
 
 CALM_ROUNDS = 3

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Sequence
 from statistics import median_low
 
 from coordinator.health.records import (
-    HealthFinding,
     PayloadFigures,
     RoundFigures,
-    Sign,
     by_stage,
     named_stages,
     turnover,
 )
 from coordinator.health.robust import middle, sigmas, spread
 from coordinator.state.text import short
+from protocol.status import HealthFinding, Sign
 
 FACTOR = 4.0
 """Norms differ by less between honest replicas, and from round to round."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
+from protocol.status import HealthFinding
 from protocol.types import PeerId
 
 
@@ -86,33 +86,6 @@ def by_stage(figures: RoundFigures) -> dict[int, list[PayloadFigures]]:
 def named_stages(found: Sequence[int], stages: Sequence[int]) -> str:
     """How a sentence names the stages `found` of `stages`."""
     return f"stage {found[0]}" if len(found) == 1 else f"{len(found)} of {len(stages)} stages"
-
-
-class Sign(StrEnum):
-    """What a finding is about."""
-
-    LOSS = "loss"
-    AGREEMENT = "agreement"
-    NORM = "norm"
-    ERROR_FEEDBACK = "error feedback"
-    KINDS = "kinds"
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    """Something unusual in a round, as a sentence with its figures.
-
-    Attributes:
-        of_run: whether it concerns most of the run, and not only single peers or replicas.
-        raises_alarm: whether it alone is a reason to stop.
-        peers: those that it names.
-    """
-
-    sign: Sign
-    sentence: str
-    of_run: bool = False
-    raises_alarm: bool = False
-    peers: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)

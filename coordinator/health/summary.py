@@ -20,7 +20,7 @@ def summary(figures: RoundFigures, judgement: Judgement) -> TrainingHealth:
         round_number=figures.round_number,
         stages=tuple(_stage(figures, stage) for stage in stages),
         error_share=middle(figures.error_shares),
-        findings=tuple(each.sentence for each in judgement.findings[:MOST_FINDINGS]),
+        findings=judgement.findings[:MOST_FINDINGS],
     )
 
 

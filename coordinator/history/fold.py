@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 from coordinator.history.tables import (
     AdoptedPlan,
     BegunAnew,
-    Cause,
     Change,
     Contribution,
     EstimatePoint,
     JournalLine,
     Kind,
     MemberFigures,
+    Omission,
     Outcome,
     PeerTotals,
     ReplicaRound,
@@ -256,7 +256,7 @@ def _left_out(before: State, where: _Where, owner: PeerId, is_committed: bool) -
     known = before.round_of(stage, round_number)
     rejections = known.rejections.get(owner, {})
     verdict = known.contest.verdicts.get(owner) if known.contest else None
-    cause, detail = Cause.UNHELD if is_committed else Cause.DECISION, None
+    cause, detail = Omission.UNHELD if is_committed else Omission.DECISION, None
     if verdict is not None and verdict.finding is not Finding.HELD:
         found: tuple[str, str | None] = Kind.ARBITRATED, verdict.reason or verdict.finding.value
     elif (owner, stage, round_number - 1, Part.STAGE) in before.diverged:
@@ -265,7 +265,7 @@ def _left_out(before: State, where: _Where, owner: PeerId, is_committed: bool) -
         found = Kind.REJECTED, [*rejections.values()][-1]
     else:
         is_unheld = known.contest is not None and owner in known.contest.left_out
-        found = Cause.UNHELD if is_unheld else cause, detail
+        found = Omission.UNHELD if is_unheld else cause, detail
     words = cut(found[1]) if found[1] else None
     return Contribution(
         *where,

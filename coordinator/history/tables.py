@@ -89,7 +89,7 @@ class Kind(StrEnum):
     ALARM = "alarm"
 
 
-class Cause(StrEnum):
+class Omission(StrEnum):
     """Why a payload is not in a manifest, where no line of the journal says it."""
 
     UNHELD = "not held"
@@ -244,7 +244,7 @@ class Contribution(Row):
         reported_at, reported_sequence: its newest report of the payloads that it holds; `held` is how many.
         nbytes: of the payload that it offered; `tokens`: that the payload stands for, if it was counted.
         cosine, norm: of the payload, as another peer measured it (protocol.status.PayloadAgreement).
-        cause: why it was not counted, as a :class:`Kind` or :class:`Cause`.
+        cause: why it was not counted, as a :class:`Kind` or :class:`Omission`.
         cause_sequence, culprit: the event of the cause, and the peer that the event is about: the owner, or
             another member of its replica. Queries find both in the journal.
         detail: the words of who rejected it, or of the coordinator. `rejections`: by so many members.

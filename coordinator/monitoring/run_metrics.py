@@ -16,13 +16,12 @@ from coordinator.api.public_server import PublicServer
 from coordinator.api.run_records import RunRecords
 from coordinator.command_loop import CommandLoop
 from coordinator.state.state import State
-from coordinator.status.messages import stall_message
 from coordinator.status.run_status import run_status
 from coordinator.storage.metrics import PEER_CHANGES
 from protocol.algorithm.batch import work_of
 from protocol.errors import ErrorCode
 from protocol.server.metrics import Figure, Metric, disk_free
-from protocol.status import Measurement, RunPhase, RunStatus
+from protocol.status import STALLS, Measurement, RunPhase, RunStatus
 from protocol.types import Lifecycle, Role
 
 RUN = Metric(
@@ -202,7 +201,7 @@ def _run(status: RunStatus, state: State) -> Iterator[Figure]:
     yield COMMITTED.of(status.stage_rounds_committed)
     yield ABORTED.of(status.stage_rounds_aborted)
     yield ROLLBACKS.of(len(state.restored))
-    yield STALLED.of(bool(stall_message(state)))
+    yield STALLED.of(status.cause.code in STALLS)
     yield PAUSED.of(status.pause is not None)
     yield AGREE.of(status.anchors_agree)
 
@@ -226,7 +225,7 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
     phases = {index: state.phase_seconds.get(index, ()) for index in planned}
     if seconds := [work_of(state.spec, planned[each]) * known[-1] for each, known in phases.items() if known]:
         yield ROUND_SECONDS.of(max(seconds))
-    measured = {str(each.index): each for each in status.replicas if each.index in planned}
+    measured = {str(each.index): each.figures for each in status.replicas if each.is_planned and each.figures}
     yield MEASURED_ROUND, {(index,): each.round_number for index, each in measured.items()}
     yield VALIDATION_LOSS, {(index,): each.validation_loss for index, each in measured.items()}
     yield SPEED, {(index,): each.tokens_per_second for index, each in measured.items()}
@@ -254,7 +253,7 @@ def _replicas(status: RunStatus, state: State) -> Iterator[Figure]:
 
 def _health(status: RunStatus) -> Iterator[Figure]:
     """Of the newest round that was judged: labels are bounded by the stages of the run."""
-    yield ALARM.of(bool(status.alarm))
+    yield ALARM.of(status.alarm is not None)
     health = status.health
     if health is None:
         return

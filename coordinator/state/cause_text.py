@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.state.text import counted, listed, short
 from protocol.roles import POLICIES
-from protocol.status import STALLS, Cause, CauseCode
+from protocol.status import STALLS, Cause, CauseCode, RunStatus
 from protocol.types import Pause, PausedBy, PeerId
 
 
@@ -127,6 +127,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         f"the run keeps {counted(it.count, 'stage peer')} as spares before another pipeline trains"
     ),
     CauseCode.NEXT_PLAN: lambda it: "the next plan includes it",
+    CauseCode.ALARM: lambda it: alarm_text(it.detail, it.count),
 }
 
 
@@ -157,3 +158,9 @@ def alarm_text(reason: str, last_healthy: int) -> str:
     # Anchors are kept of some rounds only.
     offer = "'hetnode rollback' lists the rounds to which the run can go back."
     return f"{reason} The last healthy round was {last_healthy}. {offer}"
+
+
+def status_text(status: RunStatus) -> str:
+    """What the run of `status` does or waits for."""
+    committed, aborted = status.stage_rounds_committed, status.stage_rounds_aborted
+    return run_text(status.cause, status.pause, committed, aborted)

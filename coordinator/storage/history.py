@@ -20,12 +20,12 @@ from typing import Any, Protocol, TypeVar
 from coordinator.history.tables import (
     SELECTED,
     AdoptedPlan,
-    Cause,
     Contribution,
     EstimatePoint,
     JournalLine,
     Kind,
     MemberFigures,
+    Omission,
     PeerTotals,
     RoundRow,
     Row,
@@ -529,7 +529,7 @@ def _with_cause(db: sqlite3.Connection, part: Contribution) -> Contribution:
             return replace(
                 part, cause=line.kind, cause_sequence=line.sequence, culprit=line.peer, detail=line.text
             )
-    return replace(part, cause=Cause.NO_OFFER, cause_sequence=until)
+    return replace(part, cause=Omission.NO_OFFER, cause_sequence=until)
 
 
 def _decided(db: sqlite3.Connection, part: Contribution) -> tuple[int, int]:

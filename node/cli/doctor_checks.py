@@ -15,6 +15,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from coordinator.placement.cost_model import memory_needed, stage_parameters
+from coordinator.state.cause_text import status_text
 from node import command_runner
 from node.extras import require_for_data
 from node.ipc.channel import start_child
@@ -245,7 +246,7 @@ async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, 
     asked = time.time()
     status = await fetch_status(address, tls)
     offset = status.time - (asked + time.time()) / 2
-    answer = ok("coordinator", f"run {status.run} at {address}: {status.message}")
+    answer = ok("coordinator", f"run {status.run} at {address}: {status_text(status)}")
     text = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the coordinator's"
     if abs(offset) <= _CLOCK_SECONDS:
         return status, [answer, ok("clock", text)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from coordinator.state.cause_text import cause_text
 from node.cli.doctor_checks import Finding, NodeSettings, ok, problem, warning
 from node.net.address_trial import AddressTrial, Place, try_addresses
 from node.net.joining import local_address_towards
@@ -18,7 +19,7 @@ from node.relay.keeper import round_trip
 from node.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import PeerStatus, RunStatus
+from protocol.status import CauseCode, PeerStatus, RunStatus
 from protocol.trust.host_port import host_port
 from protocol.trust.reachability import Addresses, Reached
 from protocol.types import Lifecycle, PeerId, Reachability, Role
@@ -150,17 +151,19 @@ def running_finding(status: RunStatus, node: PeerStatus) -> Finding:
     replicas = status.plan.replicas if status.plan is not None else ()
     places = [each for replica in replicas for each in replica.members if each.peer == node.peer]
     where = next((f" at {each.endpoint}" for each in places if each.endpoint), "")
+    is_cut_off = node.cause is not None and node.cause.code is CauseCode.LINK_CLOSED
+    trouble = cause_text(node.cause) if node.cause and is_cut_off else node.problem
     match node.reachability:
         case Reachability.OPEN:
             found = f"runs ({node.role}); others reach it{where}"
         case Reachability.RELAYED:
             found = f"runs ({node.role}); others reach it through a relay{where}"
         case _:
-            why = f": {node.problem}" if node.problem else ""
+            why = f": {trouble}" if trouble else ""
             return warning("node", f"runs ({node.role}); others do not reach it{why}", _FORWARD)
-    if node.problem:
+    if trouble:
         return warning(
-            "node", f"{found}; {node.problem}", "See the node's log; the run goes on without that link."
+            "node", f"{found}; {trouble}", "See the node's log; the run goes on without that link."
         )
     return ok("node", found)
 

@@ -81,8 +81,9 @@ def _sentence(state: GuestState) -> str:
 
 def _coordinator_health(folder: Path) -> str:
     """A sentence about the coordinator that is well. Raises HetnodeError if its API does not answer."""
+    from coordinator.state.cause_text import status_text  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     address, operator = credentials.load_operator(folder)
     status = command_runner.run(fetch_status(address, operator, _ANSWER_SECONDS))
-    return f"the coordinator answers: {status.rounds_decided} rounds are decided; {status.message}"
+    return f"the coordinator answers: {status.rounds_decided} rounds are decided; {status_text(status)}"

@@ -75,11 +75,11 @@ def stored_run(run: str | None) -> Path | None:
 
 
 def _show(status: RunStatus, as_json: bool, live: bool) -> None:
+    from coordinator.status.document import document  # noqa: PLC0415
     from node.views.status import as_of_note, status_view  # noqa: PLC0415
-    from protocol.wire.status_json import status_data  # noqa: PLC0415
 
     if as_json:
-        typer.echo(json.dumps({"live": live, **status_data(status)}, allow_nan=False))
+        typer.echo(json.dumps({"live": live, **document(status)}, allow_nan=False))
         return
     notes = [] if live else [as_of_note(status, time.time())]
     Console(highlight=False).print(status_view(status, live, notes))

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.state.cause_text import cause_text
 from node.views.text import as_text
 from protocol.status import RunStatus, StageHealth, TrainingHealth
 
@@ -18,7 +19,7 @@ _ALARM_CHARACTERS = 1000
 def alarm_line(status: RunStatus) -> Iterator[Text]:
     """What the alarm has seen, if there is one."""
     if status.alarm:
-        yield as_text(f"ALARM: {status.alarm}", "bold red", _ALARM_CHARACTERS)
+        yield as_text(f"ALARM: {cause_text(status.alarm)}", "bold red", _ALARM_CHARACTERS)
 
 
 def health_view(health: TrainingHealth | None) -> Iterator[RenderableType]:
@@ -28,8 +29,8 @@ def health_view(health: TrainingHealth | None) -> Iterator[RenderableType]:
     share = "" if health.error_share is None else f", error feedback {health.error_share:.0%}"
     usual = "" if health.findings else ": nothing unusual"
     yield as_text(f"training in round {health.round_number}{share}{usual}")
-    for sentence in health.findings[:_MOST_FINDINGS]:
-        yield as_text(sentence, "yellow")
+    for finding in health.findings[:_MOST_FINDINGS]:
+        yield as_text(finding.sentence, "yellow")
     if hidden := len(health.findings) - _MOST_FINDINGS:
         yield from [Text(f"and {hidden} more", "yellow")] * (hidden > 0)
     if any(stage.payloads > 1 for stage in health.stages):

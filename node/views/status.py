@@ -10,13 +10,14 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.state.cause_text import cause_text, status_text
 from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
 from protocol.algorithm.batch import batch_of, learning_rate_factor
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
-from protocol.status import PeerStatus, RunPhase, RunStatus
+from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus
 from protocol.types import Estimates, Lifecycle, Replica
 
 _WIDE = 110
@@ -45,7 +46,7 @@ def status_view(status: RunStatus, live: bool = True, notes: Sequence[Renderable
     return Group(
         *notes,
         as_text(f"run {status.run}", "bold"),
-        as_text(status.message),
+        as_text(status_text(status)),
         *alarm_line(status),
         progress_line(status),
         Text(rounds_line(status), "" if status.anchors_agree else "bold red"),
@@ -95,13 +96,17 @@ def batch_part(spec: RunSpec, replicas: Sequence[Replica]) -> str:
 def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:
     """A line for each thing to know about a peer; problems first."""
     notes = [(peer, peer.problem, "red") for peer in peers if peer.problem]
-    notes += [(peer, peer.message, "yellow") for peer in peers if peer.message]
+    notes += [(peer, *_cause_note(peer.cause)) for peer in peers if peer.cause]
     notes += [(peer, f"is called {peer.name}", "") for peer in peers if peer.name]
     notes += [(peer, f"{peer.role}, {peer.role_reason}", "") for peer in peers if peer.role_reason]
     for peer, sentence, style in notes[:_MOST_NOTES]:
         yield Text.assemble((short_id(peer.peer), "bold"), " ", (plain(sentence), style))
     if len(notes) > _MOST_NOTES:
         yield Text(f"and {len(notes) - _MOST_NOTES} more: 'hetnode status --json' has all", "bright_black")
+
+
+def _cause_note(cause: Cause) -> tuple[str, str]:
+    return cause_text(cause), "red" if cause.code is CauseCode.LINK_CLOSED else "yellow"
 
 
 class PeerTable:
@@ -165,12 +170,12 @@ def replica_table(status: RunStatus) -> Table:
     table.add_column("payloads per round", no_wrap=True)
     table.add_column("k", no_wrap=True)
     links = {each.index: each.links for each in status.plan.replicas} if status.plan else {}
-    for replica in status.replicas:
+    for index, replica in status.figures.items():
         # Most pipelines have one k for all links, and some have hundreds of links.
-        ks = sorted({link.k for link in links.get(replica.index, ())}, key=width_order)
+        ks = sorted({link.k for link in links.get(index, ())}, key=width_order)
         members = "full" if replica.members == 1 else f"{replica.members} members"
         table.add_row(
-            f"{replica.index} ({members})",
+            f"{index} ({members})",
             str(replica.round_number),
             f"{replica.validation_loss:.4f}",
             f"{replica.tokens_per_second:,.0f}" if replica.tokens_per_second else "",

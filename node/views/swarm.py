@@ -20,7 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.dashboard.folder import url_in
+from coordinator.dashboard.port import url_in
+from coordinator.state.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
 from node.ipc.template import own_template
@@ -107,19 +108,20 @@ class SwarmView:
             if (dashboard := url_in(self.folder)) is not None:
                 self._console.print(f"dashboard {dashboard}", markup=False)
         self._progress.update(self._task, completed=status.steps_done)
-        live.update(Group(replica_table(status), status.message, self._progress))
+        live.update(Group(replica_table(status), status_text(status), self._progress))
         if not self._console.is_terminal:
             self._print_round(status)
 
     def _print_round(self, status: RunStatus) -> None:
         """Without a terminal: print one line for each round that every replica has measured."""
         measured = {measurement.replica for measurement in status.measurements}
-        if not measured or len(status.replicas) < len(measured):
+        figures = status.figures
+        if not measured or len(figures) < len(measured):
             return
-        round_number = min(replica.round_number for replica in status.replicas)
+        round_number = min(each.round_number for each in figures.values())
         if round_number > self._shown_round:
             self._shown_round = round_number
-            losses = ", ".join(f"replica {r.index} {r.validation_loss:.4f}" for r in status.replicas)
+            losses = ", ".join(f"replica {i} {each.validation_loss:.4f}" for i, each in figures.items())
             self._console.print(f"round {round_number} of {self.spec.rounds}: validation loss {losses}")
 
     def _summarise(self, history: run_history.History, seconds: float) -> None:

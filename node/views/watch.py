@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.state.cause_text import cause_text, status_text
+from coordinator.status.facts import facts_of
 from node.guest.control import GuestState
 from node.guest.sensors import Gpu
 from node.monitoring.report import NodeReport, Rates
@@ -58,14 +60,25 @@ def run_view(status: RunStatus, losses: Losses, width: int) -> RenderableType:
         table.add_row("round", *_round_progress(status, room))
         table.add_row("steps", *_step_progress(status, room))
     return Group(
-        as_text(status.message, "bold"),
+        as_text(status_text(status), "bold"),
         "",
         table,
         "",
         Text(rounds_line(status), "" if status.anchors_agree else "bold red"),
         "",
         _loss_table(status, losses, width),
+        "",
+        _facts(status),
     )
+
+
+def _facts(status: RunStatus) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(style=_DIM, no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in facts_of(status).items():
+        table.add_row(label, as_text(text))
+    return table
 
 
 def _round_progress(status: RunStatus, width: int) -> tuple[Text, str]:
@@ -106,7 +119,7 @@ def _loss_table(status: RunStatus, losses: Losses, width: int) -> RenderableType
     for name in ("replica", "loss", "best", "tokens/s"):
         table.add_column(name, justify="right" if name != "replica" else "left", no_wrap=True)
     table.add_column("validation loss by round", no_wrap=True)
-    measured = {replica.index: replica for replica in status.replicas}
+    measured = status.figures
     for index in sorted(measured.keys() | losses.keys()):
         values = [loss for _, loss in losses.get(index, ()) if isfinite(loss)]
         newest = measured.get(index)
@@ -126,7 +139,7 @@ def swarm_view(status: RunStatus, own: str = "") -> RenderableType:
     peers = {str(peer.peer): peer for peer in status.peers}
     lines: list[RenderableType] = []
     if status.plan is None:
-        lines.append(as_text(status.message))
+        lines.append(as_text(status_text(status)))
     shown = set[str]()
     for replica in _replicas(status.plan):
         lines.append(_replica_line(status, replica))
@@ -146,8 +159,7 @@ def swarm_view(status: RunStatus, own: str = "") -> RenderableType:
 
 def _replica_line(status: RunStatus, replica: Replica) -> Text:
     line = Text(replica.name, "bold").append(" full" if len(replica.members) == 1 else " pipeline", _DIM)
-    newest = next((each for each in status.replicas if each.index == replica.index), None)
-    if newest is not None:
+    if (newest := status.figures.get(replica.index)) is not None:
         line.append(f"  round {newest.round_number}, loss {newest.validation_loss:.4f}")
         line.append(f", {count(newest.tokens_per_second)} tokens/s")
         if newest.link_bytes_sent:
@@ -280,7 +292,7 @@ def _share(status: RunStatus | None, report: NodeReport) -> Text:
         has = f"{what} of {replica.name} (weight {weight:.0%})"
         return Text(f"{work * stages:.0%} of the work: {has}")
     own = next((peer for peer in status.peers if peer.peer == report.peer), None) if status else None
-    return as_text(own.message if own and own.message else "no place in the plan")
+    return as_text(cause_text(own.cause) if own and own.cause else "no place in the plan")
 
 
 def _rate(rate: float, limit: float, total: int, width: int) -> Text:

@@ -180,10 +180,10 @@ class WatchApp(App[None]):
     def _note_status(self, status: RunStatus, live: bool) -> None:
         self._status, self._is_live, self._is_stored = status, live, not live
         self._status_at = self._clock()
-        for replica in status.replicas:
-            known = self._losses.setdefault(replica.index, [])
-            if not known or known[-1][0] < replica.round_number:
-                known.append((replica.round_number, replica.validation_loss))
+        for index, figures in status.figures.items():
+            known = self._losses.setdefault(index, [])
+            if not known or known[-1][0] < figures.round_number:
+                known.append((figures.round_number, figures.validation_loss))
                 del known[:-_MOST_ROUNDS]
 
     async def _follow_node(self, node: NodeControl) -> None:

@@ -23,6 +23,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
+from protocol.status import RunStatus
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.names import COORDINATOR_NAME
@@ -31,6 +32,7 @@ from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb
 from protocol.wire.operator_calls import IssueInvite
 from protocol.wire.rpc_errors import error_from_rpc
+from protocol.wire.status import status_from_pb
 from protocol.wire.typed_calls import Request
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.dial_back import believe
@@ -155,9 +157,8 @@ class Running:
             reply: pb.EnrollReply = await stub.Enroll(enroll_request(peer, invite, **changes))
             return reply
 
-    async def status(self) -> pb.StatusReply:
-        reply: pb.StatusReply = await self.stub(None).Status(pb.StatusRequest())
-        return reply
+    async def status(self) -> RunStatus:
+        return status_from_pb(await self.stub(None).Status(pb.StatusRequest()))
 
     async def settle(self, stage: int, round_number: int, *peers: Keyed) -> list[pb.DecisionReply]:
         await asyncio.gather(*(self._offer(peer, stage, round_number) for peer in peers))

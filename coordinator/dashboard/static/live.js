@@ -86,7 +86,7 @@ function again() {
   waiting = setTimeout(connect, retry * (0.7 + 0.6 * Math.random()));
   retry = Math.min(15000, retry * 1.6);
   // An expired sign-in looks like a lost connection.
-  fetch("/api/network", { method: "HEAD" }).then((answer) => {
+  fetch("/api/predictions", { method: "HEAD" }).then((answer) => {
     if (answer.status === 401) location.href = "/login";
   }, () => {});
 }

@@ -35,7 +35,7 @@ export class LossChart {
 
   // Losses change with rounds: a new one is asked for, and no more than every two seconds.
   async run(run) {
-    const newest = Math.max(run.decided, 0, ...run.replicas.map((each) => each.round));
+    const newest = Math.max(run.rounds_decided, 0, ...run.replicas.map((each) => each.figures?.round_number || 0));
     if (newest === this.at || this.asking) return;
     this.asking = true;
     try {

@@ -12,5 +12,11 @@ const STATES = {
 };
 
 export const waits = (peer) => peer.waits.map((each) => WAITS[each] || each).join(", ");
-export const state = (peer) => (peer.excluded ? [peer.excluded.startsWith("banned") ? "banned" : "quarantine", "bad"] : STATES[peer.state] || [peer.state, ""]);
-export const dot = (peer) => el("i", { class: `dot ${peer ? (peer.excluded ? "bad" : peer.state) : "gone"}` });
+const EXCLUSIONS = { banned: "banned", quarantined: "quarantine" };
+
+export const state = (peer) => (peer.exclusion ? [EXCLUSIONS[peer.exclusion], "bad"] : STATES[peer.activity] || [peer.activity, ""]);
+export const dot = (peer) => el("i", { class: `dot ${peer ? (peer.exclusion ? "bad" : peer.activity) : "gone"}` });
+export const excluded = (peer) => (peer.exclusion === "quarantined" ? "in quarantine" : peer.exclusion && ["banned", peer.exclusion_reason].filter(Boolean).join(": "));
+export const seen = (peer, time) => time - peer.seconds_since_seen;
+export const busy = (measured) => (measured?.round_number && measured.inner_seconds ? Math.min(1, measured.compute_seconds / measured.inner_seconds) : null);
+export const stagesOf = (stages) => (stages.length === 1 ? `stage ${stages[0]}` : `stages ${stages[0]}-${stages[stages.length - 1]}`);

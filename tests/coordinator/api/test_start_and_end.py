@@ -15,6 +15,7 @@ from coordinator import app
 from coordinator.state import apply_rounds
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.status import CauseCode
 from protocol.wire.convert.payloads import decision_from_pb
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import Running, metrics, running
@@ -37,7 +38,7 @@ async def test_a_restart_on_the_same_folder_goes_on_where_it_was(tmp_path: Path)
         decisions = await first.settle(0, 1, A, B)
         await asyncio.gather(first.match(A, 1, 1), first.match(B, 1, 1))
         lost = first.report(A, 1, 1, A, B)
-        while "reports of replica-1 at stage 1" not in (await first.status()).sentence:
+        while (await first.status()).cause.code is not CauseCode.REPORTS_LACKING:
             assert not lost.done()
         watch = first.stub(A).Watch(pb.WatchRequest(peer=A.peer))
         await watch.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dashboard.access import Access
+from coordinator.dashboard.port import Access
 
 TOKEN = "a-token"
 

@@ -56,8 +56,8 @@ async def test_200_slow_clients_and_garbage_do_not_disturb_run_or_readers(tmp_pa
         for number in range(1, 4):
             await run.settle(0, number, A, B)
             await run.settle(1, number, A, B)
-        record = await asyncio.to_thread(reader.until, decided=3)
-        assert record["committed"] == 6
+        record = await asyncio.to_thread(reader.until, rounds_decided=3)
+        assert record["stage_rounds_committed"] == 6
         assert (await ask(tmp_path, "/")).status == 200
         reader.close()
         for client in slow:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from coordinator.dashboard.folder import token_of, url_in
+from coordinator.dashboard.port import token_of, url_in
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import running
@@ -77,13 +77,13 @@ async def test_nothing_else_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "NONSENSE"])
 async def test_it_is_read_only(tmp_path: Path, method: str) -> None:
     async with running(spec_of(), tmp_path, dashboard=LOOPBACK):
-        for path in ("/", "/api/swarm", "/events"):
+        for path in ("/", "/api/status", "/events"):
             assert (await ask(tmp_path, path, method)).status == 405
 
 
 async def test_a_foreign_name_for_this_machine_reads_nothing(tmp_path: Path) -> None:
     async with running(spec_of(), tmp_path, dashboard=LOOPBACK):
-        for path in ("/", "/api/swarm", "/events", "/login"):
+        for path in ("/", "/api/status", "/events", "/login"):
             assert (await ask(tmp_path, path, host="evil.example")).status == 421
             assert (await ask(tmp_path, path, host="evil.example/login?")).status in (400, 421)
 
@@ -92,10 +92,10 @@ async def test_beyond_loopback_readers_need_the_token(tmp_path: Path) -> None:
     async with running(spec_of(), tmp_path, dashboard=EVERYWHERE):
         token = token_of(tmp_path)
         assert (await ask(tmp_path, "/")).headers["location"] == "/login"
-        for path in ("/api/swarm", "/api/losses", "/events"):
+        for path in ("/api/status", "/api/losses", "/events"):
             assert (await ask(tmp_path, path)).status == 401
         # The Host must not be able to make another path of it.
-        assert (await ask(tmp_path, "/api/swarm", host="x/login?")).status in (400, 401)
+        assert (await ask(tmp_path, "/api/status", host="x/login?")).status in (400, 401)
         assert (await ask(tmp_path, "/login")).status == 200
         wrong = await ask(tmp_path, "/login", "POST", urlencode({"token": "wrong"}))
         assert wrong.status == 403
@@ -108,8 +108,8 @@ async def test_beyond_loopback_readers_need_the_token(tmp_path: Path) -> None:
         assert token not in cookie
         signed_in = cookie.partition(";")[0]
         assert (await ask(tmp_path, "/", cookie=signed_in)).status == 200
-        assert (await ask(tmp_path, "/api/swarm", cookie=signed_in)).json["peers"] == []
-        assert (await ask(tmp_path, "/api/swarm", cookie=f"{signed_in}0")).status == 401
+        assert (await ask(tmp_path, "/api/status", cookie=signed_in)).json["peers"] == []
+        assert (await ask(tmp_path, "/api/status", cookie=f"{signed_in}0")).status == 401
 
 
 async def test_the_token_is_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,13 +128,13 @@ async def test_readers_get_the_run_at_once_and_then_each_change(tmp_path: Path) 
         await run.join(A)
         await run.join(B)
         training = await asyncio.to_thread(reader.until, phase="training")
-        assert training["peers"] == {"trains": 2}
+        assert training["activities"] == {"trains": 2}
         assert training["events"][0]["text"]
-        swarm = (await ask(tmp_path, "/api/swarm")).json
-        assert {each["peer"] for each in swarm["peers"]} == {A.peer, B.peer}
-        assert (await ask(tmp_path, f"/api/peer?peer={A.peer}")).json["peer"]["state"] == "trains"
+        status = (await ask(tmp_path, "/api/status")).json
+        assert {each["peer"] for each in status["peers"]} == {A.peer, B.peer}
+        assert (await ask(tmp_path, f"/api/peer?peer={A.peer}")).json["peer"]["activity"] == "trains"
         assert (await ask(tmp_path, "/api/peer?peer=nobody")).json["peer"] is None
-        assert len((await ask(tmp_path, "/api/network")).json["replicas"]) == 2
+        assert set((await ask(tmp_path, "/api/predictions")).json) == {"0", "1"}
         reader.close()
 
 

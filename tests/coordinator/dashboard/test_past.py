@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.dashboard.past import MOST_LOSS_REPLICAS, Past, plain, why_not
 from coordinator.dashboard.queries import Queries
-from coordinator.history.tables import Cause, Contribution, Kind, Outcome, StageRow, Standing
+from coordinator.history.tables import Contribution, Kind, Omission, Outcome, StageRow, Standing
 from coordinator.state.state import State
 from coordinator.storage.history import CreditOrder, LossPoint, Page, SqliteHistory
 from protocol.errors import ErrorCode, HetnodeError
@@ -63,9 +63,9 @@ def test_records_become_json() -> None:
     ("standing", "cause", "culprit", "text"),
     [
         (Standing.COUNTED, None, None, ""),
-        (Standing.LEFT_OUT, Cause.DECISION, "a", "of the decision"),
+        (Standing.LEFT_OUT, Omission.DECISION, "a", "of the decision"),
         (Standing.LEFT_OUT, Kind.REJECTED, "a", "1 member of the group rejected its payload: words"),
-        (Standing.MISSING, Cause.NO_OFFER, None, "no offer came before the round closed"),
+        (Standing.MISSING, Omission.NO_OFFER, None, "no offer came before the round closed"),
         (Standing.MISSING, Kind.LOST, "a", "words"),
         (Standing.MISSING, Kind.LOST, "b", "its replica lacked ..b: words"),
     ],
@@ -74,7 +74,7 @@ def test_a_sentence_says_why_a_payload_is_not_counted(
     standing: Standing, cause: str | None, culprit: str | None, text: str
 ) -> None:
     peer = PeerId(culprit) if culprit else None
-    detail = None if cause == Cause.NO_OFFER else "words"
+    detail = None if cause == Omission.NO_OFFER else "words"
     part = Contribution(1, 0, PeerId("a"), 0, standing, cause=cause, culprit=peer, detail=detail)
     assert why_not(part, "of the decision") == text
 

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dashboard import folder as dashboard_folder
-from coordinator.dashboard.port import DashboardPort, dashboard_listener, listen, listen_near
+from coordinator.dashboard.port import (
+    DashboardPort,
+    dashboard_listener,
+    listen,
+    listen_near,
+    url_for_readers,
+    url_in,
+)
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.ports import free_port
 
@@ -51,9 +57,9 @@ async def test_none_is_wanted() -> None:
 def test_on_loopback_there_is_no_token(tmp_path: Path) -> None:
     port = DashboardPort(listen("127.0.0.1:0"), tmp_path)
     assert port.token == ""
-    assert dashboard_folder.url_in(tmp_path) == dashboard_folder.url_for_readers(tmp_path) == port.url
+    assert url_in(tmp_path) == url_for_readers(tmp_path) == port.url
     port.close()
-    assert dashboard_folder.url_in(tmp_path) is None
+    assert url_in(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,9 +68,9 @@ def test_beyond_loopback_the_address_has_a_token_that_only_its_owner_reads(tmp_p
     (secret,) = (path for path in tmp_path.iterdir() if "token" in path.name)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert len(port.token) > 40
-    assert dashboard_folder.url_in(tmp_path) == port.url
+    assert url_in(tmp_path) == port.url
     assert port.token not in port.url
-    assert dashboard_folder.url_for_readers(tmp_path) == f"{port.url}login#{port.token}"
+    assert url_for_readers(tmp_path) == f"{port.url}login#{port.token}"
     port.close()
     again = DashboardPort(listen("0.0.0.0:0"), tmp_path)
     assert again.token == port.token, "readers stay signed in over a restart"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dashboard.text import shown
+from coordinator.dashboard.queries import shown
 
 
 def test_control_characters_and_direction_marks_become_spaces() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.health.judge import SIGMAS, WINDOW, judge
-from coordinator.health.records import Judgement, PayloadFigures, RoundFigures, Sign
+from coordinator.health.records import Judgement, PayloadFigures, RoundFigures
+from protocol.status import Sign
 from protocol.types import PeerId
 from tests.coordinator.health.rounds import (
     PEERS,

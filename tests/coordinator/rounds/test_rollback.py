@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.dashboard.health_record import health_record
-from coordinator.dashboard.view import RunView, phase_of
 from coordinator.rounds.attestation import locate, record_of, settled_digest
 from coordinator.rounds.rollback import restorable_rounds
 from coordinator.state.apply import replay
@@ -16,7 +14,8 @@ from coordinator.state.state import State
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
-from protocol.types import Part, PausedBy
+from protocol.status import ReplicaState
+from protocol.types import Part, PausedBy, Rollback
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import Run, attest, play_round, play_rounds, started_and_attested
 from tests.support.explaining import Asked, text_of
@@ -209,6 +208,6 @@ def test_explanations_and_pages_say_so(run: Run) -> None:
     assert "so it restores the anchors after round 2: the loss has risen" in text_of(ask(5))
     assert "offered nothing" not in text_of(ask(5))
     assert "aborted" not in text_of(ask("now"))
-    view = RunView(run.state, run_status(run.state, (), run.now, run.now))
-    assert {phase_of(view, each)[0] for each in view.replicas} == {"paused"}
-    assert health_record(view)["rollbacks"] == [{"round": 5, "restores": 2}]
+    status = run_status(run.state, (), run.now, run.now)
+    assert {each.state for each in status.replicas} == {ReplicaState.PAUSED}
+    assert status.rollbacks == (Rollback(5, 2),)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.dashboard.view import RunView, phase_of
 from coordinator.history.tables import Outcome
 from coordinator.state.commands import Attest, Await, Offer, Report
 from coordinator.state.events import (
@@ -23,7 +22,7 @@ from coordinator.status.causes import run_cause
 from coordinator.status.event_levels import log_level
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
-from protocol.status import CauseCode
+from protocol.status import CauseCode, ReplicaState
 from tests.builders import anchor_of, keyed
 from tests.support.coordinator_run import (
     Run,
@@ -143,8 +142,8 @@ def test_a_member_that_is_silent_in_all_its_turns_loses_its_assignment() -> None
 def test_a_replica_exchanges_when_the_group_of_the_due_stage_is_closed(run: Run) -> None:
     for peer in (A, B):
         offer(run, peer, peer.payload(run.spec, 1, 1))
-    view = RunView(run.state, run_status(run.state, (), run.now, run.now))
-    assert {phase_of(view, each)[0] for each in view.replicas} == {"exchanges"}
+    status = run_status(run.state, (), run.now, run.now)
+    assert {each.state for each in status.replicas} == {ReplicaState.EXCHANGES}
 
 
 def test_a_full_replica_has_its_whole_line_for_the_due_stage(run: Run) -> None:

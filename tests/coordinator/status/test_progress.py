@@ -8,7 +8,7 @@ from coordinator.state.apply import replay
 from coordinator.state.commands import Heartbeat
 from coordinator.state.state import KEPT_DURATIONS, State
 from coordinator.status.run_status import run_status
-from protocol.status import RunPhase, RunStatus, Wait
+from protocol.status import CauseCode, RunPhase, RunStatus, Wait
 from protocol.types import Role
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_run import Run, joined_run, leave, measure, settle
@@ -89,7 +89,8 @@ def test_what_a_peer_waits_for_is_forgotten_when_it_leaves(run: Run) -> None:
 def test_a_peer_without_an_assignment_is_told_why() -> None:
     run = joined_run(spec_of(1, 2, rounds=ROUNDS), *[Role.REPLICA] * 3)
     *training, late = shown(run).peers
-    assert not any(peer.message for peer in training)
-    assert late.message.startswith("following the rounds of stage 0: ")
+    assert not any(peer.cause for peer in training)
+    assert late.cause is not None
+    assert (late.cause.code, late.cause.stages) == (CauseCode.FOLLOWS, (0,))
     leave(run, keyed(2))
-    assert not shown(run).peers[-1].message
+    assert shown(run).peers[-1].cause is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.tables import AdoptedPlan, Cause, Kind, Outcome, Standing
+from coordinator.history.tables import AdoptedPlan, Kind, Omission, Outcome, Standing
 from coordinator.state.commands import Await, Report, Tick
 from coordinator.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundCommitted
 from coordinator.storage.history import CreditOrder, Page, SqliteHistory
@@ -150,7 +150,7 @@ def test_an_aborted_round_gives_its_reason_to_all_offers(tmp_path: Path) -> None
     detail = history_of(run, tmp_path).round(1)
     assert detail is not None
     assert detail.stages[0].summary.reason == decision.reason
-    assert [each.cause for each in detail.stages[0].contributions] == [Cause.DECISION] * 2
+    assert [each.cause for each in detail.stages[0].contributions] == [Omission.DECISION] * 2
     assert {each.standing for each in detail.stages[0].contributions} == {Standing.LEFT_OUT}
     assert detail.summary.tokens == 0
 

@@ -66,7 +66,7 @@ def test_the_status_is_that_of_the_newest_event(folder: Path, run: Run) -> None:
     assert status.time == run.state.latest_at
     assert status.run == authority().run_id(run.spec)
     assert {peer.peer: peer.round_number for peer in status.peers} == {keyed(0).peer: 2, keyed(1).peer: 0}
-    assert math.isnan(status.replicas[0].validation_loss)
+    assert math.isnan(status.figures[0].validation_loss)
 
 
 def test_a_log_that_a_coordinator_holds_is_read_and_not_disturbed(folder: Path, run: Run) -> None:

@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from coordinator.state.cause_text import cause_text
 from node.cli.doctor_checks import Finding, Severity
 from node.cli.doctor_reach import (
     Nat,
@@ -21,10 +22,10 @@ from node.net.address_trial import AddressTrial, Place
 from node.router.interface import Forwarding
 from node.router.nat_pmp import NatPmpRouter
 from node.router.port_mapping import Mapped, PortMapping
-from protocol.status import PeerStatus, RunPhase, RunStatus
+from protocol.status import Cause, CauseCode
 from protocol.trust.reachability import NOT_REACHED, Addresses, Reached
-from protocol.types import Capacity, Estimates, Lifecycle, Reachability, Role
-from tests.builders import keyed, spec_of
+from protocol.types import Reachability, Role
+from tests.builders import keyed, status_of
 
 HERE, ROUTER = "192.168.1.10", "44.10.0.101"
 OPEN = Reach(
@@ -127,24 +128,15 @@ def test_relays_are_listed_by_their_distance() -> None:
 
 
 def test_of_a_node_that_runs_the_coordinator_is_believed() -> None:
-    peer = PeerStatus(
-        keyed(1).peer,
-        Role.STAGE,
-        Lifecycle.READY,
-        1,
-        0,
-        1.0,
-        "",
-        Estimates(Capacity("cpu", 2**30, 2)),
-        Reachability.OPEN,
-    )
-    status = RunStatus("run", spec_of(), RunPhase.TRAINING, "", 0, 0, 0, (peer,), (), None, True, 0.0)
+    status = status_of()
+    peer = replace(status.peers[0], role=Role.STAGE, problem="")
     assert running_finding(status, peer).found == "runs (stage); others reach it"
     assert (
         "through a relay" in running_finding(status, replace(peer, reachability=Reachability.RELAYED)).found
     )
-    link = running_finding(status, replace(peer, problem="cannot open its link"))
-    assert (link.severity, "cannot open" in link.found) == (Severity.WARNING, True)
+    closed = Cause(CauseCode.LINK_CLOSED, peers=(peer.peer, keyed(1).peer), detail="no answer")
+    link = running_finding(status, replace(peer, cause=closed))
+    assert (link.severity, cause_text(closed) in link.found) == (Severity.WARNING, True)
     alone = running_finding(status, replace(peer, reachability=Reachability.DIAL_ONLY, problem="no answer"))
     assert (alone.severity, alone.found) == (
         Severity.WARNING,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.types import Pause, PausedBy
 from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, running
@@ -40,7 +41,7 @@ async def test_a_run_is_paused_and_goes_on(run: Running) -> None:
     status, out, _ = await hetnode("run", "pause", folder)
     assert status == 0
     assert out.startswith("the run was paused already, by the operator: a [bold]spike[/]\n")
-    assert "PAUSED by its operator: a [bold]spike[/]" in (await run.status()).sentence
+    assert (await run.status()).pause == Pause(2, PausedBy.OPERATOR, "a [bold]spike[/]")
     assert await hetnode("run", "resume", folder) == (0, "the run goes on\n", "")
     assert await hetnode("run", "resume", folder) == (0, "the run was not paused\n", "")
 
@@ -57,7 +58,7 @@ async def test_a_reason_that_is_no_sentence_is_refused(run: Running, reason: str
     status, _, errors = await hetnode("run", "pause", str(run.folder), "--reason", reason)
     assert status == 5
     assert "[bad-request]" in errors
-    assert not (await run.status()).HasField("pause")
+    assert (await run.status()).pause is None
 
 
 async def test_a_rollback_is_listed_confirmed_and_decided(run: Running) -> None:
@@ -81,7 +82,7 @@ async def test_a_rollback_is_listed_confirmed_and_decided(run: Running) -> None:
     status, out, _ = await hetnode("rollback", folder, "--to", "0")  # nobody answers the question
     assert status != 0
     assert "This undoes 1 round (" in out
-    assert not (await run.status()).HasField("pause")
+    assert (await run.status()).pause is None
     assert await hetnode("rollback", folder, "--to", "0", "--yes", "--reason", "a [red]spike[/]") == (
         0,
         "round 2 is a rollback to round 0\nthe run is paused; 'hetnode run resume' lets it go on\n",

@@ -19,6 +19,7 @@ from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.relay.exposed import RelayedService
+from protocol.status import CauseCode
 from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, RelayAddress, Role
 from protocol.wire.operator_calls import BanPeer
@@ -79,7 +80,7 @@ async def test_nodes_learn_of_the_relays_of_a_run(tmp_path: Path) -> None:
             assert await relays_of(client, 1) == (own,)
             status = await run.status()
             assert [peer.role for peer in status.peers if peer.lifecycle != "gone"] == ["replica"]
-            assert status.sentence.startswith("waiting for 1 more full replica")
+            assert status.cause.code is CauseCode.PEERS_LACKING
 
 
 async def test_a_relay_that_is_stopped_before_it_learns_of_its_admission_leaves(

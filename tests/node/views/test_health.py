@@ -7,13 +7,13 @@ from dataclasses import replace
 from rich.console import Console
 
 from node.views.status import status_view
-from protocol.status import StageHealth, TrainingHealth
+from protocol.status import Cause, CauseCode, HealthFinding, Sign, StageHealth, TrainingHealth
 from tests.builders import status_of
 
 STAGE = StageHealth(0, 4, 0.058, -0.029, 0.061, None, 0.054, 0.032, 0.39, 0.21)
 
 
-def shown(health: TrainingHealth | None, alarm: str = "") -> list[str]:
+def shown(health: TrainingHealth | None, alarm: Cause | None = None) -> list[str]:
     console = Console(width=80)
     with console.capture() as captured:
         console.print(status_view(replace(status_of(), health=health, alarm=alarm)))
@@ -43,7 +43,9 @@ def test_stages_that_agree_least_are_shown_in_80_columns() -> None:
 
 
 def test_alarm_and_findings_are_text() -> None:
-    text = " ".join(shown(TrainingHealth(9, (STAGE,), None, ("[red]x\x1b[0m",) * 9), "[b]rose"))
+    finding = HealthFinding(Sign.LOSS, "[red]x\x1b[0m")
+    alarm = Cause(CauseCode.ALARM, round_number=9, detail="[b]rose")
+    text = " ".join(shown(TrainingHealth(9, (STAGE,), None, (finding,) * 9), alarm))
     assert "ALARM: [b]rose" in text
     assert "[red]x" in text
     assert "\x1b" not in text

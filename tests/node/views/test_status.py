@@ -13,7 +13,7 @@ from node.views.status import as_of_note, batch_part, progress_line, replica_tab
 from node.views.text import bar, count, duration, megabits
 from node.views.watch import sparkline
 from protocol.spec.resolve import resolve
-from protocol.status import Measurement, RunPhase, Wait
+from protocol.status import Cause, CauseCode, Measurement, RunPhase, Wait
 from protocol.types import (
     Capacity,
     Dialer,
@@ -59,7 +59,7 @@ def test_a_replaced_member_no_longer_counts_in_its_replica() -> None:
         measurement("former", 5, 0, 500_000),
         measurement("last", 9, 1, 1000),
     )
-    text = shown(replica_table(replace(status_of(), measurements=measurements)))
+    text = shown(replica_table(status_of(measurements=measurements)))
     assert "1 (2 members)" in text
     assert "2.0 kB  8x" in text
 
@@ -71,13 +71,12 @@ def test_the_k_of_the_links_of_a_replica_is_shown(ks: tuple[int, ...], text: str
     members = tuple(Member(PeerId(f"m{i}"), StageRange(i, i + 1), "h:1") for i in range(1 + len(ks)))
     replica = Replica(1, members, tuple(Link(k, Dialer.UPSTREAM) for k in ks))
     measurements = tuple(measurement(f"m{i}", 9, i, 1000) for i in range(2))
-    status = replace(status_of(), plan=Plan(1, 1, 0, (replica,), "test"), measurements=measurements)
+    status = replace(status_of(measurements=measurements), plan=Plan(1, 1, 0, (replica,), "test"))
     assert shown(replica_table(status)).splitlines()[-1].rstrip().endswith(f" {text}")
 
 
 def test_a_replica_without_a_measurement_of_its_last_member_has_no_row() -> None:
-    status = replace(status_of(), measurements=(measurement("first", 9, 0, 1000),))
-    assert status.replicas == ()
+    assert not status_of(measurements=[measurement("first", 9, 0, 1000)]).figures
 
 
 def test_the_status_shows_peers_their_speed_and_what_the_run_does() -> None:
@@ -91,7 +90,7 @@ def test_the_status_shows_peers_their_speed_and_what_the_run_does() -> None:
         "250 ms/microbatch",
         "40.0 Mb/s up, 80.0 down, 20 ms",
         "8.0 Mb/s from friend",
-        status.message,
+        "training: round 2 of 3",
         "3 stage rounds committed, 1 aborted, anchors agree",
     ):
         assert part in text
@@ -99,7 +98,7 @@ def test_the_status_shows_peers_their_speed_and_what_the_run_does() -> None:
 
 def test_the_status_fits_a_small_terminal() -> None:
     measured = tuple(measurement(name, 9, at, 123_456) for at, name in enumerate(("first", "last")))
-    status = replace(status_of(estimates=FAST), measurements=measured, round_number=2)
+    status = replace(status_of(estimates=FAST, measurements=measured), round_number=2)
     peer = replace(
         status.peers[0],
         waits=tuple(Wait),
@@ -142,11 +141,11 @@ def test_what_peers_write_is_shown_as_text_and_cut(hostile: str) -> None:
         status.peers[0],
         problem=hostile,
         role_reason=hostile,
-        message=hostile,
+        cause=Cause(CauseCode.NO_PLACEMENT, detail=hostile),
         assignment=hostile,
         peer=hostile,
     )
-    text = shown(status_view(replace(status, message=hostile, run=hostile, peers=(peer,))), width=80)
+    text = shown(status_view(replace(status, cause=peer.cause, run=hostile, peers=(peer,))), width=80)
     assert len(text) < 6000
     assert "\x1b" not in text.replace("\x1b[0m", "")
     assert "\u202e" not in text

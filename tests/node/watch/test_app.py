@@ -15,7 +15,7 @@ from node.monitoring.report import NodeReport
 from node.views.watch import swarm_view
 from node.watch.app import VIEWS, WatchApp
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import Measurement, RunPhase, RunStatus
+from protocol.status import Cause, CauseCode, Measurement, RunPhase, RunStatus
 from protocol.types import Dialer, Lifecycle, Link, Member, Plan, Replica, StageRange
 from tests.builders import keyed, status_of
 from tests.support.watching import AWAY, ScriptedNode, ScriptedRun
@@ -26,8 +26,6 @@ HOSTILE = "[bold]x[/bold] [/] \x1b[31m\x1b]0;t\x07 " + "y" * 100_000
 
 def running(**changes: object) -> RunStatus:
     """A full replica, a pipeline of two, and a spare."""
-    status = status_of(rounds=10)
-    (one,) = status.peers
     plan = Plan(
         *(1, 1, 0),
         (
@@ -41,13 +39,14 @@ def running(**changes: object) -> RunStatus:
         "the first plan",
     )
     measurement = Measurement(A, 1, 0, 0, 2.0, 1.75, 640, 10.0, 2.0, complete=True, compute_seconds=5.0)
+    status = status_of(rounds=10, measurements=[measurement])
+    (one,) = status.peers
     peers = tuple(replace(one, peer=peer, problem="", role_reason="") for peer in (A, B, C))
-    spare = replace(peers[0], peer=keyed(3).peer, lifecycle=Lifecycle.SYNCING, message="waiting as a spare")
+    spare = replace(peers[0], peer=keyed(3).peer, lifecycle=Lifecycle.SYNCING, cause=Cause(CauseCode.SPARE))
     found = replace(
         status,
         plan=plan,
         peers=(*peers, spare),
-        measurements=(measurement,),
         round_number=2,
         round_seconds=30.0,
         expected_round_seconds=45.0,
@@ -146,7 +145,7 @@ async def test_a_lost_connection_is_said_and_the_view_stays_and_recovers() -> No
         assert "Connection to the coordinator lost" in text
         assert "training: round 2 of 3" in text
         assert "not connected" in text
-        run.now = running(message="training: round 3 of 3", rounds_decided=2)
+        run.now = running(cause=Cause(CauseCode.TRAINING, round_number=3, total=3), rounds_decided=2)
         await asked(pilot)
         text = screen_of(app)
         assert "lost" not in text
@@ -316,10 +315,9 @@ async def test_q_ends_the_view() -> None:
 
 @pytest.mark.parametrize("view", "1234")
 async def test_what_others_write_is_text(view: str) -> None:
-    status = running(message=HOSTILE, run=HOSTILE)
-    peers = tuple(
-        replace(peer, problem=HOSTILE, message=HOSTILE, role_reason=HOSTILE) for peer in status.peers
-    )
+    cause = Cause(CauseCode.NO_PLACEMENT, detail=HOSTILE)
+    status = running(cause=cause, run=HOSTILE)
+    peers = tuple(replace(peer, problem=HOSTILE, cause=cause, role_reason=HOSTILE) for peer in status.peers)
     node = ScriptedNode(
         NodeReport(peer=A, device=HOSTILE, activity=HOSTILE, waits=(HOSTILE,)), (HOSTILE,), HOSTILE
     )

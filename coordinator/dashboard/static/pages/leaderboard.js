@@ -45,11 +45,11 @@ let shown = -1;
 let asking = false;
 onRun(async (run) => {
   document.title = `Leaderboard · ${run.spec.name}`;
-  if (asking || shown === run.committed) return;
+  if (asking || shown === run.stage_rounds_committed) return;
   asking = true;
   try {
     draw(await get(`/api/credits?order=${encodeURIComponent(order)}&skip=${skip}`));
-    shown = run.committed;
+    shown = run.stage_rounds_committed;
   } catch (error) {
     if (shown < 0) show(list, card("Leaderboard", el("p", { class: "quiet" }, `It cannot be shown: ${error.message}`)));
   } finally {

@@ -5,7 +5,7 @@ import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { cosine, findingsAbout, norm } from "../health.js";
 import { get, now, onRun } from "../live.js";
-import { dot, state, waits } from "../peers.js";
+import { busy, dot, excluded, seen, state, waits } from "../peers.js";
 
 const peer = decodeURIComponent(location.pathname.split("/").pop());
 const page = document.getElementById("page");
@@ -22,32 +22,33 @@ reason.hidden = true;
 const chart = new Chart(body);
 const REASONS = { offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
 
-function hero(is, past) {
+function hero({ peer: is, past, time }) {
   const summary = past?.summary;
   const what = is ? state(is) : summary ? [summary.is_here ? "here" : "gone", summary.is_here ? "good" : "bad"] : ["not known", "bad"];
   return card("",
     el("div", { class: "hero-head" }, el("h1", {}, dot(is), is?.name || f.short(peer)), badge(...what)),
     el("p", { class: "quiet mono" }, peer),
     is && el("p", { class: "hero-message" }, [
-      is.assignment || `role ${is.role}`, is.waits.length ? `waits for ${waits(is)}` : "", `heard of ${f.ago(is.seen, now())}`,
+      is.assignment || `role ${is.role}`, is.waits.length ? `waits for ${waits(is)}` : "", `heard of ${f.ago(seen(is, time), now())}`,
     ].filter(Boolean).join(" · ")),
     !is && !summary && el("p", { class: "quiet" }, "No peer of this name has joined this run."),
-    is?.excluded && el("p", { class: "why" }, f.sentence(is.excluded)),
+    is?.exclusion && el("p", { class: "why" }, f.sentence(excluded(is))),
     is?.problem && el("p", { class: "why" }, f.sentence(is.problem)),
-    is?.why && el("p", {}, f.sentence(is.why)),
+    is?.cause && el("p", { class: is.cause.code === "link-closed" ? "why" : null }, f.sentence(is.message)),
     is?.role_reason && el("p", { class: "quiet" }, `Role ${is.role}, chosen by the coordinator: ${is.role_reason}`));
 }
 
 function tiles(found) {
   const is = found.peer;
+  const able = is?.estimates.capacity;
   const credit = found.past?.summary?.credit;
   return el("div", { class: "tiles" },
     credit && tile("Tokens", f.scaled(credit.stage_tokens), "committed, per stage"),
     credit && tile("Stage rounds", f.count(credit.stage_rounds), credit.stage_rounds ? `rounds ${f.count(credit.first_round)} to ${f.count(credit.last_round)}` : "that counted"),
     credit && tile("Payloads", f.bytes(credit.payload_bytes), `and ${f.bytes(credit.link_bytes)} on links`),
-    is && tile("Computes", f.flops(is.flops), is.device),
-    is && tile("Up / down", `${f.rate(is.uplink)} / ${f.rate(is.downlink)}`, is.round_trip ? `${f.milliseconds(is.round_trip)} to the coordinator` : `reached: ${is.reached}`),
-    is && tile("Busy", f.percent(is.busy), "of its last inner phase"),
+    is && tile("Computes", f.flops(able.flops || null), able.device),
+    is && tile("Up / down", `${f.rate(able.uplink || null)} / ${f.rate(able.downlink || null)}`, able.round_trip ? `${f.milliseconds(able.round_trip)} to the coordinator` : `reached: ${is.reachability}`),
+    is && tile("Busy", f.percent(busy(found.measurement)), "of its last inner phase"),
     is && tile("Strikes", f.count(found.past?.summary?.strikes ?? is.strikes), f.plural(found.past?.summary?.failures ?? is.failures, "failure"), is.strikes ? "bad" : ""));
 }
 
@@ -83,7 +84,7 @@ function changes(rows) {
 }
 
 function draw(found) {
-  show(head, hero(found.peer, found.past), tiles(found));
+  show(head, hero(found), tiles(found));
   const past = found.past;
   show(lists, past ? [el("div", { class: "two" }, changes(past.changes), measured(past.figures)), contributions(past.contributions)]
     : found.problem && el("p", { class: "quiet" }, `Its past is not shown: ${found.problem}`));
@@ -100,7 +101,7 @@ function draw(found) {
 let asking = false;
 onRun(async (run) => {
   document.title = `Peer ${f.short(peer)}`;
-  const findings = findingsAbout(run.health, peer);
+  const findings = findingsAbout(run, peer);
   show(unusual, findings.length > 0 && card("Unusual in its training", el("ul", { class: "sentences" },
     findings.map((each) => el("li", { class: "finding", "data-key": each }, told(each))))));
   if (asking) return;

@@ -98,12 +98,12 @@ let asking = false;
 onRun(async (run) => {
   document.title = `Round ${number} · ${run.spec.name}`;
   // A round that was decided long ago does not change.
-  const key = number > run.decided - 2 ? `${run.committed} ${run.aborted} ${run.round} ${run.message}` : "decided";
-  why.ask(number < run.decided - 2);
+  const key = number > run.rounds_decided - 2 ? `${run.stage_rounds_committed} ${run.stage_rounds_aborted} ${run.round_number} ${run.message}` : "decided";
+  why.ask(number < run.rounds_decided - 2);
   if (asking || key === done) return;
   asking = true;
   try {
-    draw(await get(`/api/round?round=${number}`), run.rounds);
+    draw(await get(`/api/round?round=${number}`), run.spec.rounds);
     done = key;
     reason.hidden = false;
   } catch (error) {

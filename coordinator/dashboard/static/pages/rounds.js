@@ -44,7 +44,7 @@ let shown = "";
 let asking = false;
 onRun(async (run) => {
   document.title = `Rounds · ${run.spec.name}`;
-  const newest = `${run.committed} ${run.aborted} ${run.round}`;
+  const newest = `${run.stage_rounds_committed} ${run.stage_rounds_aborted} ${run.round_number}`;
   if (asking || newest === shown || (given && shown)) return;
   asking = true;
   try {

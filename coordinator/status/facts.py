@@ -1,0 +1,57 @@
+"""The facts about a run that every face shows as they are: a label and a text each.
+
+The dashboard, ``hetnode watch`` and ``hetnode status --json`` show whatever is in :data:`FACTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coordinator.state.text import counted
+from protocol.algorithm.batch import batch_of, learning_rate_factor
+from protocol.status import RunStatus
+
+
+def _model(status: RunStatus) -> str:
+    model = status.spec.model
+    return (
+        f"{status.parameters:,} parameters: {model.layers} layers of width {model.width}, "
+        f"vocabulary {model.vocabulary:,}, context {model.context:,}"
+    )
+
+
+def _round(status: RunStatus) -> str:
+    inner, stages = status.spec.inner, counted(status.spec.swarm.stages, "stage")
+    batches = f"{inner.microbatches} microbatch{'' if inner.microbatches == 1 else 'es'}"
+    return f"{counted(inner.steps, 'inner step')} of {batches}, {stages}"
+
+
+def _batch(status: RunStatus) -> str:
+    if status.plan is None:
+        return "none yet"
+    spec, replicas = status.spec, status.plan.replicas
+    wanted = f" of {spec.global_batch:,}" if spec.grouping.batch == "constant" else ""
+    factor = learning_rate_factor(spec, replicas)
+    slower = f"; the learning rate is {factor:.2f} times as high" if factor < 1 else ""
+    return f"{batch_of(spec, replicas):,}{wanted} samples of all replicas in an inner step{slower}"
+
+
+def _plan(status: RunStatus) -> str:
+    plan = status.plan
+    return "none yet" if plan is None else f"{plan.epoch}, since round {plan.from_round}: {plan.reason}"
+
+
+FACTS: dict[str, Callable[[RunStatus], str]] = {
+    "Model": _model,
+    "Round": _round,
+    "Batch": _batch,
+    "Plan": _plan,
+    "Specification": lambda status: status.spec.hash,
+    "Run": lambda status: status.run,
+}
+"""By label, in the order in which they are shown. A new fact is a line here."""
+
+
+def facts_of(status: RunStatus) -> dict[str, str]:
+    """The text of each fact."""
+    return {label: text(status) for label, text in FACTS.items()}

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from math import inf
 
 from coordinator.placement.cost_model import Survey, chain_time
-from coordinator.placement.initial_chains import form_chains
-from coordinator.placement.initial_placement import initial_plan
+from coordinator.placement.start import form_pipelines, initial_plan
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.spec.resolve import resolve
@@ -100,7 +99,7 @@ def main() -> None:
         )
         survey = Survey({each.peer: each.capacity for each in peers})
         began = time.perf_counter()
-        chains = form_chains(spec, survey, peers, pipelines)
+        chains = form_pipelines(spec, survey, peers, pipelines)
         seconds = time.perf_counter() - began
         if isinstance(chains, Waiting):
             print(f"{count:5}{pipelines:11}{stages:8}{seconds:18.2f}  {chains.sentence}")

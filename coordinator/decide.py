@@ -13,7 +13,7 @@ from coordinator.health.alarm import raise_alarm
 from coordinator.health.compressed import weigh_compressed
 from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
-from coordinator.placement.vacancies import reserve_assignments
+from coordinator.placement.reservations import reserve_assignments
 from coordinator.rounds import pausing
 from coordinator.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.rounds.rollback import roll_back

@@ -7,7 +7,7 @@ from math import inf
 
 from coordinator.explain.facts import Facts, duration, middle, rounds_before, say, times
 from coordinator.explain.predictions import outlook_of, prediction_sentences
-from coordinator.placement.vacancies import is_spare
+from coordinator.placement.reservations import is_spare
 from coordinator.rounds.deadlines import closes_at
 from coordinator.rounds.phases import expected_seconds
 from coordinator.rounds.rounds import is_stalled

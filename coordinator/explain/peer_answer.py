@@ -15,9 +15,9 @@ from coordinator.explain.facts import (
     told,
 )
 from coordinator.membership.strikes import STRIKE_ROUNDS, STRIKES_TO_QUARANTINE
-from coordinator.placement.eligibility import is_synced, least_synced, peer_rests_until, replica_rests_until
 from coordinator.placement.obstacles import obstacles
-from coordinator.placement.vacancies import Vacancies, is_spare
+from coordinator.placement.reservations import Vacancies, is_spare
+from coordinator.placement.rules import is_synced, least_synced, peer_rests_until, replica_rests_until
 from coordinator.state import events
 from coordinator.state.cause_text import cause_text
 from coordinator.state.state import Peer, State

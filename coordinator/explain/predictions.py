@@ -12,9 +12,8 @@ from itertools import pairwise
 from coordinator.explain.facts import Facts, duration, gigaflops, megabits, say, with_short_ids
 from coordinator.forecast.forecast import Forecast, ReplicaForecast, forecast
 from coordinator.placement.cost_model import Survey, survey_of
-from coordinator.placement.eligibility import fits, is_synced, may_be_neighbours
-from coordinator.placement.links import links_between, member_of
 from coordinator.placement.predict import predict
+from coordinator.placement.rules import fits, is_synced, links_between, may_be_neighbours, member_of
 from coordinator.state.state import Peer, State
 from coordinator.state.text import counted, short
 from protocol.spec.link import width_order

@@ -42,10 +42,11 @@ from coordinator.forecast.exchange_traffic import (
     snapshot_traffic,
 )
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.initial_placement import initial_plan
 from coordinator.placement.predict import Prediction, predict
+from coordinator.placement.rules import largest_share
 from coordinator.placement.schedule import StepTime
-from coordinator.placement.shares import batch_in_time, fair_shares, largest_share
+from coordinator.placement.start import initial_plan
+from coordinator.placement.tuning import batch_in_time, fair_shares
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.algorithm import embedding_snapshot

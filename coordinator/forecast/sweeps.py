@@ -11,7 +11,7 @@ from typing import Literal
 
 from coordinator.forecast.forecast import Forecast, forecast, shared_out
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.links import links_between
+from coordinator.placement.rules import links_between
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Member, PeerId, Replica, StageRange
 

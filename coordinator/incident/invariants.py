@@ -6,10 +6,8 @@ replay of a recorded log.
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.shares import is_whole
+from coordinator.placement.rules import violations
 from coordinator.rounds.attestation import settled_digest
 from coordinator.state.apply_rounds import owners_of
 from coordinator.state.events import (
@@ -28,7 +26,6 @@ from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
 from protocol.algorithm.compressed_weight import weighed
 from protocol.algorithm.sampling import sample_range
-from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
@@ -39,7 +36,6 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     Plan,
-    Replica,
     ReservedAssignment,
 )
 
@@ -213,61 +209,13 @@ class Invariants:
         _require(fits, f"{reserved.peer} gets stages {reserved.stages}, which need {needed} bytes")
 
     def _check_plan(self, before: State, plan: Plan) -> None:
-        newest, what = before.plans[-1], f"plan {plan.epoch}"
-        _require(plan.epoch == newest.epoch + 1, f"{what} follows plan {newest.epoch}")
-        _require(plan.from_round >= newest.from_round, f"{what} begins before the plan before it")
-        absent = before.absent.get(newest.epoch, frozenset())
-        former = {replica.index: replica for replica in newest.replicas}
-        assigned = [member.peer for replica in plan.replicas for member in replica.members]
-        _require(len(set(assigned)) == len(assigned), f"{what} assigns a peer twice")
-        for replica in plan.replicas:
-            members = [member.peer for member in replica.members]
-            same = former.get(replica.index)
-            stands = same is not None and members == [m.peer for m in same.members]
-            self._check_chain(what, before, replica)
-            if not stands or absent.intersection(members):
-                self._check_members(what, before, plan, replica)
-        _require(is_whole(self._spec, plan.replicas), f"{what} does not divide the batch")
+        for broken in violations(before, plan):
+            raise InvariantBroken(f"plan {plan.epoch}: {broken}")
         for replica, right in zip(
             plan.replicas, weighed(self._spec, plan.replicas, before.compressed.weight), strict=True
         ):
             fits = replica.weight == right.weight
-            _require(fits, f"{what}: {replica.name} weighs {replica.weight}, not {right.weight}")
-        for replica in newest.replicas:
-            members = [member.peer for member in replica.members]
-            # A peer with a new role has a reservation elsewhere.
-            kept = [before.reservations.get(peer) for peer in members]
-            keep_theirs = all(each is not None and each.replica == replica.index for each in kept)
-            could_stay = keep_theirs and all(p not in absent and before.peers[p].is_staying for p in members)
-            stays = set(members) <= set(assigned) or "takes the place of" in plan.reason
-            _require(not could_stay or stays, f"{what} drops members of {replica.name}")
-        _require(bool(plan.reason), f"{what} has no reason")
-
-    def _check_chain(self, what: str, before: State, replica: Replica) -> None:
-        stages = [stage for member in replica.members for stage in member.stages]
-        _require(stages == list(range(self._stages)), f"{what}: {replica.name} has the stages {stages}")
-        linked = all(one.endpoint or other.endpoint for one, other in pairwise(replica.members))
-        _require(linked, f"{what}: two neighbours of {replica.name} can only dial")
-        ks = [width_order(link.k) for link in replica.links]
-        narrowest, widest = (width_order(self._spec.link.possible_ks[at]) for at in (0, -1))
-        possible = all(narrowest <= k <= widest for k in ks)
-        _require(possible, f"{what}: {replica.name} has a link whose k the run does not allow")
-        gone = [member.peer for member in replica.members if not before.peers[member.peer].is_live]
-        _require(not gone, f"{what} assigns {gone}, which are gone")
-
-    def _check_members(self, what: str, before: State, plan: Plan, replica: Replica) -> None:
-        """Members of a chain that is new or was broken have followed the rounds."""
-        for position, member in enumerate(replica.members):
-            known, reserved = before.peers[member.peer], before.reservations.get(member.peer)
-            _require(known.is_staying, f"{what} assigns {member.peer}, which does not stay")
-            fits = reserved is not None and reserved.stages == member.stages
-            _require(fits, f"{what} gives {member.peer} other stages than were reserved for it")
-            self._check_memory(
-                before, ReservedAssignment(member.peer, replica.index, position, member.stages)
-            )
-            rounds = before.synced.get(member.peer, {})
-            behind = [s for s in member.stages if rounds.get(s, -1) < max(0, plan.from_round - 2)]
-            _require(not behind, f"{what} assigns {member.peer}, which is behind at the stages {behind}")
+            _require(fits, f"plan {plan.epoch}: {replica.name} weighs {replica.weight}, not {right.weight}")
 
     def _check_plans_kept(self, state: State) -> None:
         kept, oldest = len(state.plans), state.current_round - KEPT_DECISIONS

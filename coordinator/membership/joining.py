@@ -8,9 +8,9 @@ from coordinator.membership.invites import permitted_role
 from coordinator.membership.reachability import check_claims
 from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.placement.cost_model import relay_uplinks
-from coordinator.placement.initial_placement import initial_plan, lacking, measuring
+from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
-from coordinator.placement.vacancies import Vacancies, reserve_assignments
+from coordinator.placement.start import initial_plan, lacking, measuring
 from coordinator.state.apply import apply
 from coordinator.state.cause_text import lacking_text
 from coordinator.state.commands import Join

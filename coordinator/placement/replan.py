@@ -1,4 +1,4 @@
-"""Makes the next plan from the assignments that are reserved for peers.
+"""Makes the next plan: from the assignments that are reserved for peers, then faster by moves.
 
 All replicas have bit-equal anchors after a round, so a peer can replace another one with the same stages at
 once. A replica that has lost a member, or whose member drains, goes on with a spare that has followed the
@@ -12,21 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import isclose
 
-from coordinator.placement.eligibility import (
+from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch, survey_of
+from coordinator.placement.obstacles import member_obstacle, obstacles
+from coordinator.placement.rules import (
+    can_be_neighbours,
+    delivered_work,
+    filled_replicas,
     fits,
+    has_moved,
     is_synced,
+    links_between,
     may_be_neighbours,
+    member_of,
     peer_rests_until,
     replica_rests_until,
+    share_limits,
 )
-from coordinator.placement.links import can_be_neighbours, links_between, member_of
-from coordinator.placement.obstacles import member_obstacle, obstacles
-from coordinator.placement.rebalance import Rebalance
+from coordinator.placement.search import ExchangeMoves, exchange_members
+from coordinator.placement.tuning import fit_k, share_out
 from coordinator.state.cause_text import cause_text, member_text
-from coordinator.state.state import Peer, State
+from coordinator.state.state import Peer, State, peers_of
 from coordinator.state.text import (
     Waiting,
     compressed_weight_text,
@@ -38,7 +47,7 @@ from coordinator.state.text import (
 from protocol.algorithm.batch import work_of
 from protocol.algorithm.compressed_weight import factor_in, is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
-from protocol.types import Member, Plan, Replica, ReservedAssignment
+from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
 
 ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
@@ -72,7 +81,7 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
     # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
-    replicas, rebalanced = Rebalance(state, from_round).run(replicas, is_settled=is_same)
+    replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
     replicas, reweighed = _weigh(state, replicas)
     if is_same and replicas == list(newest.replicas):
         return None
@@ -101,7 +110,7 @@ def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
     unbroken = (
         _at_present_addresses(state, replica)
         for replica in newest.replicas
-        if not any(member.peer in absent or _has_moved(state, replica, member) for member in replica.members)
+        if not any(member.peer in absent or has_moved(state, replica, member) for member in replica.members)
         and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
     )
     return {
@@ -109,16 +118,6 @@ def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
         for replica in unbroken
         if all(can_be_neighbours(one, other) for one, other in pairwise(replica.members))
     }
-
-
-def _has_moved(state: State, replica: Replica, member: Member) -> bool:
-    """Whether a member that stays has another position reserved, because its role has changed."""
-    reserved = state.reservations.get(member.peer)
-    is_elsewhere = reserved is not None and (reserved.replica, reserved.stages) != (
-        replica.index,
-        member.stages,
-    )
-    return is_elsewhere and state.peers[member.peer].is_staying
 
 
 def _at_present_addresses(state: State, replica: Replica) -> Replica:
@@ -226,6 +225,85 @@ def _rebuilt_replica(state: State, index: int, chain: ReservedChain) -> Replica:
     return replace(former, members=members, links=links_between(members, [link.k for link in former.links]))
 
 
+def _improved(
+    state: State, replicas: Sequence[Replica], from_round: int, is_settled: bool
+) -> tuple[list[Replica], list[str]]:
+    """`replicas` with faster members, k and shares, and sentences that say what changes and why.
+
+    These changes move no state, since anchors are bit-equal on all replicas after a round; where nothing is
+    measured, nothing changes. Members change places only if `is_settled`, which means that no replica comes
+    or goes with this plan, and only after a first commit, since no share could follow before.
+    """
+    spec, survey, delivered = state.spec, survey_of(state), delivered_work(state)
+    newest = state.plans[-1].replicas
+    pause = from_round - state.rebalanced_at
+    may_change = not state.rebalanced_at or pause >= spec.grouping.settle_rounds
+    result, reasons = list(replicas), list[str]()
+    if is_settled and may_change and delivered:
+        movable = [each.index for each in result if _may_exchange(state, each, from_round)]
+        moves = ExchangeMoves(
+            spec,
+            survey,
+            result,
+            movable,
+            _spares(state, from_round),
+            lambda member, members_left: fits(state, member.peer, member.stages, members_left),
+            partial(may_be_neighbours, state),
+        )
+        result, exchanges = exchange_members(spec, result, moves)
+        reasons += [exchanges] if exchanges else []
+    result, widths = fit_k(spec, survey, result, {each.index for each in newest}, from_round)
+    reasons += [listed(widths)] if widths else []
+    # Shares are chosen last: they depend on the members and on k.
+    are_changed = [*map(peers_of, result)] != [*map(peers_of, newest)]
+    if are_changed or may_change:
+        # A report before the first decision of a round may still be about the round before it. So a measured
+        # time counts only for chains that are in both plans.
+        earlier = state.plan_for(max(1, from_round - 2)).replicas
+        lasting = set(map(_chain, earlier)) & set(map(_chain, newest))
+        seconds = []
+        for each in result:
+            measured = state.estimates[each.members[0].peer].microbatch_seconds
+            is_measured = measured > 0 and _chain(each) in lasting
+            predicted = seconds_per_microbatch(spec, survey, *_chain(each)) if not is_measured else 0.0
+            seconds.append(bounded_seconds(measured) if is_measured else predicted)
+        limits = share_limits(state, result, delivered)
+        result, shares = share_out(spec, result, seconds, limits, are_changed)
+        reasons += shares
+    return result, reasons
+
+
+def _chain(replica: Replica) -> tuple[tuple[Member, ...], tuple[int, ...]]:
+    return replica.members, tuple(link.k for link in replica.links)
+
+
+def _may_exchange(state: State, replica: Replica, from_round: int) -> bool:
+    """Whether all members of a pipeline stay, have measured their speed and are in sync."""
+    return len(replica.members) > 1 and all(
+        state.peers[each.peer].is_staying
+        and _is_measured(state, each.peer)
+        and is_synced(state, each, from_round)
+        for each in replica.members
+    )
+
+
+def _spares(state: State, from_round: int) -> list[Member]:
+    """Peers that follow the rounds of their stages, have measured their speed and could train at once."""
+    assigned = state.assignments[state.plans[-1].epoch]
+    waiting = (each for each in state.reservations.values() if each.peer not in assigned)
+    return [
+        member_of(state.peers[each.peer], each.stages)
+        for each in waiting
+        if state.peers[each.peer].policy.joins_pipelines
+        and _is_measured(state, each.peer)
+        and _is_ready(state, each, from_round, is_lenient=False)
+    ]
+
+
+def _is_measured(state: State, peer: PeerId) -> bool:
+    return state.estimates[peer].capacity.flops > 0
+
+
 def _reasons(
     state: State, kept: Mapping[int, Replica], rebuilt: Mapping[int, ReservedChain], from_round: int
 ) -> list[str]:
@@ -284,17 +362,8 @@ def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[s
 
 def _why_left_out(state: State, replica: Replica) -> str:
     members = [state.peers[member.peer] for member in replica.members]
-    if moved := [each for each in replica.members if _has_moved(state, replica, each)]:
+    if moved := [each for each in replica.members if has_moved(state, replica, each)]:
         return f"since {_new_role(state.peers[moved[0].peer])}"
     if any(each.is_lost for each in members):
         return "which lost a member"
     return "which must catch up" if all(each.is_staying for each in members) else "of which a member drains"
-
-
-def filled_replicas(state: State) -> set[int]:
-    """The replicas of which each position is reserved for a peer that stays."""
-    filled: dict[int, set[int]] = {}
-    for each in state.reservations.values():
-        if state.peers[each.peer].is_staying:
-            filled.setdefault(each.replica, set()).add(each.position)
-    return {index for index, positions in filled.items() if len(positions) == len(state.layout(index))}

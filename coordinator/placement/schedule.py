@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from protocol.algorithm.microbatch_order import OpKind, one_forward_one_backward
+from protocol.algorithm.microbatch_order import OpKind, most_in_flight, one_forward_one_backward
 
 FORWARD_SHARE = 1 / 3
 """Share of a microbatch's computing that the forward pass takes."""
@@ -164,6 +164,40 @@ def step_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatch
                 arrived_b[i - 1][m] = upstream[i] + link.delay
     # The first member ends the step: its last backward pass waits for those of all others.
     return free[0]
+
+
+def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
+    """A lower bound of :func:`step_seconds`, rarely far below it.
+
+    Let R_i be the time from a microbatch's arrival at member i until its gradient leaves member i. A step
+    lasts at least R_0, the time of one microbatch along the whole chain. The bound is the longest of these:
+
+    - Member i computes all microbatches in turn, and R_0 - R_i pass outside of it.
+    - Member i has at most W_i microbatches in flight, so M microbatches take ceil(M / W_i) times R_i.
+    - A link, or the uplink of a member in the middle, carries all messages in turn.
+    """
+    size = len(compute)
+    round_trips = [0.0] * size
+    total = 0.0
+    for i in range(size - 1, -1, -1):
+        if i < size - 1:
+            link = links[i]
+            total += link.forward + link.backward + 2 * link.delay
+        total += compute[i]
+        round_trips[i] = total
+    most = total
+    for i, own in enumerate(round_trips):
+        windows = -(-microbatches // most_in_flight(size - i))  # ceil(M / W_i)
+        most = max(most, total - own + max(microbatches * compute[i], windows * own))
+        if i < size - 1:
+            link = links[i]
+            most = max(most, total + (microbatches - 1) * max(link.forward, link.backward))
+            if i:
+                # A member in the middle sends activations and gradients through one uplink.
+                above = links[i - 1]
+                uplink = microbatches * (link.forward_uplink + above.backward_uplink)
+                most = max(most, total - own - above.backward + uplink)
+    return most
 
 
 @lru_cache(maxsize=256)

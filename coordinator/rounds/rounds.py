@@ -20,8 +20,8 @@ from coordinator.membership.validation import (
     live_peer,
 )
 from coordinator.placement.replan import next_plan
-from coordinator.placement.role_changes import change_roles
-from coordinator.placement.stage_moves import complete_a_pipeline, move_spares
+from coordinator.placement.reservations import complete_a_pipeline, move_spares
+from coordinator.placement.roles import change_roles
 from coordinator.rounds.arbitration import (
     awaits_arbiter,
     counts,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.placement.initial_placement import initial_plan, lacking, measuring
-from coordinator.placement.links import unreached_hosts
 from coordinator.placement.obstacles import closed_links, obstacles
-from coordinator.placement.vacancies import is_spare
+from coordinator.placement.reservations import is_spare
+from coordinator.placement.rules import unreached_hosts
+from coordinator.placement.start import initial_plan, lacking, measuring
 from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.missing import missing_offers, missing_reports
 from coordinator.rounds.rounds import is_stalled

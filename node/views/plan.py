@@ -16,7 +16,7 @@ from rich.table import Table
 from coordinator.forecast.advice import Advice, advice
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
-from coordinator.placement.shares import batch_notes
+from coordinator.placement.tuning import batch_notes
 from node.extras import pyplot
 from node.model.payloads import longest_nbytes, mean_nbytes
 from node.views import run_history

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
-from coordinator.placement.replan import filled_replicas
+from coordinator.placement.rules import filled_replicas
 from coordinator.rounds.attestation import expected_digest, settled_digest
 from coordinator.rounds.rollback import problem_of
 from coordinator.state.apply import replay

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.placement.initial_placement import initial_plan
+from coordinator.placement.start import initial_plan
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from coordinator.state.text import Waiting

@@ -9,7 +9,7 @@ import pytest
 from coordinator.forecast.advice import advice
 from coordinator.forecast.forecast import forecast
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.links import links_between
+from coordinator.placement.rules import links_between
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Member, PeerId, Replica, StageRange

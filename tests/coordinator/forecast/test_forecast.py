@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
-from coordinator.placement.links import links_between
+from coordinator.placement.rules import links_between
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
 from protocol.algorithm.flops import microbatch_flops

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.membership.reachability import report_link
-from coordinator.placement.eligibility import may_be_neighbours
 from coordinator.placement.obstacles import closed_links
+from coordinator.placement.rules import may_be_neighbours
 from coordinator.rounds.deadlines import LINK_SECONDS, closes_at
 from coordinator.state.apply import apply
 from coordinator.state.commands import Join, Offer, ReportLink, Retreat, Tick, UpdateAddresses

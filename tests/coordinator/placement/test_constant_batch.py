@@ -10,13 +10,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from coordinator.placement.shares import (
-    batch_in_time,
-    fair_shares,
-    is_whole,
-    largest_share,
-    share_out,
-)
+from coordinator.placement.rules import is_whole, largest_share
+from coordinator.placement.tuning import batch_in_time, fair_shares, share_out
 from protocol.algorithm.batch import batch_of, learning_rate_factor, with_shares
 from protocol.spec.resolve import resolve
 from protocol.types import Replica

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import Survey, memory_needed, message_bytes
-from coordinator.placement.links import choose_k
+from coordinator.placement.tuning import choose_k
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.links import links_between
+from coordinator.placement.rules import links_between
 from coordinator.state.commands import Attest
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from protocol.types import Member, Plan, Replica, ReservedAssignment, Role, StageRange

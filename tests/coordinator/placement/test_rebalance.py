@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import Survey
-from coordinator.placement.links import fit_k
-from coordinator.placement.member_exchange import MemberExchange
-from coordinator.placement.shares import MOST_SHARE, fair_shares
+from coordinator.placement.rules import MOST_SHARE
+from coordinator.placement.search import ExchangeMoves, exchange_members
+from coordinator.placement.tuning import fair_shares, fit_k
 from coordinator.state.commands import Offer
 from coordinator.state.text import short
 from protocol.errors import ErrorCode
@@ -207,8 +207,10 @@ class TestBudget:
             return False
 
         budget = 4 * 2 * run.spec.inner.microbatches + 5
-        search = MemberExchange(run.spec, Survey(capacities), replicas, {0, 1, 2, 3}, [], has_no_room, budget)
-        assert search.run() == (list(replicas), [])
+        moves = ExchangeMoves(
+            run.spec, Survey(capacities), replicas, {0, 1, 2, 3}, [], has_no_room, most_operations=budget
+        )
+        assert exchange_members(run.spec, replicas, moves) == (list(replicas), "")
         assert len(tried) == 5
 
 

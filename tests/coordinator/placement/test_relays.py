@@ -8,8 +8,8 @@ from math import inf
 import pytest
 
 from coordinator.placement.cost_model import Survey, relay_uplinks, with_relays
-from coordinator.placement.initial_placement import initial_plan
-from coordinator.placement.links import links_between
+from coordinator.placement.rules import links_between
+from coordinator.placement.start import initial_plan
 from coordinator.state.commands import TellOwnRelay
 from coordinator.state.state import Peer, State
 from protocol.types import Capacity, Dialer, Lifecycle, Member, PeerId, Plan, Reachability, Role, StageRange

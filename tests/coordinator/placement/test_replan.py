@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement.eligibility import is_synced, peer_rests_until
 from coordinator.placement.replan import next_plan
+from coordinator.placement.rules import peer_rests_until, violations
 from coordinator.state.apply import replay
 from coordinator.state.commands import Retreat
 from coordinator.state.state import State
 from coordinator.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
-from protocol.types import Plan, Role
+from protocol.types import Dialer, Link, Plan, Role, StageRange
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
     ALL,
@@ -159,29 +161,50 @@ def test_plans_after_any_history_are_valid_and_do_not_depend_on_order(
 
 
 def assert_valid(run: Run, plan: Plan) -> None:
-    state, spec = run.state, run.spec
-    newest = state.plans[-1]
-    absent = state.absent.get(newest.epoch, frozenset())
-    members = [member for replica in plan.replicas for member in replica.members]
-    assert len({member.peer for member in members}) == len(members)
-    assert all(state.peers[member.peer].is_live for member in members)
-    for replica in plan.replicas:
-        assert [s for member in replica.members for s in member.stages] == list(range(spec.swarm.stages))
-        assert len(replica.links) == len(replica.members) - 1
-        assert all(
-            a.endpoint or b.endpoint for a, b in zip(replica.members, replica.members[1:], strict=False)
-        )
-        assert replica.weight == spec.microbatches_of(replica) / spec.inner.microbatches
-        former = next((each for each in newest.replicas if each.index == replica.index), None)
-        if former is None or former.members != replica.members:
-            for member in replica.members:
-                assert state.peers[member.peer].is_staying
-                assert is_synced(state, state.reservations[member.peer], plan.from_round)
-                assert state.reservations[member.peer].stages == member.stages
-    assert sum(map(spec.microbatches_of, plan.replicas)) == spec.inner.microbatches * len(plan.replicas)
-    assigned_next = {member.peer for member in members}
-    for replica in newest.replicas:
-        stays = all(m.peer not in absent and state.peers[m.peer].is_staying for m in replica.members)
-        lost_member = stays and not assigned_next.issuperset(m.peer for m in replica.members)
-        assert not lost_member or "takes the place of" in plan.reason
-    assert plan.reason
+    assert not [*violations(run.state, plan)]
+    usual = run.spec.inner.microbatches
+    assert all(each.weight == run.spec.microbatches_of(each) / usual for each in plan.replicas)
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        (lambda plan: replace(plan, epoch=plan.epoch + 1), "follows plan"),
+        (lambda plan: replace(plan, reason=""), "no reason"),
+        (lambda plan: replace(plan, replicas=plan.replicas[:1]), "left out although its members can stay"),
+        (lambda plan: with_second(plan, index=0), "assigns a peer twice"),
+        (lambda plan: with_second(plan, microbatches=99), "does not divide the batch"),
+        (lambda plan: with_second(plan, links=()), "a link between each two neighbours"),
+        (lambda plan: with_second(plan, links=(Link(999, Dialer.UPSTREAM),)), "k the run does not allow"),
+        (lambda plan: with_members(plan, endpoint=""), "two neighbours that can only dial"),
+        (lambda plan: with_members(plan, stages=StageRange(0, 1)), "each stage once"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_told(changed: Callable[[Plan], Plan], what: str) -> None:
+    run = started_and_attested(1, 1)
+    plan = replace(run.state.plans[-1], epoch=2)
+    assert not [*violations(run.state, plan)]
+    assert any(what in each for each in violations(run.state, changed(plan)))
+
+
+def with_second(plan: Plan, **fields: Any) -> Plan:
+    """`plan` whose pipeline has other `fields`; with another index, also another copy of it."""
+    second = replace(plan.replicas[1], **fields)
+    return replace(plan, replicas=(*plan.replicas[: 1 + ("index" in fields)], second))
+
+
+def with_members(plan: Plan, **fields: Any) -> Plan:
+    return with_second(plan, members=tuple(replace(each, **fields) for each in plan.replicas[1].members))
+
+
+def test_a_new_member_must_stay_be_reserved_fit_and_have_followed_the_rounds() -> None:
+    run = started_and_attested(1, 1)
+    plan = replace(run.state.plans[-1], epoch=2)
+    first, last = plan.replicas[1].members
+    swapped = (replace(first, peer=last.peer), replace(last, peer=first.peer))
+    play_rounds(run, 3)
+    drain(run, B)
+    run.state = replace(run.state, synced=run.state.synced.set(C.peer, {0: 1, 1: 1}))
+    found = " ".join(violations(run.state, with_second(replace(plan, from_round=5), members=swapped)))
+    for what in ("does not stay", "other stages than were reserved", "is behind"):
+        assert what in found

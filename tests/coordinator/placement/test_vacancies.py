@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.vacancies import Vacancies, reserve_assignments
+from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.state.apply import apply
 from coordinator.state.commands import Attest, Ban, Leave, Start
 from coordinator.state.events import AssignmentReserved

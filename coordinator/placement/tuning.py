@@ -1,14 +1,24 @@
-"""The links of a chain: which end dials, and how many dimensions k of the activations cross each link.
+"""The last choices of a plan: k of each link, and how many microbatches of a step each replica takes.
 
-A wider link loses less of the activations. So each link gets the widest k that makes a step hardly longer.
-The possible values are those of `LinkSpec.possible_ks`; an uncompressed link (k 0) is the widest.
+**k.** A wider link loses less of the activations. So each link gets the widest k that makes a step hardly
+longer. The possible values are those of `LinkSpec.possible_ks`; an uncompressed link (k 0) is the widest.
+
+**Shares.** Fast replicas take more microbatches, so that all end together. The step lasts as long as the
+slowest replica needs for its share:
+
+    step = max over replicas (share x seconds per microbatch),   sum of shares = batch
+
+The batch is the whole one (protocol.algorithm.batch). With ``grouping.longest_phase`` it is at most what the
+replicas train in that time, each at least one microbatch. coordinator.placement.rules bounds the shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from math import floor
 
 from coordinator.placement.cost_model import (
     COMPARED_MICROBATCHES,
@@ -17,13 +27,19 @@ from coordinator.placement.cost_model import (
     compute_seconds,
     message_bytes,
 )
+from coordinator.placement.rules import links_between
 from coordinator.placement.schedule import step_seconds
-from coordinator.state.state import Peer
-from coordinator.state.text import short
+from coordinator.state.text import listed, short
+from protocol.algorithm.batch import (
+    batch_of,
+    equal_shares,
+    learning_rate_factor,
+    whole_batch,
+    with_shares,
+)
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
-from protocol.trust.endpoints import ip_version
-from protocol.types import Dialer, Link, Member, PeerId, Reachability, Replica, StageRange
+from protocol.types import Member, Replica
 
 _TOLERANCE_AT_FIRST, _TOLERANCE_TO_WIDEN, _TOLERANCE_BEFORE_NARROWING = 0.03, 0.02, 0.06
 """By this share a step may be longer than with the least k. The last two differ, else k would oscillate."""
@@ -31,55 +47,7 @@ MOST_OPERATIONS = 400_000
 """The search for k replays at most this many operations of members per plan, about half a second. A chain
 keeps its k if it needs more than this alone.
 """
-
-
-def member_of(peer: Peer, stages: StageRange) -> Member:
-    """`peer` as a member with `stages`, at its present endpoint."""
-    return Member(peer.peer, stages, peer.endpoint, peer.reachability is Reachability.RELAYED)
-
-
-def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
-    """Whether one of the two accepts connections."""
-    return bool(one.endpoint or other.endpoint)
-
-
-def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -> list[PeerId]:
-    """The hosts of a stage of which none is reached by others: their replicas cannot exchange payloads.
-
-    Empty if there is no such stage, or one replica alone.
-    """
-    if len(replicas) < 2:
-        return []
-    for stage in range(replicas[0].members[-1].stages.stop):
-        # Every tick asks this: it ends at the first host that is reached.
-        hosts = (replica.host_of(stage).peer for replica in replicas)
-        if all(peers[each].reachability is Reachability.DIAL_ONLY for each in hosts):
-            return [replica.host_of(stage).peer for replica in replicas]
-    return []
-
-
-def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
-    """Links with one `k` for all or one for each.
-
-    The upstream end dials if the other accepts connections; but no link goes through a relay that can go
-    without. Of two ends at addresses of two versions of IP, that of IPv6 dials: a machine that has both
-    announces IPv6, so the other end has IPv4 alone.
-    """
-    ks = [k] * (len(members) - 1) if isinstance(k, int) else k
-    return tuple(
-        Link(width, _dialer(upstream, downstream))
-        for (upstream, downstream), width in zip(pairwise(members), ks, strict=True)
-    )
-
-
-def _dialer(upstream: Member, downstream: Member) -> Dialer:
-    is_upstream_open = bool(upstream.endpoint) and not upstream.relayed
-    if not downstream.endpoint or (downstream.relayed and is_upstream_open):
-        return Dialer.DOWNSTREAM
-    if upstream.endpoint and upstream.relayed == downstream.relayed:
-        versions = (ip_version(each.endpoint) for each in (upstream, downstream))
-        return Dialer.DOWNSTREAM if tuple(versions) == (4, 6) else Dialer.UPSTREAM
-    return Dialer.UPSTREAM
+_BISECTIONS = 100
 
 
 def choose_k(
@@ -223,3 +191,122 @@ def _why_k(spec: RunSpec, survey: Survey, one: Member, other: Member, before: in
         f"k of the link {short(one.peer)} -> {short(other.peer)} {change}: "
         f"{8e-6 * bandwidth:.1f} Mb/s carry it in {seconds:.2g} s, computing takes {compute:.2g} s"
     )
+
+
+def fair_shares(seconds: Sequence[float], total: int, most: Sequence[int]) -> list[int]:
+    """How many microbatches each replica takes so that the slowest replica ends as early as possible.
+
+    Each replica takes one. Then one after the other goes to the replica that would end it first; of several
+    to the one with fewer, then to the first one. So a larger `total` takes nothing from any replica.
+
+    Args:
+        seconds: of one microbatch on each replica, above 0.
+        total: microbatches of all replicas, at least one for each.
+        most: microbatches that each replica may take; their sum must be at least `total`.
+    """
+
+    def done_within(time: float) -> list[int]:
+        return [max(1, floor(min(time / each, bound))) for each, bound in zip(seconds, most, strict=True)]
+
+    # Most of them are found by bisecting the time of the step; in `high` all replicas reach their bounds.
+    low, high = 0.0, max(seconds) * max(most)
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(done_within(middle)) <= total else (low, middle)
+    # One less, since division and multiplication round differently.
+    shares = [max(1, share - 1) for share in done_within(low)]
+    # The heap has the replica on top that would end one more first.
+    soonest = [((n + 1) * seconds[i], n, i) for i, n in enumerate(shares) if n < most[i]]
+    heapify(soonest)
+    for _ in range(total - sum(shares)):
+        _, _, i = heappop(soonest)
+        shares[i] += 1
+        if shares[i] < most[i]:
+            heappush(soonest, ((shares[i] + 1) * seconds[i], shares[i], i))
+    return shares
+
+
+def batch_in_time(spec: RunSpec, seconds: Sequence[float], limits: Sequence[int], present: int = 0) -> int:
+    """Microbatches of all replicas in a step: the whole batch, or what fits in `grouping.longest_phase`.
+
+    At least one of each replica. `present`, the batch of the same replicas so far, stays while it differs by
+    less than `grouping.margin` from what fits; 0: there is none.
+    """
+    whole, grouping = whole_batch(spec, len(seconds)), spec.grouping
+    if not grouping.longest_phase or not all(seconds):
+        return whole
+    step = grouping.longest_phase / spec.inner.steps
+    if grouping.balance:
+        in_time = sum(max(1, floor(min(step / s, n))) for s, n in zip(seconds, limits, strict=True))
+    else:
+        in_time = len(seconds) * max(1, floor(min(step / max(seconds), whole)))
+    if in_time >= whole:
+        return whole
+    return present if abs(present - in_time) <= grouping.margin * present else in_time
+
+
+def share_out(
+    spec: RunSpec,
+    replicas: Sequence[Replica],
+    seconds: Sequence[float],
+    limits: Sequence[int],
+    are_changed: bool,
+) -> tuple[list[Replica], list[str]]:
+    """`replicas` with the microbatches that each should take, and sentences if these change.
+
+    Shares are equal where the run does not balance work, or where a speed is not known. Otherwise they are
+    fair. They change only if that makes the step shorter by `grouping.margin`, or if the present shares are
+    no longer possible.
+
+    Args:
+        seconds: of one microbatch on each replica; 0 where that is not known.
+        limits: microbatches that each replica may take (:func:`share_limits`).
+        are_changed: whether the present shares were made for other replicas.
+    """
+    present = [spec.microbatches_of(replica) for replica in replicas]
+    total = batch_in_time(spec, seconds, limits, 0 if are_changed else sum(present))
+    # When replicas come or go, the present shares no longer add up to the batch.
+    is_complete = sum(present) == total
+    if not spec.grouping.balance or not all(seconds):
+        if is_complete and not are_changed:
+            return list(replicas), []
+        shares, why = equal_shares(total, len(replicas)), ""
+    else:
+        shares = fair_shares(seconds, total, limits)
+        step_now, step_fair = _step_seconds(present, seconds), _step_seconds(shares, seconds)
+        may_stay = is_complete and all(now <= most for now, most in zip(present, limits, strict=True))
+        if may_stay and step_fair >= step_now * (1 - spec.grouping.margin):
+            return list(replicas), []
+        why = f"they finish within {step_fair:.3g} s"
+        if is_complete and step_fair < step_now:
+            why = f"the slowest step falls from {step_now:.3g} s to {step_fair:.3g} s"
+    differences = zip(replicas, shares, present, strict=True)
+    changes = [f"{each.name} takes {n} instead of {before}" for each, n, before in differences if n != before]
+    reason = f"of the microbatches of a step {listed(changes)}: {why}" if why else _equal(spec, shares)
+    shared = with_shares(spec, replicas, shares)
+    return shared, [reason, *batch_notes(spec, shared)] if changes else []
+
+
+def batch_notes(spec: RunSpec, replicas: Sequence[Replica]) -> list[str]:
+    """A sentence if the batch of `replicas` is not the constant one of the run."""
+    batch, target = batch_of(spec, replicas), spec.global_batch
+    if spec.grouping.batch == "variable" or batch == target:
+        return []
+    if batch > target:
+        return [f"the batch has {batch} samples instead of {target}, one microbatch for each replica"]
+    longest, factor = spec.grouping.longest_phase, learning_rate_factor(spec, replicas)
+    return [
+        f"the batch has {batch} samples instead of {target}, as many as fit in inner phases of {longest:g} "
+        f"s, and the learning rate is {factor:.2f} times as high"
+    ]
+
+
+def _step_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:
+    return max(share * each for share, each in zip(shares, seconds, strict=True))
+
+
+def _equal(spec: RunSpec, shares: Sequence[int]) -> str:
+    if spec.grouping.batch == "variable":
+        return f"every replica takes {shares[0]} microbatches of a step again"
+    each = f"{shares[0]}" if shares[0] == shares[-1] else f"{shares[-1]} or {shares[0]}"
+    return f"every replica takes {each} of the {sum(shares)} microbatches of a step"

@@ -13,11 +13,10 @@ from itertools import accumulate, combinations, pairwise, permutations, product
 from math import comb, factorial, inf
 
 from coordinator.placement.cost_model import Survey, link_time, memory_budget, memory_needed, message_bytes
-from coordinator.placement.links import member_of
-from coordinator.placement.schedule import LinkTime, step_seconds
+from coordinator.placement.rules import member_of
+from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.state.state import Peer
 from protocol.algorithm.flops import microbatch_flops
-from protocol.algorithm.microbatch_order import most_in_flight
 from protocol.spec.run import RunSpec
 from protocol.types import Member, StageRange
 
@@ -237,40 +236,6 @@ class ChainSearch:
                 link = self._links[pair] = link_time(self._survey, upstream, downstream, self._sizes)
             links.append(link)
         return links
-
-
-def least_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
-    """A lower bound of :func:`coordinator.placement.schedule.step_seconds`, rarely far below it.
-
-    Let R_i be the time from a microbatch's arrival at member i until its gradient leaves member i. A step
-    lasts at least R_0, the time of one microbatch along the whole chain. The bound is the longest of these:
-
-    - Member i computes all microbatches in turn, and R_0 - R_i pass outside of it.
-    - Member i has at most W_i microbatches in flight, so M microbatches take ceil(M / W_i) times R_i.
-    - A link, or the uplink of a member in the middle, carries all messages in turn.
-    """
-    size = len(compute)
-    round_trips = [0.0] * size
-    total = 0.0
-    for i in range(size - 1, -1, -1):
-        if i < size - 1:
-            link = links[i]
-            total += link.forward + link.backward + 2 * link.delay
-        total += compute[i]
-        round_trips[i] = total
-    most = total
-    for i, own in enumerate(round_trips):
-        windows = -(-microbatches // most_in_flight(size - i))  # ceil(M / W_i)
-        most = max(most, total - own + max(microbatches * compute[i], windows * own))
-        if i < size - 1:
-            link = links[i]
-            most = max(most, total + (microbatches - 1) * max(link.forward, link.backward))
-            if i:
-                # A member in the middle sends activations and gradients through one uplink.
-                above = links[i - 1]
-                uplink = microbatches * (link.forward_uplink + above.backward_uplink)
-                most = max(most, total - own - above.backward + uplink)
-    return most
 
 
 @lru_cache(maxsize=64)

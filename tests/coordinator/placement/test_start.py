@@ -1,4 +1,4 @@
-"""Initial pipelines are as good as those of an exhaustive search for few peers, and always valid."""
+"""The first plan: as good as an exhaustive search for few peers, always admissible, whatever the order."""
 
 from __future__ import annotations
 
@@ -14,15 +14,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement.chain_search import least_seconds
-from coordinator.placement.cost_model import Survey, chain_time, memory_needed
-from coordinator.placement.initial_chains import FormedChain, form_chains
-from coordinator.placement.schedule import LinkTime, step_seconds
+from coordinator.placement.cost_model import Survey, chain_time, memory_budget, memory_needed
+from coordinator.placement.predict import predict
+from coordinator.placement.rules import chain_violations
+from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
+from coordinator.placement.start import form_pipelines, initial_plan, lacking
 from coordinator.state.state import Peer
 from coordinator.state.text import Waiting
+from protocol.roles import POLICIES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Capacity, Lifecycle, LinkEstimate, Member, PeerId, Role, StageRange
+from protocol.types import (
+    Capacity,
+    Dialer,
+    Estimates,
+    Lifecycle,
+    Link,
+    LinkEstimate,
+    Member,
+    PeerId,
+    Plan,
+    Replica,
+    Role,
+    StageRange,
+)
+from protocol.wire.convert.plans import plan_from_pb, plan_to_pb
+from tests.builders import keyed
 
 MEGABIT = 1e6 / 8
 
@@ -90,12 +107,11 @@ def members_of(peers: Sequence[Peer], cuts: Sequence[int]) -> tuple[Member, ...]
 
 
 def fits(spec: RunSpec, members: Sequence[Member], peers: dict[PeerId, Peer]) -> bool:
-    for position, each in enumerate(members):
-        capacity = peers[each.peer].capacity
-        needed = memory_needed(spec, each.stages, len(members) - position, capacity.device)
-        if needed > (1 - spec.grouping.reserve) * capacity.memory_bytes:
-            return False
-    return True
+    capacities = [peers[each.peer].capacity for each in members]
+    return all(
+        memory_needed(spec, each.stages, len(members) - at, able.device) <= memory_budget(spec, able)
+        for at, (each, able) in enumerate(zip(members, capacities, strict=True))
+    )
 
 
 def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipelines: int) -> float:
@@ -136,8 +152,12 @@ def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipel
     return best(tuple(peers), pipelines)
 
 
-def slowest(chains: tuple[FormedChain, ...] | Waiting) -> float:
-    return inf if isinstance(chains, Waiting) else max(chain.time.seconds for chain in chains)
+def slowest(spec: RunSpec, known: Survey, chains: tuple[Replica, ...] | Waiting) -> float:
+    return inf if isinstance(chains, Waiting) else predict(spec, known, chains).slowest.step.seconds
+
+
+def slowest_formed(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipelines: int, **more: int) -> float:
+    return slowest(spec, known, form_pipelines(spec, known, peers, pipelines, **more))
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +166,14 @@ def optima() -> list[float]:
 
 
 def test_a_few_peers_are_placed_as_well_as_by_an_exhaustive_search(optima: list[float]) -> None:
-    found = [slowest(form_chains(*random_swarm(seed))) for seed in range(200)]
+    found = [slowest_formed(*random_swarm(seed)) for seed in range(200)]
     assert sum(best < inf for best in optima) > 150
     assert found == pytest.approx(optima, rel=1e-9)
 
 
 def test_the_heuristic_for_many_peers_is_nearly_as_good(optima: list[float]) -> None:
     """It finds a solution for nearly all of the same swarms, and mostly the fastest one."""
-    found = [slowest(form_chains(*random_swarm(seed), most_in_full=0)) for seed in range(200)]
+    found = [slowest_formed(*random_swarm(seed), most_in_full=0) for seed in range(200)]
     feasible = [(each, best) for each, best in zip(found, optima, strict=True) if best < inf]
     gaps = [each / best - 1 for each, best in feasible if each < inf]
     assert len(gaps) >= len(feasible) - 2, "in some swarms memory is tight, and only one solution exists"
@@ -186,29 +206,21 @@ def swarms(draw: st.DrawFn, most: int = 6) -> tuple[RunSpec, Survey, list[Peer],
 
 @settings(max_examples=60)
 @given(swarms(most=20))
-def test_chains_cover_all_stages_within_memory_and_can_be_connected(
+def test_pipelines_are_admissible_within_memory_and_use_no_peer_twice(
     case: tuple[RunSpec, Survey, list[Peer], int],
 ) -> None:
     spec, known, peers, pipelines = case
-    chains = form_chains(spec, known, peers, pipelines)
-    if isinstance(chains, Waiting):
-        assert chains.sentence.startswith("waiting for")
+    replicas = form_pipelines(spec, known, peers, pipelines)
+    if isinstance(replicas, Waiting):
+        assert replicas.sentence.startswith("waiting for")
         return
-    assert len(chains) == pipelines
-    names = [member.peer for chain in chains for member in chain.members]
+    assert [each.index for each in replicas] == list(range(pipelines))
+    names = [member.peer for each in replicas for member in each.members]
     assert len(set(names)) == len(names)
-    by_id = {each.peer: each for each in peers}
-    link = spec.link
-    for chain in chains:
-        assert len(chain.members) >= 2
-        assert [stage for member in chain.members for stage in member.stages] == list(
-            range(spec.swarm.stages)
-        )
-        assert fits(spec, chain.members, by_id)
-        assert all(one.endpoint or other.endpoint for one, other in pairwise(chain.members))
-        assert len(chain.ks) == len(chain.members) - 1
-        assert all(link.least_k <= k <= link.most_k if link.adapts else k == link.k for k in chain.ks)
-        assert chain.time == chain_time(spec, known, chain.members, chain.ks)
+    for each in replicas:
+        assert len(each.members) >= 2
+        assert not [*chain_violations(spec, each)]
+        assert fits(spec, each.members, {peer.peer: peer for peer in peers})
 
 
 @settings(max_examples=40)
@@ -218,7 +230,7 @@ def test_the_order_of_the_peers_does_not_matter(
 ) -> None:
     spec, known, peers, pipelines = case
     shuffled = coin.sample(peers, len(peers))
-    assert form_chains(spec, known, shuffled, pipelines) == form_chains(spec, known, peers, pipelines)
+    assert form_pipelines(spec, known, shuffled, pipelines) == form_pipelines(spec, known, peers, pipelines)
 
 
 @settings(max_examples=60)
@@ -236,8 +248,8 @@ def test_among_few_peers_more_bandwidth_of_any_peer_never_makes_a_step_longer(
         pair: replace(link, bandwidth=link.bandwidth * (times[2] if chosen in pair else 1))
         for pair, link in known.links.items()
     }
-    after = slowest(form_chains(spec, Survey({**known.capacities, chosen: better}, links), peers, pipelines))
-    before = slowest(form_chains(spec, known, peers, pipelines))
+    after = slowest_formed(spec, Survey({**known.capacities, chosen: better}, links), peers, pipelines)
+    before = slowest_formed(spec, known, peers, pipelines)
     assert after <= before * (1.03 if spec.link.adapts else 1) * (1 + 1e-9) or before == inf == after
 
 
@@ -256,7 +268,7 @@ def test_least_seconds_is_a_lower_bound_of_a_step(data: st.DataObject) -> None:
 
 
 def formed(spec: RunSpec, peers: list[Peer], pipelines: int = 1) -> list[list[tuple[str, str]]]:
-    chains = form_chains(spec, survey(peers), peers, pipelines)
+    chains = form_pipelines(spec, survey(peers), peers, pipelines)
     assert not isinstance(chains, Waiting), chains.sentence
     return [[(each.peer, str(each.stages)) for each in chain.members] for chain in chains]
 
@@ -300,13 +312,13 @@ def test_memory_for_microbatches_in_flight_does_not_depend_on_the_microbatches_o
     first = memory_needed(spec, StageRange(0, 1), 2) / (1 - spec.grouping.reserve)
     for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
         weak = replace(peer(1), capacity=replace(peer(1).capacity, memory_bytes=int(size)))
-        chains = form_chains(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
+        chains = form_pipelines(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
         assert not isinstance(chains, Waiting)
         assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
 def test_the_message_for_too_little_memory_contains_sizes() -> None:
-    waiting = form_chains(
+    waiting = form_pipelines(
         spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1
     )
     assert isinstance(waiting, Waiting)
@@ -317,15 +329,10 @@ def test_the_message_for_too_little_memory_contains_sizes() -> None:
 
 def test_two_peers_without_endpoints_wait_for_a_peer_with_an_endpoint() -> None:
     peers = [peer(1, port=0), peer(2, port=0)]
-    waiting = form_chains(spec_of(2, 1), survey(peers), peers, 1)
+    waiting = form_pipelines(spec_of(2, 1), survey(peers), peers, 1)
     assert isinstance(waiting, Waiting)
     assert waiting.unreachable
     assert "peer-1 and peer-2" in waiting.sentence
-
-
-def test_too_few_peers_wait_for_more() -> None:
-    peers = [peer(1), peer(2), peer(3)]
-    assert form_chains(spec_of(2, 2), survey(peers), peers, 2) == Waiting("waiting for 1 more stage peer")
 
 
 def test_many_pipelines_are_faster_than_random_ones() -> None:
@@ -335,11 +342,154 @@ def test_many_pipelines_are_faster_than_random_ones() -> None:
         for i in range(120)
     ]
     spec, known = spec_of(4, 30), survey(peers)
-    chains = form_chains(spec, known, peers, 30)
+    chains = form_pipelines(spec, known, peers, 30)
     assert not isinstance(chains, Waiting)
     at_random = coin.sample(peers, len(peers))
     worst = max(
         chain_time(spec, known, members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3).seconds
         for i in range(0, 120, 4)
     )
-    assert slowest(chains) < 0.7 * worst
+    assert slowest(spec, known, chains) < 0.7 * worst
+
+
+def small(stages: int, replicas: int, pipelines: int, members: int = 0) -> RunSpec:
+    names = "model.layers", "swarm.stages", "swarm.replicas", "swarm.pipelines", "swarm.members"
+    values = max(stages, 1), stages, replicas, pipelines, members
+    return resolve("nano", overrides=dict(zip(names, values, strict=True)))
+
+
+def plain(arrival: int, role: Role = Role.STAGE, endpoint: bool = True) -> Peer:
+    """A peer that has measured nothing."""
+    known = Capacity("cpu", 2**30, 1)
+    where = f"10.0.0.{arrival}:40" if endpoint else ""
+    return Peer(PeerId(f"peer-{arrival}"), role, known, where, arrival, Lifecycle.READY)
+
+
+def measured(arrival: int, gigaflops: float, megabytes: float = 0.0) -> Peer:
+    """`megabytes` per second up and down; 0 is not measured."""
+    able = Capacity("cpu", 2**30, 1, gigaflops * 1e9, megabytes * 1e6, megabytes * 1e6)
+    return replace(plain(arrival), capacity=able)
+
+
+def planned(peers: Sequence[Peer], spec: RunSpec, estimates: dict[PeerId, Estimates] | None = None) -> Plan:
+    plan = initial_plan(peers, spec, estimates)
+    assert isinstance(plan, Plan), plan.sentence
+    return plan
+
+
+def names_of(plan: Plan) -> list[list[str]]:
+    return [[member.peer for member in replica.members] for replica in plan.replicas]
+
+
+@st.composite
+def plain_swarms(draw: st.DrawFn) -> tuple[RunSpec, list[Peer]]:
+    """A spec and exactly as many peers as it takes, with or without endpoints."""
+    stages = draw(st.integers(2, 7))
+    replicas, pipelines = draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    roles = draw(st.permutations([Role.REPLICA] * replicas + [Role.STAGE] * pipelines * stages))
+    reachable, coin = draw(st.floats(0, 1)), draw(st.randoms(use_true_random=False))
+    peers = [plain(i + 1, role, coin.random() < reachable) for i, role in enumerate(roles)]
+    return small(stages, replicas, pipelines), peers
+
+
+@given(plain_swarms(), st.integers())
+def test_a_plan_of_unmeasured_peers_is_admissible_and_the_order_of_the_input_does_not_matter(
+    swarm: tuple[RunSpec, list[Peer]], seed: int
+) -> None:
+    spec, peers = swarm
+    plan = initial_plan(peers, spec)
+    assert initial_plan(random.Random(seed).sample(peers, len(peers)), spec) == plan
+    # By counting: a chain of S holds at most ceil(S/2) members that only dial.
+    dialing = sum(each.role is Role.STAGE and not each.endpoint for each in peers)
+    if dialing > spec.swarm.pipelines * -(-spec.swarm.stages // 2):
+        assert isinstance(plan, Waiting)
+        assert plan.unreachable
+        return
+    assert isinstance(plan, Plan)
+    names = [name for chain in names_of(plan) for name in chain]
+    assert len(set(names)) == len(names) == len(peers)
+    assert [each.index for each in plan.replicas] == [*range(spec.swarm.replicas + spec.swarm.pipelines)]
+    for replica in plan.replicas:
+        assert not [*chain_violations(spec, replica)]
+        for link, (upstream, downstream) in zip(replica.links, pairwise(replica.members), strict=True):
+            assert link.k == spec.link.k
+            assert (downstream if link.dialer is Dialer.UPSTREAM else upstream).endpoint
+            assert link.dialer is Dialer.UPSTREAM or not downstream.endpoint
+
+
+def test_reachable_peers_form_pipelines_in_order_of_arrival() -> None:
+    plan = planned([*map(plain, range(1, 5)), plain(5, Role.REPLICA)], small(2, 1, 2))
+    assert names_of(plan) == [["peer-5"], ["peer-1", "peer-2"], ["peer-3", "peer-4"]]
+    assert plan.replicas[0].members[0].stages == StageRange(0, 2)
+    assert plan.replicas[1].links == (Link(8, Dialer.UPSTREAM),)
+    assert plan.reason == "1 full replica and 2 pipelines of 2 stages, in order of arrival"
+
+
+def test_peers_without_endpoint_are_spread_over_the_pipelines() -> None:
+    plan = planned([plain(i, endpoint=i <= 2) for i in range(1, 5)], small(2, 0, 2))
+    assert names_of(plan) == [["peer-1", "peer-3"], ["peer-2", "peer-4"]]
+    assert {link.dialer for replica in plan.replicas for link in replica.links} == {Dialer.DOWNSTREAM}
+
+
+def test_a_pair_without_endpoints_waits_and_both_are_named_until_a_third_peer_connects_them() -> None:
+    peers = [plain(1, endpoint=False), plain(2, endpoint=False)]
+    waiting = initial_plan(peers, small(2, 0, 1))
+    assert isinstance(waiting, Waiting)
+    assert "peer-1 and peer-2" in waiting.sentence
+    assert names_of(planned([*peers, plain(3)], small(2, 0, 1))) == [["peer-1", "peer-3"]]
+
+
+@pytest.mark.parametrize("lifecycle", [Lifecycle.GONE, Lifecycle.DRAINING])
+def test_peers_that_are_gone_or_drain_are_not_counted(lifecycle: Lifecycle) -> None:
+    spec, peers = small(2, 1, 1), [plain(1), replace(plain(2), lifecycle=lifecycle)]
+    found = [(each.role, each.count, each.total) for each in lacking(peers, spec)]
+    assert found == [(Role.STAGE, 1, 2), (Role.REPLICA, 1, 1)]
+    assert isinstance(initial_plan(peers, spec), Waiting)
+
+
+def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_shares_the_stages_evenly() -> None:
+    spec, peers = small(5, 0, 2, members=3), [*map(plain, range(1, 7))]
+    assert POLICIES[Role.STAGE].peers_needed(spec) == 6
+    assert initial_plan(peers[1:], spec) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
+    for replica in planned(peers, spec).replicas:
+        assert [str(member.stages) for member in replica.members] == ["0-1", "2-3", "4"]
+
+
+def test_measured_peers_form_pipelines_by_what_they_can_carry_and_the_plan_says_so() -> None:
+    peers = [measured(1, 1.0, 0.5), measured(2, 3.0, 0.5), plain(3, Role.REPLICA)]
+    plan = planned(peers, small(4, 1, 1, members=2))
+    assert names_of(plan)[0] == ["peer-3"]
+    assert {each.peer: len(each.stages) for each in plan.replicas[1].members} == {"peer-1": 1, "peer-2": 3}
+    assert plan.reason.startswith("1 full replica and 1 pipeline by what peers can carry: replica-1: ..peer-")
+    assert "bottleneck: " in plan.reason
+
+
+def test_estimates_count_more_than_the_capacity_declared_at_the_join() -> None:
+    estimates = {PeerId("peer-1"): Estimates(Capacity("cpu", 2**30, 1, 9e9))}
+    plan = planned([measured(1, 1.0), measured(2, 3.0)], small(4, 0, 1, members=2), estimates)
+    assert {member.peer: len(member.stages) for member in plan.replicas[0].members}["peer-1"] == 3
+
+
+def test_the_reason_for_many_pipelines_describes_only_the_slowest() -> None:
+    plan = planned([measured(i, 1.0 if i == 7 else 5.0, 0.5) for i in range(1, 13)], small(2, 0, 6))
+    assert plan.reason.startswith("6 pipelines by what peers can carry: the slowest is replica-")
+    assert "..peer-7" in plan.reason
+    assert len(plan.reason) < 200
+
+
+def test_the_reason_of_a_plan_with_many_members_is_short_enough_for_nodes() -> None:
+    peers = [replace(measured(i, i), peer=keyed(i).peer) for i in range(1, 65)]
+    plan = planned(peers, small(16, 0, 4))
+    sent = plan_to_pb(replace(plan, reason=f"{plan.reason}{1000 * '.'}"))
+    assert plan_from_pb(sent).reason.startswith(plan.reason[:900])
+    assert len(plan.reason) < 1000
+
+
+def test_without_speeds_a_peer_with_too_little_memory_is_not_in_the_plan() -> None:
+    spec, (first, second, third) = small(2, 0, 1), map(plain, (1, 2, 3))
+    weak = replace(first, capacity=replace(first.capacity, memory_bytes=10_000))
+    assert planned([weak, second, third], spec).replica_of(weak.peer) is None
+    waiting = initial_plan([weak, second], spec)
+    assert isinstance(waiting, Waiting)
+    assert not waiting.unreachable
+    assert "waiting for more memory" in waiting.sentence

@@ -1,0 +1,322 @@
+"""The rules of placement: what an admissible plan is, and who may have an assignment.
+
+A plan that breaks one of these rules is never made, and the checks of the tests import them
+(:func:`violations`):
+
+- **Stages.** The members of a replica host each stage once, in order.
+- **Memory.** A member's memory holds its stages and the microbatches in flight. A full replica is never
+  refused for its memory, and a peer may return to a position that it had.
+- **Reachability.** One of two neighbours accepts connections, and no link between them has failed lately. At
+  each stage, some replica's host is reached by others: else no payload could be exchanged.
+- **State.** A new member has attested the newest anchor of its stages, has rested after failures, and stays.
+- **Roles.** Only peers of a role that joins pipelines are members of one (protocol.roles).
+- **k** of a link is one of the run's possible values (coordinator.placement.tuning chooses it).
+- **Shares** of the microbatches add up to the batch; each is bounded by what its replica has delivered.
+- **Patience.** A plan that only saves time comes at least SETTLE_ROUNDS after the one before it, and must
+  shorten a step by MARGIN.
+
+A new rule is a function here, and a line where the search or a reservation asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
+
+from coordinator.placement.cost_model import memory_budget, memory_needed
+from coordinator.state.state import KEPT_ROUNDS, Peer, State, peers_of
+from protocol.algorithm.batch import whole_batch, work_behind, work_of
+from protocol.spec.link import width_order
+from protocol.spec.run import RunSpec
+from protocol.trust.endpoints import ip_version
+from protocol.types import (
+    Dialer,
+    Link,
+    Member,
+    PeerId,
+    Plan,
+    Reachability,
+    Replica,
+    ReservedAssignment,
+    StageRange,
+)
+
+MOST_SHARE = 8
+"""A replica takes at most this many times the usual microbatches."""
+_MOST_GROWTH = 2
+"""A share grows at most to this many times its former value, and only after that much was delivered: a
+replica only claims its speed, and its share is its weight in the outer step."""
+_MOST_DOUBLINGS = 6
+_APART_ROUNDS = 8
+"""Rounds for which two peers are not made neighbours after their link could not be opened."""
+
+
+def violations(before: State, plan: Plan) -> Iterator[str]:
+    """Each rule that `plan` breaks as the successor of the newest plan of `before`, as a sentence."""
+    spec, newest = before.spec, before.plans[-1]
+    if plan.epoch != newest.epoch + 1 or plan.from_round < newest.from_round:
+        yield f"it follows plan {newest.epoch} from round {newest.from_round} on"
+    assigned = [member.peer for replica in plan.replicas for member in replica.members]
+    if len(set(assigned)) < len(assigned):
+        yield "it assigns a peer twice"
+    if not is_whole(spec, plan.replicas):
+        yield "it does not divide the batch"
+    if not plan.reason:
+        yield "it has no reason"
+    running = {replica.index: replica for replica in newest.replicas}
+    absent = before.absent.get(newest.epoch, frozenset())
+    for replica in plan.replicas:
+        members, same = peers_of(replica), running.get(replica.index)
+        yield from (f"{replica.name} {what}" for what in chain_violations(spec, replica))
+        if gone := [peer for peer in members if not before.peers[peer].is_live]:
+            yield f"{replica.name} has the members {gone}, which are gone"
+        if same is None or members != peers_of(same) or absent.intersection(members):
+            newcomers = _member_violations(before, replica, plan.from_round)
+            yield from (f"{replica.name} {what}" for what in newcomers)
+    planned = {replica.index for replica in plan.replicas}
+    for replica in newest.replicas:
+        can_stay = all(
+            each.peer not in absent
+            and before.peers[each.peer].is_staying
+            and each.peer in before.reservations
+            and not has_moved(before, replica, each)
+            for each in replica.members
+        )
+        if can_stay and replica.index not in planned:
+            yield f"{replica.name} is left out although its members can stay"
+
+
+def chain_violations(spec: RunSpec, replica: Replica) -> Iterator[str]:
+    """What is wrong with the stages, neighbours and links of `replica`, whatever its peers are."""
+    if [stage for member in replica.members for stage in member.stages] != [*range(spec.swarm.stages)]:
+        yield "does not have each stage once, in order"
+    if len(replica.links) != len(replica.members) - 1:
+        yield "does not have a link between each two neighbours"
+    if not all(can_be_neighbours(one, other) for one, other in pairwise(replica.members)):
+        yield "has two neighbours that can only dial"
+    narrowest, widest = (width_order(spec.link.possible_ks[end]) for end in (0, -1))
+    if not all(narrowest <= width_order(link.k) <= widest for link in replica.links):
+        yield "has a link whose k the run does not allow"
+
+
+def _member_violations(state: State, replica: Replica, from_round: int) -> Iterator[str]:
+    """What members of a chain that is new or was broken lack."""
+    for position, member in enumerate(replica.members):
+        reserved = state.reservations.get(member.peer)
+        if not state.peers[member.peer].is_staying:
+            yield f"has {member.peer}, which does not stay"
+        if reserved is None or reserved.stages != member.stages:
+            yield f"gives {member.peer} other stages than were reserved for it"
+        had = reserved is not None and reserved.slot == (replica.index, position)
+        if not had and not fits(state, member.peer, member.stages, len(replica.members) - position):
+            yield f"has {member.peer}, whose memory does not hold its stages"
+        rounds = state.synced.get(member.peer, {})
+        if any(rounds.get(stage, -1) < max(0, from_round - 2) for stage in member.stages):
+            yield f"has {member.peer}, which is behind"
+
+
+def member_of(peer: Peer, stages: StageRange) -> Member:
+    """`peer` as a member with `stages`, at its present endpoint."""
+    return Member(peer.peer, stages, peer.endpoint, peer.reachability is Reachability.RELAYED)
+
+
+def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
+    """Whether one of the two accepts connections."""
+    return bool(one.endpoint or other.endpoint)
+
+
+def may_be_neighbours(
+    state: State, one: Peer | Member, other: Peer | Member, is_lenient: bool = False
+) -> bool:
+    """Whether one of the two accepts connections, and no link between them has failed lately.
+
+    `is_lenient`: a failed link may be tried again at once.
+    """
+    return can_be_neighbours(one, other) and (is_lenient or not apart_until(state, one, other))
+
+
+def apart_until(state: State, one: Peer | Member, other: Peer | Member) -> int:
+    """The round in which two peers may be neighbours again after their link has failed; 0 if it has not."""
+    failed = (state.failed_links.get(ends) for ends in ((one.peer, other.peer), (other.peer, one.peer)))
+    rounds = (link.round_number + _APART_ROUNDS for link in failed if link and not link.is_moved)
+    return max((until for until in rounds if state.current_round < until), default=0)
+
+
+def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -> list[PeerId]:
+    """The hosts of a stage of which none is reached by others: their replicas cannot exchange payloads.
+
+    Empty if there is no such stage, or one replica alone.
+    """
+    if len(replicas) < 2:
+        return []
+    for stage in range(replicas[0].members[-1].stages.stop):
+        # Every tick asks this: it ends at the first host that is reached.
+        hosts = (replica.host_of(stage).peer for replica in replicas)
+        if all(peers[each].reachability is Reachability.DIAL_ONLY for each in hosts):
+            return [replica.host_of(stage).peer for replica in replicas]
+    return []
+
+
+def links_between(members: Sequence[Member], k: int | Sequence[int]) -> tuple[Link, ...]:
+    """Links with one `k` for all or one for each.
+
+    The upstream end dials if the other accepts connections; but no link goes through a relay that can go
+    without. Of two ends at addresses of two versions of IP, that of IPv6 dials: a machine that has both
+    announces IPv6, so the other end has IPv4 alone.
+    """
+    ks = [k] * (len(members) - 1) if isinstance(k, int) else k
+    ends = zip(pairwise(members), ks, strict=True)
+    return tuple(Link(width, _dialer(upstream, downstream)) for (upstream, downstream), width in ends)
+
+
+def _dialer(upstream: Member, downstream: Member) -> Dialer:
+    is_upstream_open = bool(upstream.endpoint) and not upstream.relayed
+    if not downstream.endpoint or (downstream.relayed and is_upstream_open):
+        return Dialer.DOWNSTREAM
+    if upstream.endpoint and upstream.relayed == downstream.relayed:
+        versions = (ip_version(each.endpoint) for each in (upstream, downstream))
+        return Dialer.DOWNSTREAM if tuple(versions) == (4, 6) else Dialer.UPSTREAM
+    return Dialer.UPSTREAM
+
+
+def is_synced(state: State, holder: ReservedAssignment | Member, from_round: int) -> bool:
+    """Whether the peer of `holder` can train its stages from `from_round` on.
+
+    It must have attested the anchors of its stages after the round before the last one: when the first stage
+    of a round is decided, no peer can have attested that round yet.
+    """
+    if any(peer == holder.peer for peer, *_ in state.diverged):
+        return False
+    rounds, least = state.synced.get(holder.peer, {}), least_synced(state, holder, from_round)
+    return all(rounds.get(stage, -1) >= least for stage in holder.stages)
+
+
+def least_synced(state: State, holder: ReservedAssignment | Member, from_round: int) -> int:
+    """The round after which the peer of `holder` must have attested the anchors of its stages."""
+    least, peer = max(0, from_round - 2), state.peers[holder.peer]
+    if peer.role_changes and peer.policy.joins_pipelines and from_round > state.current_round:
+        # A full replica still attests the round in which it became a stage peer, before it builds its stages.
+        # While no round ends, there is no later one that it could attest.
+        least = max(least, state.moved_at.get(holder.peer, -1) + 1)
+    return least
+
+
+def replica_rests_until(state: State, index: int) -> int:
+    """The round in which replica `index` may train again; each failure but the first doubles the rest."""
+    return _rests_until(*state.retreats.get(index, (0, 0)))
+
+
+def peer_rests_until(state: State, peer: PeerId) -> int:
+    """The round in which `peer` may have an assignment again; each failure but the first doubles the rest."""
+    return _rests_until(*state.failures.get(peer, (0, 0)))
+
+
+def _rests_until(failures: int, last_round: int) -> int:
+    # A single failure costs no rest, so a peer that comes back at once trains on.
+    return last_round + 2 ** min(failures - 1, _MOST_DOUBLINGS) if failures > 1 else 0
+
+
+def fits(state: State, peer: PeerId, stages: StageRange, members_left: int) -> bool:
+    """Whether the memory that `peer` had when it joined holds `stages` and the microbatches in flight.
+
+    True where the memory is not known, and for a full replica, which is never refused for its memory.
+    """
+    needed, budget = memory_for(state, peer, stages, members_left)
+    return len(stages) == state.stages or needed <= budget
+
+
+def memory_for(state: State, peer: PeerId, stages: StageRange, members_left: int) -> tuple[float, float]:
+    """Bytes that `peer` needs for `stages`, and the bytes of its memory that may be planned with."""
+    declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
+    known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)
+    needed = memory_needed(state.spec, stages, members_left, declared.device)
+    return needed, memory_budget(state.spec, known)
+
+
+def filled_replicas(state: State) -> set[int]:
+    """The replicas of which each position is reserved for a peer that stays."""
+    filled: dict[int, set[int]] = {}
+    for each in state.reservations.values():
+        if state.peers[each.peer].is_staying:
+            filled.setdefault(each.replica, set()).add(each.position)
+    return {index for index, positions in filled.items() if len(positions) == len(state.layout(index))}
+
+
+def has_moved(state: State, replica: Replica, member: Member) -> bool:
+    """Whether a member that stays has another position reserved, because its role has changed."""
+    reserved = state.reservations.get(member.peer)
+    at = (replica.index, member.stages)
+    is_elsewhere = reserved is not None and (reserved.replica, reserved.stages) != at
+    return is_elsewhere and state.peers[member.peer].is_staying
+
+
+def is_whole(spec: RunSpec, replicas: Sequence[Replica]) -> bool:
+    """Whether the present shares add up to the batch; where a phase may take any time, to the whole one."""
+    present = sum(map(spec.microbatches_of, replicas))
+    whole = whole_batch(spec, len(replicas))
+    return len(replicas) <= present <= whole if spec.grouping.longest_phase else present == whole
+
+
+def largest_share(total: int, replicas: int) -> int:
+    """The most of `total` microbatches that one of `replicas` takes; so many for each are enough for all.
+
+    Half of all; three quarters if there are two replicas, since one of them has half or more in any case.
+    """
+    part = total // 2 if replicas > 2 else 3 * total // 4
+    return max(ceil(total / replicas), min(MOST_SHARE * total // replicas, part))
+
+
+def share_limits(
+    state: State, replicas: Sequence[Replica], delivered: Mapping[int, tuple[float, float]]
+) -> list[int]:
+    """The most microbatches that each of `replicas` may take; their sum is at least that of all shares.
+
+    - A replica that has delivered nothing yet takes at most what it takes now; of a constant batch, at most
+      an equal share.
+    - A replica whose last payload lacked some of its work takes at most what that payload contained.
+    - A replica with the same members as in the newest plan takes at most twice what it takes now.
+
+    Where these limits sum up to less than the batch, each replica may at least keep its share.
+
+    Args:
+        delivered: :func:`delivered_work` of `state`.
+    """
+    spec, usual = state.spec, state.spec.inner.microbatches
+    total = whole_batch(spec, len(replicas))
+    equal, bound = ceil(total / len(replicas)), largest_share(total, len(replicas))
+    newest = {each.index: peers_of(each) for each in state.plans[-1].replicas}
+    present = [spec.microbatches_of(replica) for replica in replicas]
+    limits = []
+    for replica, now in zip(replicas, present, strict=True):
+        work, assigned = delivered.get(replica.index, (0.0, 0.0))
+        if not assigned:
+            most = now if spec.grouping.batch == "variable" else equal
+        elif work < assigned:
+            most = min(now, max(1, ceil(work * usual)))  # work = microbatches / usual
+        elif peers_of(replica) == newest.get(replica.index):
+            most = _MOST_GROWTH * now
+        else:
+            most = bound
+        limits.append(min(most, bound))
+    # The present shares may be too few as well, if a replica has left: then equal ones are enough.
+    for least in (present, [equal] * len(replicas)):
+        if sum(limits) < total:
+            limits = [max(most, min(n, bound)) for most, n in zip(limits, least, strict=True)]
+    return limits
+
+
+def delivered_work(state: State) -> dict[int, tuple[float, float]]:
+    """By replica: the work behind its last committed payload of stage 0, and its work in that plan."""
+    found = dict[int, tuple[float, float]]()
+    newest = state.current_round
+    for round_number in range(newest, max(0, newest - KEPT_ROUNDS), -1):
+        decision = state.decisions.get((0, round_number))
+        for entry in decision.entries if decision else ():
+            assignment = state.assignment(entry.descriptor.owner, round_number)
+            if assignment is not None:
+                replica, weight = assignment.replica, entry.descriptor.weight
+                work = work_behind(state.spec, replica, weight), work_of(state.spec, replica)
+                found.setdefault(replica.index, work)
+    return found

@@ -16,10 +16,11 @@ from math import inf
 
 from coordinator.placement.cost_model import Survey, chain_time
 from coordinator.placement.start import form_pipelines, initial_plan
+from coordinator.state.cause_text import cause_text
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import Cause
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Plan, Role
 
 _SIZES = (
@@ -101,8 +102,8 @@ def main() -> None:
         began = time.perf_counter()
         chains = form_pipelines(spec, survey, peers, pipelines)
         seconds = time.perf_counter() - began
-        if isinstance(chains, Waiting):
-            print(f"{count:5}{pipelines:11}{stages:8}{seconds:18.2f}  {chains.sentence}")
+        if isinstance(chains, Cause):
+            print(f"{count:5}{pipelines:11}{stages:8}{seconds:18.2f}  {cause_text(chains)}")
             continue
         members = sum(len(chain.members) for chain in chains)
         step = slowest(spec, survey, [chain.members for chain in chains])

@@ -65,7 +65,9 @@ class CauseCode(StrEnum):
     # What a run does or waits for.
     PEERS_LACKING = "peers-lacking"  # causes, one PEERS_LACKING for each role: role, count, total
     SPEED_UNKNOWN = "speed-unknown"  # peers
-    NO_PLACEMENT = "no-placement"  # detail
+    ENDPOINT_LACKING = "endpoint-lacking"  # peers: stage peers that cannot be neighbours
+    HOST_LACKING = "host-lacking"  # peers: hosts of a stage that cannot exchange payloads
+    MEMORY_LACKING = "memory-lacking"  # count, total: bytes that are needed and given; detail
     STARTING = "starting"
     TRAINING = "training"  # round_number, total
     OFFERS_LACKING = "offers-lacking"  # round_number, total, replicas, stages
@@ -96,8 +98,8 @@ class CauseCode(StrEnum):
 
 STALLS = frozenset(
     (
-        *(CauseCode.PEERS_LACKING, CauseCode.SPEED_UNKNOWN, CauseCode.NO_PLACEMENT),
-        *(CauseCode.STARTING, CauseCode.NO_REPLICA),
+        *(CauseCode.PEERS_LACKING, CauseCode.SPEED_UNKNOWN, CauseCode.ENDPOINT_LACKING),
+        *(CauseCode.HOST_LACKING, CauseCode.MEMORY_LACKING, CauseCode.STARTING, CauseCode.NO_REPLICA),
     )
 )
 """The causes for which a run cannot go on before a peer joins or returns."""

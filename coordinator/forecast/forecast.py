@@ -48,10 +48,10 @@ from coordinator.placement.schedule import StepTime
 from coordinator.placement.start import initial_plan
 from coordinator.placement.tuning import batch_in_time, fair_shares
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting
 from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.spec.run import RunSpec
+from protocol.status import Cause
 from protocol.types import PeerId, Replica
 
 _DAY = 86_400.0
@@ -278,10 +278,10 @@ class Proposal:
     spares: tuple[PeerId, ...]
 
 
-def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Waiting:
+def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Cause:
     """The plan that the coordinator would make if all of `peers` joined and it knew their capacities."""
     plan = initial_plan(peers, spec)
-    if isinstance(plan, Waiting):
+    if isinstance(plan, Cause):
         return plan
     survey = Survey({peer.peer: peer.capacity for peer in peers})
     assigned = {member.peer for replica in plan.replicas for member in replica.members}

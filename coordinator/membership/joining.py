@@ -16,12 +16,11 @@ from coordinator.state.cause_text import lacking_text
 from coordinator.state.commands import Join
 from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
 from coordinator.state.state import Peer, State
-from coordinator.state.text import Waiting
 from coordinator.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import PROTOCOL_VERSION, PeerId, Plan, Reachability, ReservedAssignment, Role
 
 SPEED_SECONDS = 20.0
@@ -195,9 +194,10 @@ def _require_room(state: State, joined: PeerJoined) -> None:
         return
     short = lacking_text(lacking(peers, state.spec))
     waiting = initial_plan(peers, state.spec, state.estimates)
-    if not short and isinstance(waiting, Waiting):
+    if not short and isinstance(waiting, Cause):
         is_reached = joined.endpoint or joined.reachability in (Reachability.OPEN, Reachability.RELAYED)
-        if is_reached if waiting.unreachable else policy.joins_pipelines:
+        is_unreached = waiting.code in (CauseCode.ENDPOINT_LACKING, CauseCode.HOST_LACKING)
+        if is_reached if is_unreached else policy.joins_pipelines:
             return  # one more peer may connect two others, or have the memory that they lack
     raise HetnodeError(
         ErrorCode.RUN_FULL,

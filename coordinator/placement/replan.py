@@ -17,7 +17,7 @@ from itertools import pairwise
 from math import isclose
 
 from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch, survey_of
-from coordinator.placement.obstacles import member_obstacle, obstacles
+from coordinator.placement.obstacles import member_obstacle
 from coordinator.placement.rules import (
     can_be_neighbours,
     delivered_work,
@@ -34,10 +34,9 @@ from coordinator.placement.rules import (
 )
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
-from coordinator.state.cause_text import cause_text, member_text
+from coordinator.state.cause_text import member_text
 from coordinator.state.state import Peer, State, peers_of
 from coordinator.state.text import (
-    Waiting,
     compressed_weight_text,
     listed,
     raised_weight_text,
@@ -53,8 +52,8 @@ ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
 
 
-def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
-    """The plan that takes over at `from_round`; None where the newest plan is still right.
+def next_plan(state: State, from_round: int) -> Plan | None:
+    """The plan that takes over at `from_round`; None where the newest one stands, or no other is possible.
 
     A replica keeps its members if all of them take part and none drains. Another replica trains if each of
     its positions has a peer that has caught up and rested: the peer with the reservation, else a spare with
@@ -72,8 +71,7 @@ def next_plan(state: State, from_round: int) -> Plan | Waiting | None:
     else:
         kept = _unbroken_replicas(state, with_draining=True)
     if not kept and not rebuilt:
-        causes = obstacles(state, from_round).values()
-        return Waiting(f"no complete replica is left: {listed([cause_text(each) for each in causes])}")
+        return None
     replicas = [
         kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
         for index in sorted([*kept, *rebuilt])

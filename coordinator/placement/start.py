@@ -30,15 +30,14 @@ from coordinator.placement.predict import predict
 from coordinator.placement.rules import links_between, unreached_hosts
 from coordinator.placement.search import FreeMoves, improve
 from coordinator.placement.tuning import choose_k
-from coordinator.state.cause_text import lacking_text, no_exchange_text
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting, counted, listed, short
+from coordinator.state.text import counted, listed, short
 from protocol.algorithm.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
-from protocol.types import Estimates, PeerId, Plan, Reachability, Replica, StageRange
+from protocol.types import Estimates, PeerId, Plan, Reachability, Replica, Role, StageRange
 
 MOST_CHAINS_IN_FULL = 6_000
 """All possibilities are compared if the peers can form at most this many chains."""
@@ -82,7 +81,7 @@ def initial_plan(
     spec: RunSpec,
     estimates: Mapping[PeerId, Estimates] | None = None,
     uplinks: Mapping[str, float] | None = None,
-) -> Plan | Waiting:
+) -> Plan | Cause:
     """The first plan for those of `peers` that stay, or what it waits for.
 
     `uplinks` are those of the relays.
@@ -93,14 +92,12 @@ def initial_plan(
     """
     staying = sorted((peer for peer in peers if peer.is_staying), key=lambda peer: peer.arrival)
     if lacks := lacking(staying, spec):
-        return Waiting(f"waiting for {lacking_text(lacks)}")
+        return Cause(CauseCode.PEERS_LACKING, causes=lacks)
     plan = _arranged(staying, spec, estimates or {}, uplinks or {})
-    if isinstance(plan, Waiting):
+    if isinstance(plan, Cause):
         return plan
     if hosts := unreached_hosts(plan.replicas, {each.peer: each for each in staying}):
-        return Waiting(
-            f"waiting for 1 more peer that others reach: {no_exchange_text(hosts)}", unreachable=True
-        )
+        return Cause(CauseCode.HOST_LACKING, peers=tuple(hosts))
     return replace(plan, replicas=tuple(with_equal_shares(spec, plan.replicas)))
 
 
@@ -118,7 +115,7 @@ def _arranged(
     spec: RunSpec,
     estimates: Mapping[PeerId, Estimates],
     uplinks: Mapping[str, float],
-) -> Plan | Waiting:
+) -> Plan | Cause:
     """As :func:`initial_plan`, for peers in order of arrival that suffice by their number."""
     swarm = spec.swarm
     alone = _full_replicas([peer for peer in staying if not peer.policy.joins_pipelines], swarm.replicas)
@@ -131,7 +128,7 @@ def _arranged(
     parts = [counted(len(full), "full replica")] if full else []
     if survey.is_blank or not swarm.pipelines:
         lines = _in_order_of_arrival(stage_peers, swarm.pipelines, swarm.chain_length)
-        if isinstance(lines, Waiting):
+        if isinstance(lines, Cause):
             return lines
         chains = [members_along(line, even_cuts(swarm.stages, len(line))) for line in lines]
         pipelines = [
@@ -143,7 +140,7 @@ def _arranged(
             parts += [f"{counted(len(lines), 'pipeline')} of {swarm.stages} stages"] if lines else []
             return Plan(1, 1, 0, (*full, *pipelines), f"{' and '.join(parts)}, in order of arrival")
     formed = form_pipelines(spec, survey, stage_peers, swarm.pipelines, len(full))
-    if isinstance(formed, Waiting):
+    if isinstance(formed, Cause):
         return formed
     parts.append(f"{counted(len(formed), 'pipeline')} by what peers can carry")
     reason = f"{' and '.join(parts)}: {_described(spec, survey, formed)}"
@@ -176,14 +173,14 @@ def _described(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> st
     return f"{'the slowest is ' if is_long else ''}{'; '.join(sentences)}"
 
 
-def _in_order_of_arrival(peers: Sequence[Peer], count: int, length: int) -> list[list[Peer]] | Waiting:
+def _in_order_of_arrival(peers: Sequence[Peer], count: int, length: int) -> list[list[Peer]] | Cause:
     """Cut `peers` into `count` chains in which no two neighbours both lack an endpoint.
 
     Each position goes to the first peer that leaves enough peers for the other positions.
     """
     reachable = deque(peer for peer in peers if peer.endpoint)
     dialing = deque(peer for peer in peers if not peer.endpoint)
-    unreachable = unconnected([peer.peer for peer in dialing])
+    unconnected = Cause(CauseCode.ENDPOINT_LACKING, peers=tuple(peer.peer for peer in dialing))
     chains: list[list[Peer]] = [[] for _ in range(count)]
     for i, chain in enumerate(chains):
         for left in reversed(range(length)):
@@ -200,7 +197,7 @@ def _in_order_of_arrival(peers: Sequence[Peer], count: int, length: int) -> list
                     chain.append(queue.popleft())
                     break
             else:
-                return unreachable
+                return unconnected
     return chains
 
 
@@ -211,7 +208,7 @@ def form_pipelines(
     pipelines: int,
     first_index: int = 0,
     most_in_full: int = MOST_CHAINS_IN_FULL,
-) -> tuple[Replica, ...] | Waiting:
+) -> tuple[Replica, ...] | Cause:
     """`pipelines` replicas out of `peers`, by the arrival of their first peer; the others stay spares."""
     by_arrival = sorted(peers, key=lambda peer: (peer.arrival, peer.peer))
     found = _search(spec, ChainSearch(spec, survey, by_arrival), pipelines, most_in_full)
@@ -354,33 +351,29 @@ def _slowest(chains: Mapping[int, Chain]) -> float:
     return max(chain.seconds for chain in chains.values())
 
 
-def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: int) -> Waiting:
-    if len(peers) < 2 * pipelines:  # a pipeline has two members at least
-        return Waiting(f"waiting for {counted(2 * pipelines - len(peers), 'more stage peer')}")
-    dialing = [peer.peer for peer in peers if not peer.endpoint]
+def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: int) -> Cause:
+    least = 2 * pipelines  # a pipeline has two members at least
+    if len(peers) < least:
+        lacks = Cause(CauseCode.PEERS_LACKING, role=Role.STAGE, count=least - len(peers), total=least)
+        return Cause(CauseCode.PEERS_LACKING, causes=(lacks,))
+    dialing = tuple(peer.peer for peer in peers if not peer.endpoint)
     reachable = ChainSearch(spec, survey, peers, ignore_endpoints=True)
     # If endpoints alone would make a solution possible, memory is not the cause.
     if dialing and _search(spec, reachable, pipelines) is not None:
-        return unconnected(dialing)
+        return Cause(CauseCode.ENDPOINT_LACKING, peers=dialing)
     search = ChainSearch(spec, survey, peers)
     needs = [memory_needed(spec, StageRange(stage, stage + 1), 1) for stage in range(search.stages)]
     budgets = [budget for budget in search.budgets if budget < inf]
-    return Waiting(
-        f"waiting for more memory: {counted(pipelines, 'pipeline')} of {search.stages} stages take at "
-        f"least {_megabytes(pipelines * sum(needs))}, and {_megabytes(max(needs))} for the largest stage; "
-        f"{counted(len(peers), 'stage peer')} can give {_megabytes(sum(budgets))}, "
-        f"and {_megabytes(max(budgets, default=0.0))} at most"
+    needed, able = pipelines * sum(needs), sum(budgets)
+    return Cause(
+        CauseCode.MEMORY_LACKING,
+        count=needed,
+        total=int(able),
+        detail=f"{counted(pipelines, 'pipeline')} of {search.stages} stages take at least "
+        f"{_megabytes(needed)}, and {_megabytes(max(needs))} for the largest stage; "
+        f"{counted(len(peers), 'stage peer')} can give {_megabytes(able)}, "
+        f"and {_megabytes(max(budgets, default=0.0))} at most",
     )
-
-
-def unconnected(dialing: Sequence[PeerId]) -> Waiting:
-    """Waiting for a peer with an endpoint: two of the `dialing` peers cannot be neighbours."""
-    pair = " and ".join(dialing[:2])
-    sentence = (
-        f"waiting for 1 more stage peer with an endpoint: {pair} have none, so cannot be neighbours; one of "
-        "these peers must be reached by others (the log of its node says how), or the run needs a relay"
-    )
-    return Waiting(sentence, unreachable=True)
 
 
 def _megabytes(size: float) -> str:

@@ -38,15 +38,17 @@ def lacking_text(lacks: Sequence[Cause]) -> str:
     return " and ".join(parts)
 
 
-def no_exchange_text(hosts: Sequence[PeerId]) -> str:
-    """That no two of `hosts` reach each other, and what helps."""
-    names = " and ".join(short(each) for each in hosts[:2])
-    return (
-        f"{names} only dial, so their replicas cannot exchange payloads: one of "
-        "these peers must be reached by others (the log of its node says how), or the run needs a relay"
-    )
+def _no_exchange(hosts: Sequence[PeerId]) -> str:
+    return f"{_pair(hosts)} only dial, so their replicas cannot exchange payloads: {_REACHED}"
 
 
+def _pair(peers: Sequence[PeerId]) -> str:
+    return " and ".join(short(each) for each in peers[:2])
+
+
+_REACHED = (
+    "one of these peers must be reached by others (the log of its node says how), or the run needs a relay"
+)
 _MOST_OBSTACLES = 2
 """Causes that one sentence about a replica names."""
 
@@ -87,7 +89,12 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
     CauseCode.SPEED_UNKNOWN: lambda it: (
         f"waiting for the measured speed of {listed([*map(short, it.peers)])}"
     ),
-    CauseCode.NO_PLACEMENT: lambda it: it.detail,
+    CauseCode.ENDPOINT_LACKING: lambda it: (
+        f"waiting for 1 more stage peer with an endpoint: {_pair(it.peers)} have none, so cannot be "
+        f"neighbours; {_REACHED}"
+    ),
+    CauseCode.HOST_LACKING: lambda it: f"waiting for 1 more peer that others reach: {_no_exchange(it.peers)}",
+    CauseCode.MEMORY_LACKING: lambda it: f"waiting for more memory: {it.detail}",
     CauseCode.STARTING: lambda it: "about to start",
     CauseCode.TRAINING: lambda it: "",
     CauseCode.OFFERS_LACKING: lambda it: f"waiting for {_replicas(it)} at {stages_text(it.stages)}",
@@ -99,7 +106,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         f"waiting for the reports of {_replicas(it)} at {stages_text(it.stages)}"
     ),
     CauseCode.DIGESTS_LACKING: lambda it: f"waiting for the last digests {_digests(it)}",
-    CauseCode.NO_EXCHANGE: lambda it: f"but nothing can be committed: {no_exchange_text(it.peers)}",
+    CauseCode.NO_EXCHANGE: lambda it: f"but nothing can be committed: {_no_exchange(it.peers)}",
     CauseCode.NO_REPLICA: lambda it: (
         f"no complete replica is left: {listed([cause_text(each) for each in it.causes])}"
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.types import PeerId, StageRange
@@ -12,14 +11,6 @@ from protocol.types import PeerId, StageRange
 class _HasStages(Protocol):
     @property
     def stages(self) -> StageRange: ...
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """No plan is possible yet. `sentence` says what is missing; `unreachable` is set if it is an endpoint."""
-
-    sentence: str
-    unreachable: bool = False
 
 
 def counted(count: int, noun: str) -> str:

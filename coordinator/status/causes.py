@@ -13,7 +13,6 @@ from coordinator.rounds.attestation import unattested, unconfirmed
 from coordinator.rounds.missing import missing_offers, missing_reports
 from coordinator.rounds.rounds import is_stalled
 from coordinator.state.state import State
-from coordinator.state.text import Waiting
 from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
@@ -36,9 +35,7 @@ def _gathering(state: State) -> Cause:
     if peers := tuple(peer.peer for peer in measuring(staying, state.estimates)):
         return Cause(CauseCode.SPEED_UNKNOWN, peers=peers)
     plan = initial_plan(staying, state.spec, state.estimates)
-    if isinstance(plan, Waiting):
-        return Cause(CauseCode.NO_PLACEMENT, detail=plan.sentence)
-    return Cause(CauseCode.STARTING)
+    return plan if isinstance(plan, Cause) else Cause(CauseCode.STARTING)
 
 
 def _training(state: State) -> Cause:

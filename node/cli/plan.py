@@ -16,14 +16,15 @@ from rich.console import Console
 
 from coordinator.forecast.forecast import forecast, proposed
 from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
+from coordinator.state.cause_text import cause_text
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting
 from node.cli.options import option, panel, records_as_options
 from node.cli.spec import SpecOptions, spec_option
 from node.command_runner import bad_option
 from node.folder import make_usable
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import Cause
 from protocol.types import Capacity, Lifecycle, PeerId, Role
 
 plan_app = typer.Typer(invoke_without_command=True)
@@ -138,9 +139,9 @@ def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> No
             for arrival, (peer, role, able, endpoint) in enumerate(by_arrival, 1)
         ],
     )
-    if isinstance(proposal, Waiting):
+    if isinstance(proposal, Cause):
         raise bad_option(
-            f"These peers cannot train this run: {proposal.sentence}.",
+            f"These peers cannot train this run: {cause_text(proposal)}.",
             "Plan with more or other peers, or with fewer --pipelines.",
         )
     from node.views.plan import payload_bytes, plan_json, plan_view  # noqa: PLC0415 (imports torch)

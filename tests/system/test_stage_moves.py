@@ -14,7 +14,6 @@ import pytest
 from coordinator.placement.start import initial_plan
 from coordinator.state.commands import Leave
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
-from coordinator.state.text import Waiting
 from node.exchange.line import Line
 from node.exchange.transport import Enter
 from node.ipc.worker_calls import Connect
@@ -25,6 +24,7 @@ from node.security.identity import Identity
 from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from protocol.status import Cause
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from protocol.wire.typed_calls import Call, decode_request, name_of
 from tests.virtual.network import current_machine
@@ -371,9 +371,9 @@ def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(
     """The member with only stage 0 and the one with only stage 2 die; the others host all stages."""
     cuts = [(StageRange(0, 1), StageRange(1, 3)), (StageRange(0, 2), StageRange(2, 3))]
 
-    def unlike(*arguments: Any) -> Plan | Waiting:
+    def unlike(*arguments: Any) -> Plan | Cause:
         found = initial_plan(*arguments)
-        if isinstance(found, Waiting):
+        if isinstance(found, Cause):
             return found
         replicas = [
             replace(each, members=tuple(map(_with_stages, each.members, ranges)))

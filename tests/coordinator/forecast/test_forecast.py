@@ -13,10 +13,10 @@ from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
 from coordinator.placement.rules import links_between
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting
 from protocol.algorithm.flops import microbatch_flops
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import Cause, CauseCode
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Replica, Role, StageRange
 
 SPEC = resolve("nano", overrides={"inner.steps": 5, "inner.microbatches": 4, "swarm.stages": 2})
@@ -210,19 +210,19 @@ def test_the_proposed_plan_has_all_replicas_and_leaves_spares() -> None:
         for n, (name, flops) in enumerate((("weak", FLOPS / 10), ("one", FLOPS), ("two", FLOPS)), 2)
     ]
     found = proposed(spec, peers)
-    assert not isinstance(found, Waiting)
+    assert not isinstance(found, Cause)
     assert [len(each.members) for each in found.replicas] == [1, 2]
     assert {member.peer for member in found.replicas[1].members} == {"one", "two"}
     assert found.spares == ("weak",)
-    assert isinstance(proposed(spec, peers[:2]), Waiting)
+    assert isinstance(proposed(spec, peers[:2]), Cause)
 
 
 def test_too_little_memory_is_the_reason_to_wait() -> None:
     spec = resolve("nano", overrides={"swarm.stages": 2, "swarm.replicas": 0, "swarm.pipelines": 1})
     small = [peer(f"p{n}", Role.STAGE, replace(capacity(), memory_bytes=1000), n) for n in (1, 2)]
     found = proposed(spec, small)
-    assert isinstance(found, Waiting)
-    assert "memory" in found.sentence
+    assert isinstance(found, Cause)
+    assert found.code is CauseCode.MEMORY_LACKING
 
 
 @settings(max_examples=30, deadline=None)

@@ -47,7 +47,7 @@ class TestPlans:
         for peer in (A, B):
             run.accept(dial_only(peer, run, Role.REPLICA))
         assert run.state.phase is RunPhase.GATHERING
-        assert run_cause(run.state).code is CauseCode.NO_PLACEMENT
+        assert run_cause(run.state).code is CauseCode.HOST_LACKING
 
     def test_one_more_replica_that_is_reached_is_let_in_and_starts_the_run(self) -> None:
         run = joined_run(spec_of(replicas=2))

@@ -20,10 +20,10 @@ from coordinator.placement.rules import chain_violations
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
 from coordinator.state.state import Peer
-from coordinator.state.text import Waiting
 from protocol.roles import POLICIES
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.status import Cause, CauseCode
 from protocol.types import (
     Capacity,
     Dialer,
@@ -152,8 +152,13 @@ def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipel
     return best(tuple(peers), pipelines)
 
 
-def slowest(spec: RunSpec, known: Survey, chains: tuple[Replica, ...] | Waiting) -> float:
-    return inf if isinstance(chains, Waiting) else predict(spec, known, chains).slowest.step.seconds
+def lacking_stage_peers(count: int, total: int) -> Cause:
+    each = Cause(CauseCode.PEERS_LACKING, role=Role.STAGE, count=count, total=total)
+    return Cause(CauseCode.PEERS_LACKING, causes=(each,))
+
+
+def slowest(spec: RunSpec, known: Survey, chains: tuple[Replica, ...] | Cause) -> float:
+    return inf if isinstance(chains, Cause) else predict(spec, known, chains).slowest.step.seconds
 
 
 def slowest_formed(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipelines: int, **more: int) -> float:
@@ -211,8 +216,8 @@ def test_pipelines_are_admissible_within_memory_and_use_no_peer_twice(
 ) -> None:
     spec, known, peers, pipelines = case
     replicas = form_pipelines(spec, known, peers, pipelines)
-    if isinstance(replicas, Waiting):
-        assert replicas.sentence.startswith("waiting for")
+    if isinstance(replicas, Cause):
+        assert replicas.code.value.endswith("-lacking")
         return
     assert [each.index for each in replicas] == list(range(pipelines))
     names = [member.peer for each in replicas for member in each.members]
@@ -269,7 +274,7 @@ def test_least_seconds_is_a_lower_bound_of_a_step(data: st.DataObject) -> None:
 
 def formed(spec: RunSpec, peers: list[Peer], pipelines: int = 1) -> list[list[tuple[str, str]]]:
     chains = form_pipelines(spec, survey(peers), peers, pipelines)
-    assert not isinstance(chains, Waiting), chains.sentence
+    assert not isinstance(chains, Cause), chains
     return [[(each.peer, str(each.stages)) for each in chain.members] for chain in chains]
 
 
@@ -313,7 +318,7 @@ def test_memory_for_microbatches_in_flight_does_not_depend_on_the_microbatches_o
     for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
         weak = replace(peer(1), capacity=replace(peer(1).capacity, memory_bytes=int(size)))
         chains = form_pipelines(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)
-        assert not isinstance(chains, Waiting)
+        assert not isinstance(chains, Cause)
         assert (chains[0].members[0].peer == weak.peer) is is_enough
 
 
@@ -321,18 +326,16 @@ def test_the_message_for_too_little_memory_contains_sizes() -> None:
     waiting = form_pipelines(
         spec_of(2, 1), survey(peers := [peer(1, gigabytes=1), peer(2, gigabytes=2)]), peers, 1
     )
-    assert isinstance(waiting, Waiting)
-    assert not waiting.unreachable
-    assert "waiting for more memory: 1 pipeline of 2 stages" in waiting.sentence
-    assert "2 stage peers can give 2,700.0 MB, and 1,800.0 MB at most" in waiting.sentence
+    assert isinstance(waiting, Cause)
+    assert (waiting.code, waiting.total) == (CauseCode.MEMORY_LACKING, 2_700_000_000)
+    assert waiting.count > waiting.total
+    assert "2 stage peers can give 2,700.0 MB, and 1,800.0 MB at most" in waiting.detail
 
 
 def test_two_peers_without_endpoints_wait_for_a_peer_with_an_endpoint() -> None:
     peers = [peer(1, port=0), peer(2, port=0)]
     waiting = form_pipelines(spec_of(2, 1), survey(peers), peers, 1)
-    assert isinstance(waiting, Waiting)
-    assert waiting.unreachable
-    assert "peer-1 and peer-2" in waiting.sentence
+    assert waiting == Cause(CauseCode.ENDPOINT_LACKING, peers=(PeerId("peer-1"), PeerId("peer-2")))
 
 
 def test_many_pipelines_are_faster_than_random_ones() -> None:
@@ -343,7 +346,7 @@ def test_many_pipelines_are_faster_than_random_ones() -> None:
     ]
     spec, known = spec_of(4, 30), survey(peers)
     chains = form_pipelines(spec, known, peers, 30)
-    assert not isinstance(chains, Waiting)
+    assert not isinstance(chains, Cause)
     at_random = coin.sample(peers, len(peers))
     worst = max(
         chain_time(spec, known, members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3).seconds
@@ -373,7 +376,7 @@ def measured(arrival: int, gigaflops: float, megabytes: float = 0.0) -> Peer:
 
 def planned(peers: Sequence[Peer], spec: RunSpec, estimates: dict[PeerId, Estimates] | None = None) -> Plan:
     plan = initial_plan(peers, spec, estimates)
-    assert isinstance(plan, Plan), plan.sentence
+    assert isinstance(plan, Plan), plan
     return plan
 
 
@@ -402,8 +405,8 @@ def test_a_plan_of_unmeasured_peers_is_admissible_and_the_order_of_the_input_doe
     # By counting: a chain of S holds at most ceil(S/2) members that only dial.
     dialing = sum(each.role is Role.STAGE and not each.endpoint for each in peers)
     if dialing > spec.swarm.pipelines * -(-spec.swarm.stages // 2):
-        assert isinstance(plan, Waiting)
-        assert plan.unreachable
+        assert isinstance(plan, Cause)
+        assert plan.code is CauseCode.ENDPOINT_LACKING
         return
     assert isinstance(plan, Plan)
     names = [name for chain in names_of(plan) for name in chain]
@@ -434,8 +437,7 @@ def test_peers_without_endpoint_are_spread_over_the_pipelines() -> None:
 def test_a_pair_without_endpoints_waits_and_both_are_named_until_a_third_peer_connects_them() -> None:
     peers = [plain(1, endpoint=False), plain(2, endpoint=False)]
     waiting = initial_plan(peers, small(2, 0, 1))
-    assert isinstance(waiting, Waiting)
-    assert "peer-1 and peer-2" in waiting.sentence
+    assert waiting == Cause(CauseCode.ENDPOINT_LACKING, peers=(PeerId("peer-1"), PeerId("peer-2")))
     assert names_of(planned([*peers, plain(3)], small(2, 0, 1))) == [["peer-1", "peer-3"]]
 
 
@@ -444,13 +446,13 @@ def test_peers_that_are_gone_or_drain_are_not_counted(lifecycle: Lifecycle) -> N
     spec, peers = small(2, 1, 1), [plain(1), replace(plain(2), lifecycle=lifecycle)]
     found = [(each.role, each.count, each.total) for each in lacking(peers, spec)]
     assert found == [(Role.STAGE, 1, 2), (Role.REPLICA, 1, 1)]
-    assert isinstance(initial_plan(peers, spec), Waiting)
+    assert initial_plan(peers, spec) == Cause(CauseCode.PEERS_LACKING, causes=lacking(peers, spec))
 
 
 def test_a_pipeline_of_fewer_members_than_stages_waits_for_its_members_and_shares_the_stages_evenly() -> None:
     spec, peers = small(5, 0, 2, members=3), [*map(plain, range(1, 7))]
     assert POLICIES[Role.STAGE].peers_needed(spec) == 6
-    assert initial_plan(peers[1:], spec) == Waiting("waiting for 1 more stage peer (5 of 6 here)")
+    assert initial_plan(peers[1:], spec) == lacking_stage_peers(1, 6)
     for replica in planned(peers, spec).replicas:
         assert [str(member.stages) for member in replica.members] == ["0-1", "2-3", "4"]
 
@@ -490,6 +492,5 @@ def test_without_speeds_a_peer_with_too_little_memory_is_not_in_the_plan() -> No
     weak = replace(first, capacity=replace(first.capacity, memory_bytes=10_000))
     assert planned([weak, second, third], spec).replica_of(weak.peer) is None
     waiting = initial_plan([weak, second], spec)
-    assert isinstance(waiting, Waiting)
-    assert not waiting.unreachable
-    assert "waiting for more memory" in waiting.sentence
+    assert isinstance(waiting, Cause)
+    assert waiting.code is CauseCode.MEMORY_LACKING

@@ -27,7 +27,9 @@ CAUSES = (
         CauseCode.PEERS_LACKING, causes=(Cause(CauseCode.PEERS_LACKING, role=Role.STAGE, count=1, total=2),)
     ),
     Cause(CauseCode.SPEED_UNKNOWN, peers=(A, B)),
-    Cause(CauseCode.NO_PLACEMENT, detail="waiting for more memory"),
+    Cause(CauseCode.ENDPOINT_LACKING, peers=(A, B)),
+    Cause(CauseCode.HOST_LACKING, peers=(A, B)),
+    Cause(CauseCode.MEMORY_LACKING, count=9, total=8, detail="9 MB are needed"),
     Cause(CauseCode.STARTING),
     Cause(CauseCode.TRAINING),
     Cause(CauseCode.OFFERS_LACKING, replicas=(1, 2), stages=(0,)),

@@ -141,7 +141,7 @@ def test_what_peers_write_is_shown_as_text_and_cut(hostile: str) -> None:
         status.peers[0],
         problem=hostile,
         role_reason=hostile,
-        cause=Cause(CauseCode.NO_PLACEMENT, detail=hostile),
+        cause=Cause(CauseCode.MEMORY_LACKING, detail=hostile),
         assignment=hostile,
         peer=hostile,
     )

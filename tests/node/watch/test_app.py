@@ -315,7 +315,7 @@ async def test_q_ends_the_view() -> None:
 
 @pytest.mark.parametrize("view", "1234")
 async def test_what_others_write_is_text(view: str) -> None:
-    cause = Cause(CauseCode.NO_PLACEMENT, detail=HOSTILE)
+    cause = Cause(CauseCode.MEMORY_LACKING, detail=HOSTILE)
     status = running(cause=cause, run=HOSTILE)
     peers = tuple(replace(peer, problem=HOSTILE, cause=cause, role_reason=HOSTILE) for peer in status.peers)
     node = ScriptedNode(

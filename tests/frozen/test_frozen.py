@@ -21,7 +21,10 @@ def golden(section: str) -> Any:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_values_are_as_they_were(section: str) -> None:
-    assert json.loads(json.dumps(SECTIONS[section]())) == golden(section)
+    """A new name, such as that of another matrix, changes nothing that was there."""
+    found, known = json.loads(json.dumps(SECTIONS[section]())), golden(section)
+    new = found.keys() - known.keys() if section != "status" else set()
+    assert {name: value for name, value in found.items() if name not in new} == known
 
 
 def test_swarms_train_and_exports_hold_the_same_bits_as_before() -> None:

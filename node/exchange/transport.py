@@ -124,22 +124,25 @@ class ServedStages:
             necessary. Two nodes must not share it.
         checkpoint_folder: this node's checkpoints (node.checkpoint.parts). A request gets the parts that are
             there at that time. The folder may be created later.
-        spec, initial_folder: the run, and the parameters that it starts from (node.checkpoint.initial), to
-            serve the anchors before round 1; without `spec` they are not served.
-        reduced: the spec of a run with exchange "reduced"; None where members gather all payloads.
+        spec: of the run; without it members gather payloads, and the anchors before round 1 are not served.
+        initial_folder: the parameters that the run starts from (node.checkpoint.initial).
     """
 
     capacities: Mapping[int, int]
     payload_folder: Path
     checkpoint_folder: Path
     keep_rounds: int
-    reduced: RunSpec | None = None
     spec: RunSpec | None = None
     initial_folder: Path | None = None
 
     def folder_of(self, stage: int) -> Path:
         """Where the payloads of one stage are."""
         return self.payload_folder / f"stage-{stage:02d}"
+
+    @property
+    def exchange(self) -> str:
+        """The exchange of the run, by its name in the specification."""
+        return "gathered" if self.spec is None else self.spec.outer.exchange
 
 
 class Transport(Protocol):

@@ -154,9 +154,8 @@ class NodeLoop:
         log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
         stage_info = await services.worker.call(Build(spec, stages, self._local))
         capacities = {stage: stage_info.capacities[stage] for stage in stages}
-        reduced = spec if spec.outer.exchange == "reduced" else None
         hosted = ServedStages(
-            *(capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds, reduced),
+            *(capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds),
             spec=spec,
             initial_folder=self._local.initial,
         )

@@ -140,7 +140,7 @@ async def start_as(
     payloads: Path | None = None,
     listen_port: int = 0,
     line: Line = UNLIMITED,
-    reduced: RunSpec | None = None,
+    spec: RunSpec | None = None,
 ) -> Node:
     entry = entry_of(identity, initial_peers=initial_peers, client_mode=client_mode, listen_port=listen_port)
     transport = await start_transport(identity, entry, line)
@@ -148,7 +148,7 @@ async def start_as(
         await transport.admit(allow_list)
         hosted = hosted_in(folder, dict.fromkeys(stages, CAPACITY))
         await transport.host_stages(
-            replace(hosted, payload_folder=payloads or hosted.payload_folder, reduced=reduced)
+            replace(hosted, payload_folder=payloads or hosted.payload_folder, spec=spec or hosted.spec)
         )
     return Node(identity, transport)
 

@@ -171,10 +171,10 @@ class VirtualTransport(Transport):
             checkpoints = CheckpointServer.of(hosted)
             own = self._identity.peer, stage, capacity, store, checkpoints, self._server
             self._server.services[stage] = PayloadService(*own)
-            if hosted.reduced is not None:
+            if hosted.spec is not None and hosted.exchange == "reduced":
                 from tests.virtual.reduction import reduction_peer  # noqa: PLC0415  it needs hivemind
 
-                me, spec = self._identity, hosted.reduced
+                me, spec = self._identity, hosted.spec
                 self._reductions[stage] = await reduction_peer(
                     self._rpc, self._dht, listening, me, self._run, stage, spec, store, self._allow_list
                 )

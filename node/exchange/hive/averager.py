@@ -159,9 +159,9 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._payloads = self._peer.service.payloads
         await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
         self._reduction: ReductionPeer | None = None
-        if hosted.reduced is not None:
+        if hosted.spec is not None and hosted.exchange == "reduced":
             self._reduction = ReductionPeer(
-                self._p2p, self._run_id, self._stage, hosted.reduced, store, self._sign, line
+                self._p2p, self._run_id, self._stage, hosted.spec, store, self._sign, line
             )
             await self._reduction.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(

@@ -38,7 +38,7 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[
         for identity in identities:
             known = [address for node in found for address in node.transport.addresses]
             about = identity, folder / identity.peer, (0,), known, False, allowed
-            found.append(await start_as(*about, reduced=SPEC))
+            found.append(await start_as(*about, spec=SPEC))
             stack.push_async_callback(found[-1].transport.close)
         yield found
 

@@ -47,7 +47,7 @@ check: $(VENV)/installed-test
 package: $(VENV)/installed-test
 	PYTHON=$(VENV)/bin/python .ci/package
 
-# Below 15 minutes. BENCH="--write docs/performance.md" replaces the generated section there.
+# Below 15 minutes. BENCH="--write FILE" replaces the section between its markers in FILE.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 
@@ -57,9 +57,9 @@ define page
 	$(VENV)/bin/hetnode experiment report $(1) --results $(2)/results.jsonl --write $(3) --figures $(4)
 endef
 
-# The paper's tables in small, docs/reproduction.md: about three hours.
+# The paper's tables in small, docs/reproduction/small.md: about three hours.
 reproduce: $(VENV)/installed-hf
-	$(call page,$(SMALL),runs/reproduction,docs/reproduction.md,docs/reproduction)
+	$(call page,$(SMALL),runs/reproduction,docs/reproduction/small.md,docs/reproduction)
 	cp runs/reproduction/results.jsonl docs/reproduction/small.jsonl
 
 # Its orderings on a short schedule, in a quarter of an hour at most.

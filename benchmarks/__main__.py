@@ -1,8 +1,8 @@
-"""All benchmarks of docs/performance.md in quick form: ``make bench``, below 15 minutes.
+"""All benchmarks of the wire in quick form: ``make bench``, below 15 minutes.
 
     python -m benchmarks                              # prints one Markdown table per part
     python -m benchmarks --only codec rounds
-    python -m benchmarks --write docs/performance.md  # replaces the generated section there
+    python -m benchmarks --write FILE                 # replaces what is between its markers
 
 If a part cannot be measured on this machine, or fails, the output has the reason, and the others continue.
 The exit status is 1 if a part failed that could have been measured here.

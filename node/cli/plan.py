@@ -115,7 +115,7 @@ def plan(
 
     The pipelines are those that the coordinator would form of these peers. Give --peers FILE or --stage-peers
     N, and --replicas N for machines that hold the whole model. Nothing is started and no peer is asked: all
-    figures follow from the cost model, and docs/planning.md says what it leaves out.
+    figures follow from the cost model, and docs/operate.md says what it leaves out.
     """
     if context.invoked_subcommand is not None:
         _no_options_before(context)

@@ -32,7 +32,7 @@ AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.
 def status(
     run: Run = None,
     as_json: Annotated[
-        bool, option("Print one JSON object instead, for programs; docs/terminal.md describes it.", "--json")
+        bool, option("Print one JSON object instead, for programs; docs/operate.md describes it.", "--json")
     ] = False,
 ) -> None:
     """Show what a run is doing, who takes part, and how the loss goes.

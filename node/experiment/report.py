@@ -13,18 +13,12 @@ from node.experiment.matrix import Matrix, Row, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean, perplexity
 
 _HOW_TO_READ = """\
-**How to read it.** A loss is in nats per token of held-out text after the last round, the mean over all
-replicas, *each in its own forward mode*: a full replica computes without compression, a pipeline through
-its compressed links; "of pipelines" is the mean over the pipelines alone. "Uncompressed" is the loss of
-the same final parameters where no link compresses anything; models that were trained with links expect
-them, so that it can be larger. Perplexity is exp(loss) of the mean over seeds. "Delta" is the excess
-over the loss of the row that it is compared with, seed by seed: the mean, and in brackets the range over
-two seeds, or with more seeds the 95 % confidence interval of the mean (Student's t). Runs of one seed see
-the same data and start alike, but training is chaotic: a difference that is smaller than what seeds differ
-in, or whose interval contains 0, says nothing. Bytes count all replicas together: "links" the frames
-between members in both directions, "payloads" the pseudo-gradients, each once. MB are 10^6 bytes. What
-the paper says is of larger models, other data and longer training; only the order of the rows can be
-compared."""
+**How to read it.** A loss is in nats per token of held-out text, the mean over all replicas, *each in its own
+forward mode*; "uncompressed" is that of the same parameters without compression. "Delta" is the excess over
+the row that it is compared with: the mean, and the range over two seeds, or with more seeds the 95 %
+confidence interval (Student's t). A difference that is smaller than what seeds differ in says nothing.
+"Links" and "payloads" are bytes of all replicas together; MB are 10^6 bytes. What the paper says is of larger
+models: only the order of the rows can be compared."""
 
 
 def report_of(

@@ -40,7 +40,7 @@ def _longest_gather_seconds(spec: RunSpec, found: Forecast) -> float:
 
 
 _GATHER_MARGIN = 1.5
-"""Real lines take a fifth more than their rates say (docs/planning.md), and peers differ."""
+"""Real lines take a fifth more than their rates say (docs/operate.md), and peers differ."""
 
 
 def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableType:

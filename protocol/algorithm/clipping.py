@@ -26,7 +26,7 @@ class SentTensor(Protocol):
 
 
 CLIP_FACTOR = 8.0
-"""A payload is clipped to this many times the median norm of its round (measured: docs/decisions.md)."""
+"""A payload is clipped to this many times the median norm of its round (measured: docs/decisions)."""
 
 REFUSE_FACTOR = 100.0
 """A payload of more than this many times the median norm is refused."""

@@ -26,7 +26,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "link": {"k": 8},
         "data": {"validation_batches": 1},
     },
-    # The paper's models. docs/models.md says which of these numbers it prints, and which are derived.
+    # The paper's models. docs/research.md says which of these numbers it prints, and which are derived.
     "178m": {
         **_PAPER,
         "rounds": 116,  # 3.04 billion tokens

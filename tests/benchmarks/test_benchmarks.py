@@ -151,11 +151,6 @@ def test_a_document_without_its_markers_is_not_touched(document: str) -> None:
         replaced(document, "new")
 
 
-def test_the_documentation_has_the_markers() -> None:
-    document = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert "new" in replaced(document, "new")
-
-
 def test_every_part_of_make_bench_offers_a_table() -> None:
     for part in PARTS:
         assert callable(importlib.import_module(f"benchmarks.{part}").table), part

@@ -3,7 +3,7 @@
     python -m pytest -m hostile -n 0 -s tests/hostile/test_load.py
 
 The test asserts that every peer is in and every heartbeat is answered, and no time. The figures of one
-machine are in docs/security-figures.md.
+machine are in docs/findings.md.
 """
 
 from __future__ import annotations

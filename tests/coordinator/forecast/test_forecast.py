@@ -257,7 +257,7 @@ def test_a_swarm_whose_exchange_costs_nothing_scales_in_proportion() -> None:
 
 
 def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> None:
-    """Over 97 % with the assumptions that docs/planning.md states."""
+    """Over 97 % with the assumptions that docs/findings.md states."""
     spec = resolve("70b", overrides={"inner.microbatches": 256, "inner.steps": 50})
     member = Capacity("", 2**40, 1, 40e12, 0, 0, 0.04)
     found = {

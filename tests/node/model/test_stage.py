@@ -170,7 +170,7 @@ def test_a_preset_of_the_paper_has_the_parameters_that_the_documents_state(
 ) -> None:
     spec = resolve(preset)
     assert sum(parameter_count(spec, stage) for stage in range(spec.swarm.stages)) == parameters
-    assert f"{parameters / 1e6:,.1f}M" in (ROOT / "docs" / "models.md").read_text()
+    assert f"{parameters / 1e6:,.1f}M" in (ROOT / "docs" / "research.md").read_text()
 
 
 def test_every_preset_cuts_into_stages_that_hold_all_layers_once() -> None:

@@ -157,14 +157,12 @@ def events() -> str:
 
 
 def commands() -> str:
-    """Every command with its options."""
-    rows = []
-    for name, lazy in COMMANDS.items():
-        rows += _rows(f"hetnode {name}", lazy.load(name))
+    """Every command."""
+    rows = [row for name, lazy in COMMANDS.items() for row in _rows(f"hetnode {name}", lazy.load(name))]
     lines = [
         *("# Commands", "", _NOTE),
         "`hetnode COMMAND --help` describes the options.",
-        *("", "| command | what it does | options |", "|---|---|---|", *rows),
+        *("", "| command | what it does |", "|---|---|", *rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -175,13 +173,8 @@ def _rows(title: str, command: Any) -> Iterator[str]:
             yield from _rows(f"{title} {name}", below)
         return
     arguments = [each.name.upper() for each in command.params if each.param_type_name == "argument"]
-    options = [
-        f"`{max(each.opts, key=len)}`"
-        for each in command.params
-        if each.param_type_name == "option" and each.name != "help"
-    ]
     text = (command.help or "").partition("\n\n")[0]
-    yield f"| `{' '.join([title, *arguments])}` | {_cell(text)} | {', '.join(options)} |"
+    yield f"| `{' '.join([title, *arguments])}` | {_cell(text)} |"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -136,7 +136,7 @@ class OuterSpec(Section):
     @property
     def of_result(self) -> OuterSpec:
         """The codec of the results that reducers send; of exchange "reduced"."""
-        # A sum of many replicas has more large values than one payload (measured: docs/protocol/reduction.md).
+        # A sum of many replicas has more large values than one payload (docs/protocol/reduction.md).
         usual = min(4 * self.top_k, self.chunk)
         top_k = usual if self.reduced_top_k is None else self.reduced_top_k
         return self.model_copy(update={"top_k": top_k, "exchange": "gathered", "reduced_top_k": None})

@@ -27,7 +27,6 @@ from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
 from protocol.spec.resolve import resolve
 from protocol.wire.payload_codec import PayloadLayout
-from tests.support.paths import ROOT
 
 SPEC = resolve("tiny", overrides=MODEL)
 WIDTH = SPEC.model.width

@@ -12,6 +12,9 @@ from tests.support.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 220_000
+MOST_TERMS, MOST_RECORD_LINES = 60, 15
+
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_reference_is_fresh(name: str) -> None:
@@ -24,3 +27,25 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_documents_stay_small() -> None:
+    """Limits, so that growth is a decision somebody writes down: what is longer is not read."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_README_LINES
+    for name in ("join", "operate", "research"):
+        assert (ROOT / "docs" / f"{name}.md").stat().st_size <= MOST_PAGE_BYTES, name
+    everything = [
+        page for page in ROOT.rglob("*.md") if not {".venv", ".git", "runs", ".pytest_cache"} & {*page.parts}
+    ]
+    assert sum(page.stat().st_size for page in everything) <= MOST_BYTES
+
+
+def test_the_glossary_has_few_terms() -> None:
+    rows = re.findall(r"^\| (?!term \|)[^|-]", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    assert len(rows) <= MOST_TERMS
+
+
+def test_a_decision_is_a_short_record() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        for record in re.split(r"\n\n+", page.read_text()):
+            assert len(record.splitlines()) <= MOST_RECORD_LINES, record[:60]

@@ -28,7 +28,7 @@ def document(
     """`status` as dictionaries, lists, strings, finite numbers, booleans and None.
 
     Numbers that are not finite become None. Of the members of the plan, the addresses are left out. `text`
-    changes each string. The fields in `without` are left out. docs/terminal.md describes the fields.
+    changes each string. The fields in `without` are left out. docs/operate.md names them.
     """
     values = {field.name: getattr(status, field.name) for field in fields(status)} | _derived(status)
     for name in without:

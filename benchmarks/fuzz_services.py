@@ -41,8 +41,7 @@ from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.command_loop import Stopped
 from coordinator.decide import decide
-from coordinator.explain.explain import prepare
-from coordinator.explain.log_index import LogIndex
+from coordinator.explain.questions import question_of
 from coordinator.health.monitor import HealthMonitor
 from coordinator.membership.reachability import check_claims, reached
 from coordinator.membership.sources import MemberSources
@@ -164,15 +163,17 @@ class _Server:
         metrics: Any = SimpleNamespace(record_measurement=_record, newest={})
         sign_here = partial(sign, number=2)
         receipts: Any = SimpleNamespace(of=lambda peer, _: peer.encode())
-        index = LogIndex(state.spec.swarm.stages)
+        past: Any = SimpleNamespace(length=0)
 
         async def explain(_: str, question: str) -> Explanation:
-            prepare(question, state, index, (), 0.0)
+            question_of(question, state, past)
             return Explanation("t", ())
 
         explainer: Any = SimpleNamespace(explain=explain)
         decisions: Any = SimpleNamespace(of=_no_decision)
-        records = RunRecords(metrics, decisions, receipts, HealthMonitor(state), explainer, Counter())
+        history: Any = None
+        health = HealthMonitor(state)
+        records = RunRecords(metrics, decisions, receipts, health, explainer, history, Counter())
         coordinator = CoordinatorService(
             self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )

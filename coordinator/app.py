@@ -346,7 +346,7 @@ def _start_run(
     history = SqliteHistory(folder / HISTORY_FILE, writer)
     health = HealthMonitor(state, alarm.most_sigmas)
     health.resume(state, newest_measurements(metrics.path, metrics.size))
-    observers = restored.index.note, metrics.record, health.note, dashboard.feed.note
+    observers = metrics.record, health.note, dashboard.feed.note
 
     def observe(event: Event, before: State, after: State) -> None:
         writer.record(event, before, after)
@@ -359,7 +359,7 @@ def _start_run(
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
-    explainer = Explainer(command_loop, store, restored.index, metrics)
+    explainer = Explainer(command_loop, store, history, metrics)
     receipts = Receipts(state.spec, state.run, history, store)
     records = RunRecords(metrics, DecisionLog(store), receipts, health, explainer, history, dashboard.resting)
     return command_loop, serving, records

@@ -82,12 +82,6 @@ class ErrorCode(Enum):
     RECEIPT_MISMATCH = ("receipt-mismatch", ExitCode.DATA)
     """A receipt is signed, but by another coordinator than was meant; or the event log does not contain what
     it says."""
-    INCIDENT_UNREADABLE = ("incident-unreadable", ExitCode.DATA)
-    """The file of an incident is damaged, too large, of another format, or its events do not fit each other;
-    names the line or the event."""
-    INCIDENT_DIFFERS = ("incident-differs", ExitCode.DATA)
-    """`hetnode incident replay`: this version does not decide like the recorded log, or an invariant does not
-    hold."""
 
     # The network.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)

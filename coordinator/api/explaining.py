@@ -1,7 +1,7 @@
 """Answers questions about the run while it goes on, in a thread, one at a time.
 
-The command loop goes on meanwhile: an answer is made from a snapshot of the state and reads its events
-between appends (:meth:`coordinator.storage.store.Store.read`).
+The command loop goes on meanwhile: an answer is made from the state as it was and the history, and reads
+its events between appends (:meth:`coordinator.storage.store.Store.read`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from coordinator.command_loop import CommandLoop
-from coordinator.explain.explain import answer, prepare
-from coordinator.explain.log_index import LogIndex
+from coordinator.explain.explain import explain
+from coordinator.storage.history import SqliteHistory
 from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.store import Store
 from protocol.server.calls import rate_limited
@@ -29,13 +29,13 @@ class Explainer:
 
     Args:
         store: of the events of `command_loop`.
-        index: of the same events; it is fed with every stored event.
+        history: of the same events.
     """
 
     def __init__(
-        self, command_loop: CommandLoop, store: Store, index: LogIndex, metrics: MetricsFile
+        self, command_loop: CommandLoop, store: Store, history: SqliteHistory, metrics: MetricsFile
     ) -> None:
-        self._command_loop, self._store, self._index = command_loop, store, index
+        self._command_loop, self._store, self._history = command_loop, store, history
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._places = FairShare(_QUESTIONS_OF_ONE, _QUESTIONS)
@@ -45,7 +45,8 @@ class Explainer:
         """The answer to a question (:func:`coordinator.explain.questions.question_of`).
 
         Raises:
-            HetnodeError: RATE_LIMITED if `caller`, or all together, ask too much; BAD_OPTION; STORE_CORRUPT.
+            HetnodeError: RATE_LIMITED if `caller`, or all together, ask too much; BAD_OPTION; STORE_CORRUPT;
+                NO_HISTORY.
         """
         if not self._rate.allows(caller, self._command_loop.now()):
             raise rate_limited(f"{caller[:96]} asks too often for explanations")
@@ -58,9 +59,9 @@ class Explainer:
         try:
             async with self._turn:
                 loop, newest = self._command_loop, self._metrics.newest.values()
-                prepared = prepare(question, loop.state, self._index, newest, loop.now())
-                if self._store.blocks:
-                    return await asyncio.to_thread(answer, prepared, self._store.read)
-                return answer(prepared, self._store.read)
+                now = loop.now()
+                return await asyncio.to_thread(
+                    explain, question, loop.state, self._history, self._store.read, tuple(newest), now
+                )
         finally:
             self._places.release(caller)

@@ -1,17 +1,18 @@
-"""Answers a question about a run from its event log: :func:`prepare`, then :func:`answer`."""
+"""Answers a question about a run from its state, its history and the events that the answer is about."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from coordinator.explain.facts import MOST_SENTENCES, Facts, NumberedEvent, cut, say, told
-from coordinator.explain.log_index import LogIndex
 from coordinator.explain.now_answer import explain_now
+from coordinator.explain.past import Past
 from coordinator.explain.peer_answer import explain_peer
 from coordinator.explain.questions import (
+    COMPARED_ROUNDS,
     AboutEvents,
     AboutNow,
     AboutPeer,
@@ -20,13 +21,14 @@ from coordinator.explain.questions import (
     Span,
     question_of,
     round_asked,
-    rounds_compared,
     spans_of,
 )
 from coordinator.explain.round_answer import explain_round
+from coordinator.history.tables import JournalLine
 from coordinator.state.events import Event, PlanAdopted
 from coordinator.state.state import State
 from coordinator.state.text import counted
+from coordinator.storage.history import SqliteHistory
 from protocol.status import Explanation, Measurement, Sentence
 
 
@@ -38,69 +40,60 @@ class Read(Protocol):
     ) -> Sequence[tuple[int, Event]]: ...
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A question with a snapshot of what is known, and the events of the log that the answer needs.
-
-    Attributes:
-        plans: the events that adopted the plans that the answer needs and the state does not keep.
-    """
-
-    question: Question
-    facts: Facts
-    spans: tuple[Span, ...]
-    plans: tuple[Span, ...]
-
-
-def prepare(
-    text: str, state: State, index: LogIndex, measurements: Iterable[Measurement], now: float
-) -> Prepared:
-    """Reads the question and keeps what it needs, which later events do not change. Quick.
+def explain(
+    text: str,
+    state: State,
+    history: SqliteHistory,
+    read: Read,
+    measurements: Iterable[Measurement],
+    now: float,
+) -> Explanation:
+    """The answer to a question. Bounded. Waits for a disk: it is for threads.
 
     Args:
-        index: of all events that have led to `state`.
+        history: with the events that have led to `state`, and perhaps later ones.
+        read: reads events of the log.
         now: seconds on the clock of the events.
 
     Raises:
-        HetnodeError: as :func:`question_of`.
+        HetnodeError: as :func:`question_of`; NO_HISTORY; and what `read` raises.
     """
-    question = question_of(text, state, index)
-    asked = round_asked(index, question, now)
-    rounds = rounds_compared(index, asked.number) if asked is not None else ()
-    log = dict(index.plans), index.paused, tuple(index.starts)
-    facts = Facts(state, now, tuple(measurements), rounds, asked, *log)
-    return Prepared(question, facts, spans_of(question, state, index, now), _former_plans(facts, index))
-
-
-def _former_plans(facts: Facts, index: LogIndex) -> tuple[Span, ...]:
-    if facts.asked is None:
-        return ()
-    asked = index.epoch_of(facts.asked.number)
-    needed = {asked, asked - 1, *(index.epoch_of(each.number) for each in facts.rounds)} & index.plans.keys()
-    numbers = (index.plans[epoch].number for epoch in sorted(needed) if facts.state.plan_of(epoch) is None)
-    return tuple(Span(number, number) for number in numbers)
-
-
-def answer(prepared: Prepared, read: Read) -> Explanation:
-    """The answer, from the events that `read` finds in the log. Bounded.
-
-    Raises what `read` raises, and nothing else.
-    """
+    past = Past(history, state, now)
+    question = question_of(text, state, past)
+    facts, spans = _facts(question, state, past, tuple(measurements), now)
 
     def events_of(spans: Iterable[Span]) -> Iterator[NumberedEvent]:
         for span in spans:
             for number, event in read(span.first, span.last, span.kinds):
                 yield NumberedEvent(number, event)
 
-    plans = tuple(
-        each.event.plan for each in events_of(prepared.plans) if isinstance(each.event, PlanAdopted)
+    former = (
+        Span(each.sequence, each.sequence) for each in facts.plans.values() if not state.plan_of(each.epoch)
     )
-    facts = replace(prepared.facts, events=tuple(events_of(prepared.spans)), former_plans=plans)
-    found = _answer(prepared.question, facts)
+    plans = (each.event.plan for each in events_of(former) if isinstance(each.event, PlanAdopted))
+    facts = replace(facts, events=tuple(events_of(spans)), former_plans=tuple(plans))
+    found = _answer(question, facts)
     sentences = found.sentences[:MOST_SENTENCES]
     if left := len(found.sentences) - len(sentences):
         sentences = (*sentences, say(f"{counted(left, 'more sentence')} would follow"))
     return Explanation(cut(found.title), sentences)
+
+
+def _facts(
+    question: Question, state: State, past: Past, measurements: tuple[Measurement, ...], now: float
+) -> tuple[Facts, tuple[Span, ...]]:
+    """What the history says for `question`, and the events of the log that the answer needs."""
+    asked = round_asked(past, question, state) if state.plans else None
+    rounds = past.rounds_before(asked.number, COMPARED_ROUNDS) if asked is not None else ()
+    epochs = {state.epoch, *(each.epoch for each in rounds)}
+    starts: tuple[JournalLine, ...] = ()
+    if asked is not None:
+        epochs |= {asked.epoch, asked.epoch - 1}
+        starts = past.starts(asked.first, asked.last)
+    line = past.paused()
+    paused = line.sequence if line else None
+    facts = Facts(state, now, measurements, rounds, asked, past.plans(epochs), paused, starts)
+    return facts, spans_of(question, past, asked, rounds, paused)
 
 
 def _answer(question: Question, facts: Facts) -> Explanation:

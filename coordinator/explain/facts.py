@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from coordinator.explain.log_index import AdoptedPlan, RoundMarks, Start
+from coordinator.explain.past import RoundMarks
+from coordinator.history.tables import AdoptedPlan, JournalLine
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.state.text import listed
@@ -45,7 +46,7 @@ class Facts:
         asked: the round that is asked for, or the current one; None before the first plan.
         plans: by epoch, where the plan was adopted.
         paused: the number of the event that has paused the run; None if it is not paused.
-        starts: the last starts of the coordinator.
+        starts: of the coordinator in that round.
         events: those of the log that the question needs, in order.
         former_plans: those of the rounds above, and the one before that of `asked`, if not in `state`.
     """
@@ -57,7 +58,7 @@ class Facts:
     asked: RoundMarks | None
     plans: Mapping[int, AdoptedPlan]
     paused: int | None
-    starts: tuple[Start, ...]
+    starts: tuple[JournalLine, ...]
     events: tuple[NumberedEvent, ...] = ()
     former_plans: tuple[Plan, ...] = ()
 
@@ -140,7 +141,7 @@ def rounds_before(count: int) -> str:
 
 def plan_number(facts: Facts, epoch: int) -> tuple[int, ...]:
     """The event that adopted a plan."""
-    return (facts.plans[epoch].number,) if epoch in facts.plans else ()
+    return (facts.plans[epoch].sequence,) if epoch in facts.plans else ()
 
 
 def stage_names(stages: list[int]) -> str:

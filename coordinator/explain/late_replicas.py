@@ -24,12 +24,12 @@ from protocol.types import PeerId, Replica
 def interruptions(story: RoundStory) -> Iterator[Sentence]:
     """Starts of the coordinator within the round."""
     for start in story.facts.starts:
-        if story.marks.first <= start.number <= story.marks.last and start.silent_seconds > SHORT:
+        if (start.seconds or 0.0) > SHORT:
             yield say(
                 f"The coordinator started again, or its machine had stood still: nothing is in the log for "
-                f"{duration(start.silent_seconds)} before that, and deadlines count from there",
-                start.number - 1,
-                start.number,
+                f"{duration(start.seconds or 0.0)} before that, and deadlines count from there",
+                start.sequence - 1,
+                start.sequence,
             )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from coordinator.explain.log_index import LogIndex, RoundMarks
+from coordinator.explain.past import Past, RoundMarks
 from coordinator.state import events
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -66,7 +66,7 @@ class Span:
     kinds: frozenset[type[Event]] = frozenset()
 
 
-def question_of(text: str, state: State, index: LogIndex) -> Question:
+def question_of(text: str, state: State, past: Past) -> Question:
     """A question: "now", the number of a round, "event N ..." or a peer by name or by an end of its id.
 
     Raises HetnodeError BAD_OPTION for a round, an event or a peer that the run does not have, and for an end
@@ -79,18 +79,18 @@ def question_of(text: str, state: State, index: LogIndex) -> Question:
         numbers = tuple(dict.fromkeys(int(each) for each in re.findall(r"\d+", found[1])))
         if len(numbers) > MOST_ASKED_EVENTS:
             raise _bad(f"{len(numbers)} events are more than {MOST_ASKED_EVENTS}.")
-        if wrong := [each for each in numbers if not 1 <= each <= index.length]:
-            raise _bad(f"There is no event {wrong[0]}: the log has {index.length} so far.")
+        if wrong := [each for each in numbers if not 1 <= each <= past.length]:
+            raise _bad(f"There is no event {wrong[0]}: the log has {past.length} so far.")
         return AboutEvents(numbers)
     if re.fullmatch(r"(round\s*)?\d{1,9}", text.lower()):
-        return _about_round(int(re.findall(r"\d+", text)[0]), state, index)
+        return _about_round(int(re.findall(r"\d+", text)[0]), state, past)
     return AboutPeer(_peer(text, state))
 
 
-def _about_round(number: int, state: State, index: LogIndex) -> AboutRound:
+def _about_round(number: int, state: State, past: Past) -> AboutRound:
     if not state.plans:
         raise _bad("The run has no round yet: it waits for its first peers.")
-    most = min(len(index.rounds) + 1, state.spec.rounds)
+    most = min(state.current_round, state.spec.rounds)
     if not 1 <= number <= most:
         raise _bad(f"There is no round {number} so far: rounds 1 to {most} have begun.")
     return AboutRound(number)
@@ -124,39 +124,31 @@ def _bad(cause: str) -> HetnodeError:
     )
 
 
-def rounds_compared(index: LogIndex, number: int) -> tuple[RoundMarks, ...]:
-    """The decided rounds before round `number` that it is compared with, the oldest first."""
-    last = min(number - 1, len(index.rounds))
-    return tuple(index.rounds[max(0, last - COMPARED_ROUNDS) : last])
-
-
-def round_asked(index: LogIndex, question: Question, now: float) -> RoundMarks | None:
+def round_asked(past: Past, question: Question, state: State) -> RoundMarks | None:
     """The round that the question is about, else the current one; the last one when all are decided."""
-    if isinstance(question, AboutRound) and question.number <= len(index.rounds):
-        return index.rounds[question.number - 1]
-    return index.current(now)
+    current = min(state.current_round, state.spec.rounds)
+    return past.round(question.number if isinstance(question, AboutRound) else current)
 
 
-def spans_of(question: Question, state: State, index: LogIndex, now: float) -> tuple[Span, ...]:
-    """The events that the answer needs, in order."""
+def spans_of(
+    question: Question, past: Past, asked: RoundMarks | None, before: Sequence[RoundMarks], paused: int | None
+) -> tuple[Span, ...]:
+    """The events that the answer needs, in order. `before`: the rounds with which `asked` is compared."""
     if isinstance(question, AboutEvents):
         return tuple(Span(each, each) for each in question.numbers)
     if isinstance(question, AboutPeer):
-        return tuple(Span(each, each) for each in index.of_peer(question.peer))
-    asked = round_asked(index, question, now)
+        return tuple(Span(each, each) for each in past.of_peer(question.peer))
     if asked is None:
         # Nothing but joins and invites so far; their end says what the run waits for.
-        return (Span(max(1, index.length - MOST_READ + 1), index.length, _GATHERING),)
-    before = rounds_compared(index, asked.number)[-COMPARED_OFFERS:]
+        return (Span(max(1, past.length - MOST_READ + 1), past.length, _GATHERING),)
     offers = [
         Span(max(each.first, each.last - MOST_READ_BEFORE // COMPARED_OFFERS), each.last, _COMPARED)
-        for each in before
+        for each in before[-COMPARED_OFFERS:]
     ]
     # Of a very long round the end: that is where it is decided.
     own = Span(max(asked.first, asked.last - MOST_READ + 1), asked.last, _OF_A_ROUND)
-    is_earlier = index.paused is not None and index.paused < min(each.first for each in (*offers, own))
-    paused = (Span(index.paused, index.paused),) if index.paused is not None and is_earlier else ()
-    return *paused, *offers, own
+    is_earlier = paused is not None and paused < min(each.first for each in (*offers, own))
+    return *((Span(paused, paused),) if paused is not None and is_earlier else ()), *offers, own
 
 
 _COMPARED: frozenset[type[Event]] = frozenset({events.PayloadOffered, events.RunPaused})

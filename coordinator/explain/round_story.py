@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.explain.facts import Facts, NumberedEvent, middle
-from coordinator.explain.log_index import RoundMarks, peers_of
+from coordinator.explain.past import RoundMarks
 from coordinator.state import events
 from protocol.types import Decision, PeerId, Replica
 
@@ -106,3 +106,11 @@ class RoundStory:
             for number, event in self.of(events.PayloadOffered)
             if (event.descriptor.stage, event.descriptor.round_number) == (stage, self.number)
         }
+
+
+def peers_of(event: events.Event) -> tuple[PeerId, ...]:
+    """The peers that `event`, one of those that may keep a member from its round, concerns."""
+    if isinstance(event, events.LinkFailed):
+        return event.peer, event.neighbour
+    peer: PeerId | None = getattr(event, "peer", None)
+    return () if peer is None else (peer,)

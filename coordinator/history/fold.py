@@ -108,7 +108,7 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
             if plan.from_round == after.current_round:
                 # Offers of the former plan are void: its samples were divided among other replicas.
                 yield BegunAnew(plan.from_round)
-                yield RoundRow(plan.from_round, plan.epoch, event.at, sequence, 1)
+                yield _begin(plan.from_round, plan.epoch, event.at, sequence)
         case events.RoundCommitted() | events.RoundAborted() | events.StageSkipped():
             yield from _decision(sequence, event, before, after)
         case _:
@@ -231,7 +231,11 @@ def _decision(sequence: int, event: events.DecisionEvent, before: State, after: 
     yield RoundRow(where[0], decided_at=at if is_over else None, tokens=run_tokens)
     if is_over and after.current_round <= after.spec.rounds:
         epoch = after.plan_for(after.current_round).epoch
-        yield RoundRow(after.current_round, epoch, at, sequence, 1)
+        yield _begin(after.current_round, epoch, at, sequence)
+
+
+def _begin(round_number: int, epoch: int, at: float, sequence: int) -> RoundRow:
+    return RoundRow(round_number, epoch, at, sequence, at, sequence, begins=1)
 
 
 def _not_counted(event: events.DecisionEvent, where: _Where, before: State) -> Iterator[Contribution]:

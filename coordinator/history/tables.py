@@ -197,7 +197,8 @@ class AdoptedPlan(Row):
 
 @dataclass(frozen=True)
 class RoundRow(Row):
-    """A round: the plan of its last begin, and the event of that. `tokens` are those committed at stage 0.
+    """A round: the plan of its last begin, and the events of that and of its first begin. `tokens` are those
+    committed at stage 0.
 
     `begins` counts: a round begins anew with another plan, and then what was offered before does not count.
     """
@@ -207,6 +208,8 @@ class RoundRow(Row):
     epoch: int | None = None
     began_at: float | None = None
     began_sequence: int | None = None
+    first_began_at: Annotated[float | None, Merge.FIRST] = None
+    first_sequence: Annotated[int | None, Merge.FIRST] = None
     begins: Sum = 0
     decided_at: float | None = None
     tokens: Sum = 0

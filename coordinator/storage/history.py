@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -164,6 +165,7 @@ class RoundSummary:
     Attributes:
         epoch: of its plan.
         began_at, began_sequence: when the round before it was decided at every stage, or its plan adopted.
+        first_began_at, first_sequence: the same of its first begin.
         restarts: how often it began anew with another plan; what was offered before does not count.
         seconds: from `began_at` to its last decision; None while a stage is open.
         tokens: committed at stage 0.
@@ -175,6 +177,8 @@ class RoundSummary:
     epoch: int
     began_at: float
     began_sequence: int
+    first_began_at: float
+    first_sequence: int
     restarts: int
     seconds: float | None
     tokens: int
@@ -402,11 +406,14 @@ class SqliteHistory:
         with reading(self.path) as db:
             return next(iter(_rows(db, AdoptedPlan, "WHERE epoch = ?", epoch)), None)
 
-    def journal(self, first: int, last: int, most: int = MOST_ROWS) -> tuple[JournalLine, ...]:
-        """The last `most` lines about the events `first` to `last`, in order."""
+    def journal(
+        self, first: int, last: int, most: int = MOST_ROWS, kinds: Sequence[Kind] = ()
+    ) -> tuple[JournalLine, ...]:
+        """The last `most` lines about the events `first` to `last`, in order; of `kinds` alone if given."""
+        alike = f" AND t.kind IN ({', '.join('?' for _ in kinds)})" if kinds else ""
+        within = f"WHERE t.sequence BETWEEN ? AND ?{alike} ORDER BY t.sequence DESC LIMIT ?"
         with reading(self.path) as db:
-            within = "WHERE t.sequence BETWEEN ? AND ? ORDER BY t.sequence DESC LIMIT ?"
-            return tuple(reversed(_rows(db, JournalLine, within, first, last, _within(most))))
+            return tuple(reversed(_rows(db, JournalLine, within, first, last, *kinds, _within(most))))
 
 
 def _rows(db: sqlite3.Connection, table: type[T], rest: str = "", *values: Any) -> list[T]:
@@ -460,6 +467,8 @@ def _summaries(db: sqlite3.Connection, where: str, *values: int | None) -> tuple
             each.epoch or 0,
             began := each.began_at or 0.0,
             each.began_sequence or 0,
+            each.first_began_at or 0.0,
+            each.first_sequence or 0,
             each.begins - 1,
             None if each.decided_at is None else each.decided_at - began,
             each.tokens,

@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, replace
 from math import nan
@@ -15,9 +15,7 @@ from typing import Any
 
 from cryptography.x509 import load_pem_x509_certificate
 
-from coordinator.explain.explain import answer, prepare
-from coordinator.explain.log_index import LogIndex
-from coordinator.state.apply import apply
+from coordinator.state.apply import replay
 from coordinator.state.event_codec import decode
 from coordinator.state.events import Event
 from coordinator.state.state import State
@@ -25,7 +23,7 @@ from coordinator.status.run_status import run_status
 from coordinator.storage.row_body import unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
-from protocol.status import Explanation, Measurement, RunStatus
+from protocol.status import Measurement, RunStatus
 from protocol.trust.run_id import run_id_of
 from protocol.trust.tls import pin_of
 from protocol.types import PeerId
@@ -49,8 +47,8 @@ def last_status(folder: Path) -> RunStatus:
 
     Raises HetnodeError STORE_CORRUPT.
     """
-    with _copied(folder) as copy:
-        state, _ = _last_state(folder, copy)
+    with copied(folder) as copy:
+        state = replay(first_state(folder, copy), (event for _, event in events_in(copy)))
     newest = newest_measurements(folder / "metrics.jsonl")
     at = state.latest_at
     status = run_status(state, newest.values(), at, at)
@@ -61,41 +59,21 @@ def last_status(folder: Path) -> RunStatus:
     return replace(status, peers=tuple(peers))
 
 
-def last_explanation(folder: Path, question: str) -> Explanation:
-    """The answer to `question` (:mod:`coordinator.explain.questions`) as of the newest event in the log.
-
-    Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
-    """
-    newest = newest_measurements(folder / "metrics.jsonl")
-    with _copied(folder) as copy:
-        state, index = _last_state(folder, copy)
-
-        def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
-            found = _events(copy, first, last)
-            return [each for each in found if not kinds or type(each[1]) in kinds]
-
-        return answer(prepare(question, state, index, newest.values(), state.latest_at), read)
-
-
-def _last_state(folder: Path, copy: sqlite3.Connection) -> tuple[State, LogIndex]:
-    """The state after the log of `folder`, of which `copy` is one, and the index of its events."""
+def first_state(folder: Path, copy: sqlite3.Connection) -> State:
+    """The state before the first event of the log of `folder`, of which `copy` is one."""
     spec = _spec(copy)
     try:
         certificate = load_pem_x509_certificate((folder / "authority.pem").read_bytes())
         run = run_id_of(spec, pin_of(certificate))
     except (OSError, ValueError):
         run = spec.name  # the log alone was copied
-    state, index = State(spec, run), LogIndex(spec.swarm.stages)
-    for _, event in _events(copy):
-        state = apply(state, event)
-        index.note(event)
-    return state, index
+    return State(spec, run)
 
 
 def read_log(folder: Path) -> tuple[RunSpec, tuple[Event, ...]]:
     """The specification and the events of the log in `folder`, from a copy. Raises STORE_CORRUPT."""
-    with _copied(folder) as copy:
-        return _spec(copy), tuple(event for _, event in _events(copy))
+    with copied(folder) as copy:
+        return _spec(copy), tuple(event for _, event in events_in(copy))
 
 
 def _spec(copy: sqlite3.Connection) -> RunSpec:
@@ -106,7 +84,7 @@ def _spec(copy: sqlite3.Connection) -> RunSpec:
     return RunSpec.from_json(found[0])
 
 
-def _events(copy: sqlite3.Connection, first: int = 1, last: int = _LAST) -> Iterator[tuple[int, Event]]:
+def events_in(copy: sqlite3.Connection, first: int = 1, last: int = _LAST) -> Iterator[tuple[int, Event]]:
     """The events `first` to `last` with their numbers, read as they are used. Raises ValueError."""
     query = "SELECT sequence, kind, body FROM events WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
     for sequence, kind, body in copy.execute(query, (first, last)):
@@ -114,7 +92,7 @@ def _events(copy: sqlite3.Connection, first: int = 1, last: int = _LAST) -> Iter
 
 
 @contextmanager
-def _copied(folder: Path) -> Iterator[sqlite3.Connection]:
+def copied(folder: Path) -> Iterator[sqlite3.Connection]:
     """A copy of the log in `folder`. Raises STORE_CORRUPT, also where the log proves unreadable inside.
 
     SQLite would write to the folder, and a coordinator that starts at that moment would find it in use.

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.explain.log_index import LogIndex
 from coordinator.state import events
 from coordinator.state.apply import apply
 from coordinator.state.events import Event
@@ -26,7 +25,6 @@ class RestoredRun:
     """A run as its folder has it. Metrics and history get every later event, in order."""
 
     state: State
-    index: LogIndex
     metrics: MetricsFile
     history: HistoryWriter
 
@@ -47,11 +45,10 @@ def restore_run(
     history = HistoryWriter(folder / HISTORY_FILE, spec, run, time_of, metrics.path, metrics.size)
     stack.push_async_callback(asyncio.to_thread, history.close)
     history.start()
-    index = LogIndex(spec.swarm.stages)
-    state = replay_log(store, State(spec, run), (history.catch_up, lambda event, *_: index.note(event)))
+    state = replay_log(store, State(spec, run), (history.catch_up,))
     history.has_caught_up()
     metrics.on_measurement = history.record_measurement
-    return RestoredRun(state, index, metrics, history)
+    return RestoredRun(state, metrics, history)
 
 
 Observer = Callable[[Event, State, State], None]

@@ -1,4 +1,4 @@
-"""``hetnode incident``: a run's event log as a file without names and addresses, and its replay."""
+"""``hetnode incident``: a run's event log as a file without names and addresses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rich.console import Console
 from node.cli import known_runs
 from node.cli.options import option
 from node.command_runner import bad_option
-from protocol.errors import ErrorCode, HetnodeError
 
 if TYPE_CHECKING:
     from coordinator.incident.file import Incident
-    from coordinator.incident.replay import Replay
 
-incident_app = typer.Typer(
-    help="Event logs of runs as files that can be shared, and replayed as tests.", no_args_is_help=True
-)
+incident_app = typer.Typer(no_args_is_help=True)
+
+
+@incident_app.callback()
+def _incident() -> None:
+    """Event logs of runs as files that can be shared."""
 
 
 @incident_app.command("export")
@@ -54,33 +55,6 @@ def export(
     _say(f"{out} has {len(incident.events)} events, {len(content) / 1000:.1f} kB.")
 
 
-@incident_app.command("replay")
-def replay(
-    file: Annotated[Path, typer.Argument(help="What 'hetnode incident export' has written.")],
-    timeline: Annotated[bool, option("Print what happened.")] = True,
-) -> None:
-    """Play a recorded incident through the rules of this version.
-
-    It ends with status 0 if this version decides the same at the same times and all invariants hold, else
-    with status 3: then the first event that differs is named.
-    """
-    from coordinator.incident.file import MOST_FILE_BYTES, from_bytes  # noqa: PLC0415
-    from coordinator.incident.replay import replay_incident  # noqa: PLC0415
-    from node.views.incident import timeline_lines, verdict_lines  # noqa: PLC0415
-
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise bad_option(f"The file {file} cannot be read: {error.strerror}.", "Name another file.") from None
-    incident = from_bytes(content)
-    found = replay_incident(incident)
-    for line in (*(timeline_lines(incident, found.log) if timeline else ()), *verdict_lines(found)):
-        _say(line)
-    if not found.is_equal:
-        raise _differs(found)
-
-
 def _coordinator_folder(run: str | None) -> Path:
     """Raises BAD_OPTION, NO_CREDENTIALS."""
     from coordinator.storage.log_copy import NAME  # noqa: PLC0415
@@ -110,17 +84,6 @@ def _recorded(folder: Path, why: str, to_round: int) -> Incident:
     spec, log = read_copy(folder, peer_in(folder / "identity.key"))
     log = up_to_round(log, to_round) if to_round else log
     return Incident(redacted_spec(RunSpec.from_json(spec)), redacted_log(log), version("hetnode"), why)
-
-
-def _differs(found: Replay) -> HetnodeError:
-    cause = f"An invariant does not hold: {found.broken}."
-    if found.differences:
-        cause = f"This version does not decide like the log, first at event {found.differences[0].number}."
-    return HetnodeError(
-        ErrorCode.INCIDENT_DIFFERS,
-        cause,
-        "If a rule was changed on purpose, record the incident again; docs/development.md says how.",
-    )
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coordinator.incident.file import from_bytes
 from coordinator.state.apply import replay
 from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
@@ -37,6 +36,7 @@ from protocol.wire.payload_codec import PayloadLayout
 from protocol.wire.payload_codec import encode as encode_payload
 from protocol.wire.status_json import status_data
 from tests.builders import former_log, spec_of
+from tests.support.incident_file import from_bytes
 from tests.support.paths import ROOT
 
 Values = Mapping[str, Any]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from coordinator.incident.invariants import Invariants
 from coordinator.state.events import DecisionEvent, Event, PlanAdopted
 from coordinator.state.state import KEPT_DECISIONS
 from protocol.spec.run import RunSpec
 from protocol.types import Decision
 from tests.builders import keyed
 from tests.support.coordinator_run import Run
+from tests.support.invariants import Invariants
 
 STAGES = 2
 ARBITER = keyed(99)

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from coordinator.explain.explain import answer, prepare
+from coordinator.explain.explain import explain
 from coordinator.explain.facts import MOST_CHARACTERS, MOST_CITED, MOST_SENTENCES
-from coordinator.explain.log_index import LogIndex
-from coordinator.state.events import Event, PeerSeen
+from coordinator.state.events import Event
 from coordinator.state.state import State
 from protocol.status import Explanation, Measurement
+from tests.support.history import stored, write_history
 
 
 class Asked:
-    """Answers from the events so far, and what the events are."""
+    """Answers from the events so far, and what the events are. `read_numbers`: the events that were read."""
 
     def __init__(self, state: State, events: Iterable[Event], now: float) -> None:
         self.state, self.now = state, now
-        self.log = [event for event in events if not isinstance(event, PeerSeen)]
-        self.index = LogIndex(state.spec.swarm.stages)
-        for event in self.log:
-            self.index.note(event)
+        self.log = stored(events)
+        self.read_numbers: set[int] = set()
 
     def __call__(self, question: object, measurements: Sequence[Measurement] = ()) -> Explanation:
-        prepared = prepare(str(question), self.state, self.index, measurements, self.now)
-        return answer(prepared, self.read)
+        with TemporaryDirectory() as folder:
+            history = write_history(Path(folder, "history.sqlite"), self.state.spec, self.log)
+            return explain(str(question), self.state, history, self.read, measurements, self.now)
 
     def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
         found = [(number, self.log[number - 1]) for number in range(first, last + 1)]
-        return [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
+        found = [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
+        self.read_numbers |= {number for number, _ in found}
+        return found
 
     def cited(self, explanation: Explanation, text: str) -> list[Event]:
         """The events of the one sentence that contains `text`."""
@@ -58,7 +61,7 @@ def check_all_answers(state: State, ask: Asked) -> None:
     """Every question about the run has a bounded answer."""
     questions = [
         "now",
-        *range(1, min(len(ask.index.rounds) + 1, state.spec.rounds) + 1 if state.plans else 0),
+        *range(1, min(state.current_round, state.spec.rounds) + 1 if state.plans else 0),
         *state.peers,
         f"event {' '.join(map(str, range(max(1, len(ask.log) - 60), len(ask.log) + 1)))}",
     ]

@@ -20,7 +20,6 @@ from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
 from coordinator.command_loop import CommandLoop
 from coordinator.decide import Outcome
-from coordinator.explain.log_index import LogIndex
 from coordinator.health.monitor import HealthMonitor
 from coordinator.membership.sources import MemberSources
 from coordinator.monitoring.health import judge_health
@@ -113,8 +112,7 @@ class VirtualCoordinator:
 
     async def _main(self, serving: asyncio.Future[None]) -> None:
         clock = asyncio.get_running_loop().time
-        index = LogIndex(self._spec.swarm.stages)
-        state = restore(self.store, self._spec, self.run, (lambda event, *_: index.note(event),))
+        state = restore(self.store, self._spec, self.run)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
         history = SqliteHistory(self._folder / HISTORY_FILE)  # which nobody writes
         receipts = Receipts(self._spec, self.run, history, cast(SqliteStore, self.store))
@@ -122,7 +120,6 @@ class VirtualCoordinator:
 
         def publish(event: Event, _: State, state: State) -> None:
             log.info("%s", event_message(event))
-            index.note(event)
             metrics.record(event)
             health.note(event)
             self._observe(event, state)
@@ -138,7 +135,7 @@ class VirtualCoordinator:
                 DecisionLog(self.store),
                 receipts,
                 health,
-                Explainer(command_loop, self.store, index, metrics),
+                Explainer(command_loop, self.store, history, metrics),
                 history,
                 Counter(),
             )

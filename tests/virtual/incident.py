@@ -24,8 +24,7 @@ from statistics import median
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.incident.file import Incident, from_bytes, to_bytes
-from coordinator.incident.invariants import Invariants
+from coordinator.incident.file import Incident, to_bytes
 from coordinator.incident.pseudonyms import pseudonymous_keys
 from coordinator.incident.redaction import RUN, peers_in, redacted_log, redacted_spec
 from coordinator.state import events
@@ -39,6 +38,8 @@ from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import PeerId, Reachability
+from tests.support.incident_file import from_bytes
+from tests.support.invariants import Invariants
 from tests.virtual import swarm as virtual
 from tests.virtual.scenario import CORPUS
 from tests.virtual.swarm import VirtualSwarm

@@ -10,7 +10,6 @@ import pytest
 from coordinator.health.compressed import measured_agreement
 from coordinator.health.monitor import HealthMonitor
 from coordinator.health.records import RoundFigures
-from coordinator.incident.implied_commands import implied_commands
 from coordinator.rounds.phases import expected_seconds
 from coordinator.state.commands import WeighCompressed
 from coordinator.state.events import CompressedWeighed, RunRolledBack
@@ -30,6 +29,7 @@ from tests.support.coordinator_run import (
     play_rounds,
     started_and_attested,
 )
+from tests.support.incident_commands import implied_commands
 
 
 def mixed(weights: str = "measured", **more: Any) -> Run:

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.incident.file import Incident, to_bytes
-from coordinator.incident.invariants import InvariantBroken
 from coordinator.incident.redaction import (
     DATA_TEXTS,
     PHRASES,
@@ -25,7 +24,6 @@ from coordinator.incident.redaction import (
     redacted_log,
     redacted_spec,
 )
-from coordinator.incident.replay import replay_incident
 from coordinator.membership.presence import FINISHED
 from coordinator.state import commands, events
 from coordinator.state.apply import replay
@@ -39,6 +37,8 @@ from protocol.trust.envelope import public_key_of
 from protocol.types import ExchangeGroup, Part, Pause, Reachability, Role
 from tests.builders import former_log, keyed, spec_of
 from tests.support.coordinator_run import Run, attest, pass_time, play_round
+from tests.support.incident_replay import replay_incident
+from tests.support.invariants import InvariantBroken
 
 STATE_RULES = {
     **RULES,

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from coordinator import decide as decide_module
-from coordinator.incident import replay as replay_module
 from coordinator.incident.file import Incident
 from coordinator.incident.redaction import redacted_log, redacted_spec
-from coordinator.incident.replay import MOST_DIFFERENCES, Replay, replay_incident, same_decision
 from coordinator.rounds import rounds
 from coordinator.state import commands, events
 from coordinator.state.events import Event
 from coordinator.state.text import counted
+from coordinator.state.transaction import Step
 from protocol.types import Finding, PausedBy, PayloadDescriptor, Rejection, Role, Verdict
 from tests.builders import anchor_of, keyed, spec_of
+from tests.support import incident_replay as replay_module
 from tests.support.coordinator_run import (
     Run,
     attest,
@@ -30,6 +30,7 @@ from tests.support.coordinator_run import (
     play_round,
     started,
 )
+from tests.support.incident_replay import MOST_DIFFERENCES, Replay, replay_incident, same_decision
 
 A, B, C, D = map(keyed, range(4))
 ARBITER = keyed(50)
@@ -158,7 +159,9 @@ def changed_rule(monkeypatch: pytest.MonkeyPatch, change: Callable[[Event], Even
 
     def decide(state: Any, command: Any, now: float) -> Any:
         outcome = original(state, command, now)
-        return replace(outcome, events=tuple(each for e in outcome.events if (each := change(e)) is not None))
+        changed = ((step, change(step.event)) for step in outcome.steps)
+        steps = tuple(Step(each, step.before, step.after) for step, each in changed if each is not None)
+        return replace(outcome, steps=steps)
 
     monkeypatch.setattr(replay_module, "decide", decide)
     return replay_incident(incident())

@@ -8,7 +8,6 @@ import pytest
 
 from coordinator.incident.file import Incident
 from coordinator.incident.redaction import redacted_log, redacted_spec
-from coordinator.incident.replay import replay_incident
 from coordinator.state import event_codec
 from coordinator.state.commands import Leave, Report, Tick
 from coordinator.state.events import PeerSeen
@@ -16,6 +15,7 @@ from protocol.errors import ErrorCode
 from protocol.types import Decision, ResultClaim
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import Run, beat_for, offer, started
+from tests.support.incident_replay import replay_incident
 
 PEERS = [keyed(number) for number in range(4)]
 ONE, OTHER = ResultClaim("1" * 64, 1000), ResultClaim("2" * 64, 1000)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.storage.last_status import has_log, last_explanation, last_status, newest_measurements
+from coordinator.explain.offline import last_explanation
+from coordinator.storage.last_status import has_log, last_status, newest_measurements
 from coordinator.storage.metrics import MetricsFile
 from coordinator.storage.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError

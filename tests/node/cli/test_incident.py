@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.incident.file import Incident, from_bytes, to_bytes
-from coordinator.incident.replay import replay_incident
 from coordinator.state import events
 from coordinator.state.event_codec import decode
 from coordinator.storage.log_copy import NAME
 from coordinator.storage.store import SqliteStore
 from node.cli.incident import incident_app
 from node.security.identity import open_identity, peer_in
-from node.views.incident import timeline_lines, verdict_lines
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import former_log, spec_of
+from tests.support.incident_file import from_bytes
 from tests.support.paths import ROOT
-
-RECORDED = ROOT / "tests" / "incidents" / "killed-stopped-and-slow.jsonl.xz"
 
 
 def run(*arguments: str) -> str:
@@ -65,8 +60,6 @@ def test_a_file_that_cannot_be_written_and_a_run_that_is_not_here_are_one_messag
     assert error.value.code is ErrorCode.BAD_OPTION
     with pytest.raises(HetnodeError, match="No coordinator of"):
         run("export", "nano-0123")
-    with pytest.raises(HetnodeError, match="cannot be read"):
-        run("replay", str(tmp_path / "none"))
 
 
 def test_the_peer_id_of_an_identity_is_read_while_a_process_holds_it(tmp_path: Path) -> None:
@@ -75,42 +68,3 @@ def test_the_peer_id_of_an_identity_is_read_while_a_process_holds_it(tmp_path: P
     for path in (tmp_path / "none", ROOT / "pyproject.toml"):
         with pytest.raises(HetnodeError):
             peer_in(path)
-
-
-def test_a_recorded_incident_is_shown_and_decided_alike() -> None:
-    shown = run("replay", str(RECORDED))
-    assert "a full replica is killed" in shown
-    assert "rounds 14-24 committed, 22 decisions" in shown
-    assert "665 of 665 events: this version decides the same" in shown
-    assert "all invariants hold" in shown
-    assert "committed" not in run("replay", str(RECORDED), "--no-timeline")
-
-
-def test_a_log_that_this_version_decides_otherwise_ends_with_the_first_place(tmp_path: Path) -> None:
-    incident = from_bytes(RECORDED.read_bytes())
-    log = list(incident.events)
-    place = next(n for n, event in enumerate(log) if isinstance(event, events.GroupClosed))
-    closed = log[place]
-    assert isinstance(closed, events.GroupClosed)
-    log[place] = replace(closed, seconds=closed.seconds + 1)
-    changed = replace(incident, events=tuple(log))
-    file = tmp_path / "changed.jsonl.xz"
-    file.write_bytes(to_bytes(changed))
-    with pytest.raises(HetnodeError, match="first at event") as error:
-        run("replay", str(file))
-    assert error.value.code is ErrorCode.INCIDENT_DIFFERS
-    assert error.value.code.exit_code == 3
-    lines = list(verdict_lines(replay_incident(changed)))
-    assert any(line.startswith("event ") and "after the offer" in line for line in lines)
-    assert any(line.startswith("  the log has") for line in lines)
-    assert any(line.startswith("  this version has") for line in lines)
-
-
-def test_hostile_text_of_a_file_is_shown_as_text() -> None:
-    left = events.PeerDraining(
-        1.0, from_bytes(RECORDED.read_bytes()).events[1].peer, "x\x1b[2J\n" + "y" * 10**5
-    )  # type: ignore[union-attr, arg-type]
-    incident = Incident(spec_of(), (left,), "\x1b[1m", "[red]why\u202e")
-    shown = list(timeline_lines(incident, incident.events))
-    assert all(line.isprintable() and len(line) < 400 for line in shown)
-    assert "[red]why?" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -10,11 +11,12 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from protocol.errors import ErrorCode, ExitCode, HetnodeError, first_error
+from protocol.errors import FAILURE_FILE, ErrorCode, ExitCode, HetnodeError, first_error
 from protocol.trust import host_port
 
 log = logging.getLogger(__name__)
@@ -132,6 +134,8 @@ def exit_code_after(error: BaseException) -> ExitCode:
     if not isinstance(cause, HetnodeError):
         raise error
     show_error(cause)
+    if file := os.environ.get(FAILURE_FILE):
+        Path(file).write_text(json.dumps({"code": cause.code.label, "cause": cause.cause}))
     return cause.code.exit_code
 
 

@@ -7,8 +7,8 @@ ends every process that it started, also after a failure.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from node.measure.hardware import available_threads
 from node.net.admin_client import AdminClient
 from node.net.coordinator_channel import fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import FAILURE_FILE, ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
@@ -66,11 +66,13 @@ class Swarm:
         """Start ``hetnode ARGUMENTS`` with its output in ``logs/NAME.log``."""
         log = self.folder / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        _failure_file(log).unlink(missing_ok=True)
         with log.open("ab") as output:
             # One template for all processes of the swarm: this machine imports torch and the transport once.
             process = own_template(COMMAND_MODULES).fork(
                 "node.__main__",
                 [*arguments, "--lifeline", str(self._lifeline_read)],
+                environment={**os.environ, FAILURE_FILE: str(_failure_file(log).absolute())},
                 descriptors=[self._lifeline_read],
                 stdout=output.fileno(),
                 stderr=output.fileno(),
@@ -243,19 +245,18 @@ async def _watch(
             task.cancel()
 
 
+def _failure_file(log: Path) -> Path:
+    """Where the process with this log writes its failure."""
+    return log.with_suffix(".failure")
+
+
 def _failure(child: SwarmProcess) -> HetnodeError:
-    """The failure of a process, with the last error in its log."""
+    """The failure of a process: what it has written of it, or else the last line of its log."""
+    remedy = f"See its log {child.log}."
+    with suppress(OSError, ValueError, KeyError):
+        told = json.loads(_failure_file(child.log).read_text())
+        return HetnodeError(ErrorCode.from_label(told["code"]), f"{child.name}: {told['cause']}", remedy)
     lines = child.log.read_text(errors="replace").strip().splitlines()
-    code = child.process.poll()
-    coded = next(
-        (match for line in reversed(lines) if (match := re.search(r"error \[([a-z-]+)\] (.*)", line))), None
-    )
-    if coded is not None:
-        remedy = f"See its log {child.log}."
-        return HetnodeError(ErrorCode.from_label(coded[1]), f"{child.name}: {coded[2]}", remedy)
-    last = next((line for line in reversed(lines) if "[" in line), lines[-1] if lines else "its log is empty")
-    return HetnodeError(
-        ErrorCode.SWARM_PROCESS_FAILED,
-        f"The process {child.name} ended with status {code}: {last.strip()[:500]}",
-        f"See its log {child.log}.",
-    )
+    status, last = child.process.poll(), lines[-1] if lines else "its log is empty"
+    cause = f"The process {child.name} ended with status {status}: {last.strip()[:500]}"
+    return HetnodeError(ErrorCode.SWARM_PROCESS_FAILED, cause, remedy)

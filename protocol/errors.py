@@ -207,6 +207,10 @@ class ErrorCode(Enum):
         return next((code for code in cls if code.label == label), cls.BAD_REQUEST)
 
 
+FAILURE_FILE = "HETNODE_FAILURE_FILE"
+"""The environment variable by which a program has a process that it starts write its failure as JSON."""
+
+
 class HetnodeError(Exception):
     """A failure with a stable code, its cause and what the reader can do about it.
 

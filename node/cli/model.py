@@ -237,7 +237,7 @@ def _import_for_new_run(
     overrides = {f"model.{name}": value for name, value in published.model.items()}
     if own:
         overrides |= {"data.tokenizer": own.file_name, "data.tokenizer_sha256": own.sha256}
-    with _naming_k(options.k):
+    with _naming_k(options, published.model["width"]):
         spec = options.spec(**overrides)
     place = str(model / own.file_name) if own else find_tokenizer(spec.data, options.config)
     spec = pinned(spec, tokenizer=place)
@@ -249,12 +249,12 @@ def _import_for_new_run(
 
 
 @contextmanager
-def _naming_k(k: int | None) -> Iterator[None]:
-    """Says by which option a preset's link is made to fit the imported model."""
+def _naming_k(options: SpecOptions, width: int) -> Iterator[None]:
+    """Says by which option a preset's link is made to fit the imported model of this width."""
     try:
         yield
     except HetnodeError as error:
-        if error.code is not ErrorCode.BAD_SPEC or k is not None or "link.k" not in error.cause:
+        if error.code is not ErrorCode.BAD_SPEC or options.k is not None or options.spec().link.k <= width:
             raise
         raise HetnodeError(error.code, error.cause, "Give --k, at most the model's width.") from None
 

@@ -20,6 +20,7 @@ page.append(head, unusual, reason, speedCard, lists);
 const why = new Explanation(reason, "Why it does what it does", peer);
 reason.hidden = true;
 const chart = new Chart(body);
+const WARNINGS = new Set(["strike", "lost", "quarantined", "banned", "retreated"]);
 const REASONS = { offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
 
 function hero({ peer: is, past, time }) {
@@ -79,7 +80,7 @@ function measured(rows) {
 }
 
 function changes(rows) {
-  return rows.length > 0 && card("History", el("ol", { class: "events" }, rows.map((each) => el("li", { "data-key": String(each.sequence), class: /strike|lost|quarantin|banned|retreat/.test(each.kind) ? "warning" : "" },
+  return rows.length > 0 && card("History", el("ol", { class: "events" }, rows.map((each) => el("li", { "data-key": String(each.sequence), class: WARNINGS.has(each.kind) ? "warning" : "" },
     el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, told(f.sentence(each.text)))))));
 }
 

@@ -12,6 +12,7 @@ from tests.support.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
 MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 220_000
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
@@ -32,8 +33,8 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_the_documents_stay_small() -> None:
     """Limits, so that growth is a decision somebody writes down: what is longer is not read."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_README_LINES
-    for name in ("join", "operate", "research"):
-        assert (ROOT / "docs" / f"{name}.md").stat().st_size <= MOST_PAGE_BYTES, name
+    for page in USER_PAGES:
+        assert page.stat().st_size <= MOST_PAGE_BYTES, page.name
     assert sum(page.stat().st_size for page in DOCUMENTS) <= MOST_BYTES
 
 
@@ -46,3 +47,17 @@ def test_a_decision_is_a_short_record() -> None:
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
         for record in re.split(r"\n\n+", page.read_text()):
             assert len(record.splitlines()) <= MOST_RECORD_LINES, record[:60]
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.stem)
+def test_pages_for_users_name_commands_that_exist(page: Path) -> None:
+    text = page.read_text()
+    code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^    (.*)$", text, re.MULTILINE)]
+    known = set(re.findall(r"^\| `hetnode ([a-z ]+[a-z])", PAGES["commands"](), re.MULTILINE))
+    named = [
+        words for each in code for words in re.findall(r"(?<![/\w])hetnode ([a-z]+)(?: ([a-z]+))?", each)
+    ]
+    assert named
+    for first, second in named:
+        is_family = not second and any(each.startswith(f"{first} ") for each in known)
+        assert is_family or first in known or f"{first} {second}" in known, (first, second)

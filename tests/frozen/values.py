@@ -20,6 +20,7 @@ from coordinator.state.event_chain import first_hash, next_hash
 from coordinator.state.event_codec import decode, encode
 from coordinator.state.events import Event
 from coordinator.state.state import State
+from coordinator.status.document import document
 from coordinator.status.run_status import run_status
 from node.experiment.matrix import read_matrix_file
 from protocol.algorithm.topk import sparsify
@@ -34,7 +35,6 @@ from protocol.wire.framing import chunks, frame_header_to_pb
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.payload_codec import PayloadLayout
 from protocol.wire.payload_codec import encode as encode_payload
-from protocol.wire.status_json import status_data
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
 from tests.support.paths import ROOT
@@ -140,9 +140,8 @@ def status() -> Values:
         Measurement(peer, 1, position, 0, 3.5 + position, math.inf, 640, 12.5, 0.5, complete=True)
         for position, peer in enumerate(list(state.peers)[:2])
     ]
-    document = status_data(run_status(state, figures, state.latest_at + 1.0, 1.7e9))
-    document["spec"] = document["spec"]["hash"]
-    return document
+    found = document(run_status(state, figures, state.latest_at + 1.0, 1.7e9))
+    return {**found, "spec": found["spec"]["hash"]}
 
 
 def exact(shape: tuple[int, ...]) -> Tensor:

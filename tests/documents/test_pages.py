@@ -30,6 +30,13 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_that_documents_name_exist(page: Path) -> None:
+    tops = "benchmarks|coordinator|docker|docs|node|proto|protocol|tests"
+    for path in re.findall(rf"`((?:{tops})/[\w/.-]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
 def test_the_documents_stay_small() -> None:
     """Limits, so that growth is a decision somebody writes down: what is longer is not read."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_README_LINES

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import fields, replace
-from math import nan
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cryptography.x509 import load_pem_x509_certificate
 
@@ -20,6 +17,7 @@ from coordinator.state.event_codec import decode
 from coordinator.state.events import Event
 from coordinator.state.state import State
 from coordinator.status.run_status import run_status
+from coordinator.storage.metrics import read_measurements
 from coordinator.storage.row_body import unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -31,7 +29,6 @@ from protocol.types import PeerId
 LOG_FILE = "coordinator.sqlite"
 _LAST = 2**63 - 1
 """The greatest number that a row can have."""
-_LOSSES = ("train_loss", "validation_loss", "gradient_norm")
 
 
 def has_log(folder: Path) -> bool:
@@ -115,30 +112,8 @@ def copied(folder: Path) -> Iterator[sqlite3.Connection]:
 
 def newest_measurements(path: Path) -> dict[PeerId, Measurement]:
     """The newest measurement of each member in a metrics file. Lines that hold none are left out."""
-    newest: dict[PeerId, Measurement] = {}
-    for measurement in _measurements(path):
-        newest[measurement.peer] = measurement
-    return newest
-
-
-def _measurements(path: Path) -> Iterable[Measurement]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(ValueError, TypeError, KeyError):
-                    event = json.loads(line)
-                    if event["event"] == "measurement":
-                        yield _measurement(event)
-    except OSError:
-        return
-
-
-def _measurement(event: dict[str, Any]) -> Measurement:
-    """Of a line, which has null for a number that is not finite. Raises TypeError, KeyError."""
-    # Nobody shows what a member has told of the payloads of others.
-    names = [field.name for field in fields(Measurement) if field.name != "agreements"]
-    values = {
-        name: event[name.removesuffix("_number")] for name in names if name.removesuffix("_number") in event
-    }
-    values.update({name: nan for name in _LOSSES if name in values and values[name] is None})
-    return Measurement(**values)
+    with suppress(OSError):
+        found = read_measurements(path, 0, path.stat().st_size)
+        # Nobody shows what a member has told of the payloads of others.
+        return {measured.peer: replace(measured, agreements=()) for _, measured, _ in found}
+    return {}

@@ -36,7 +36,7 @@ def as_hex(tensors: Tensors) -> dict[str, str]:
     return {name: value.astype("<f4").tobytes().hex() for name, value in tensors.items()}
 
 
-def cases(name: str) -> Any:
+def cases(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", vectors(name)["cases"], ids=lambda case: case.get("name", ""))
 
 
@@ -210,7 +210,8 @@ def test_error_feedback() -> None:
     file = vectors("error_feedback")
     shapes, outer = page.shapes_of(file["model"], 1, 0), {"learning_rate": 1.0, **file["outer"]}
     anchor = {name: np.zeros(shape, F32) for name, shape in shapes.items()}
-    local, error, beta = dict(anchor), dict(anchor), F32(outer["error_decay"])
+    error: Tensors = dict(anchor)
+    beta = F32(outer["error_decay"])
     for step in file["steps"]:
         assert as_hex(error) == step["error_before"]
         local = shaped(step["local_before"], shapes)

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 from coordinator.api.run_records import RunRecords
 from coordinator.command_loop import CommandLoop
-from coordinator.dashboard.explanations import KEPT_SECONDS, Explanations
 from coordinator.dashboard.past import Past
 from coordinator.dashboard.port import Access, DashboardPort, dashboard_listener
-from coordinator.dashboard.queries import Queries
+from coordinator.dashboard.queries import KEPT_SECONDS, Explanations, Queries
 from coordinator.dashboard.source import Feed, Source
 from protocol.types import PeerId
 
@@ -113,8 +112,7 @@ class DashboardServer:
         # Few coordinators need them, and none before somebody looks.
         from uvicorn import Config, Server  # noqa: PLC0415
 
-        from coordinator.dashboard.application import Application  # noqa: PLC0415
-        from coordinator.dashboard.connections import BoundedConnection  # noqa: PLC0415
+        from coordinator.dashboard.application import Application, BoundedConnection  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: log.debug("dashboard: %s", context.get("message")))

@@ -6,7 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
-from coordinator.dashboard.connections import MOST_CONNECTIONS
+from coordinator.dashboard.application import MOST_CONNECTIONS
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import running
 from tests.support.dashboard import EventReader, address_of, ask, open_socket

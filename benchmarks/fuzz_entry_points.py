@@ -44,7 +44,7 @@ from benchmarks.fuzz_seeds import (
     stream_of,
 )
 from node.exchange import transfer
-from node.exchange.hive import access, authorizer, dht_protocol, records, values
+from node.exchange.hive import authorizer, dht_protocol, records, stream_calls, values
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
 from protocol.pb import hetnode_pb2 as pb
@@ -320,7 +320,7 @@ def targets() -> list[Target]:
     """All entry points. Logging of errors is switched off."""
     for name in ("node", "protocol", "coordinator", "hivemind"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    access.limit_messages()
+    stream_calls.limit_messages()
     values.limit_values()
     dht = _Dht()
     chunks = [payload_pb2.PayloadChunk(data=_PAYLOAD[:20]), payload_pb2.PayloadChunk(data=_PAYLOAD[20:])]

@@ -70,8 +70,6 @@ _CALL_SECONDS = 15.0
 _LONGEST_SLEEP = 600.0  # certificates expire by the wall clock, which continues on a suspended machine
 _RETRY_SECONDS = 0.3
 _LONGEST_HEARTBEAT = 600.0
-_FORMER_DEFAULT = Role.STAGE
-"""What a node is to a coordinator that does not choose roles."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Admission:
 class HeartbeatReply:
     """The open round, and the time until it closes: None while no peer waits for that.
 
-    `interval`: seconds to the next heartbeat; 0 from former coordinators.
+    `interval`: seconds to the next heartbeat.
     """
 
     round_number: int
@@ -134,7 +132,7 @@ class CoordinatorClient:
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             peer=self._peer,
-            role=role or _FORMER_DEFAULT,
+            role=role,
             any_role=role is None,
             capacity=capacity_to_pb(capacity),
             endpoint=addresses.endpoint,
@@ -163,10 +161,9 @@ class CoordinatorClient:
         reached = answered(reply, addresses)
         endpoint = addresses.endpoint if reached.endpoint else ""
         relays = relays_from_pb(reply.relays)
-        as_role = role_from_pb(reply.role) if reply.role else role or _FORMER_DEFAULT
         reason = sentence_from_pb(reply.role_reason)
         peers = tuple(reply.dht_peers)
-        return Admission(spec, peers, clock_offset, relays, reached, endpoint, as_role, reason)
+        return Admission(spec, peers, clock_offset, relays, reached, endpoint, role_from_pb(reply.role), reason)
 
     async def update_addresses(self, addresses: Addresses) -> Reached:
         """Tell where others reach this node from now on; returns what answered there."""

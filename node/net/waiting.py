@@ -75,8 +75,7 @@ async def until_run_is_over(coordinator: CoordinatorClient) -> None:
         try:
             await coordinator.until_over()
         except HetnodeError as error:
-            # UNKNOWN_PEER: of a coordinator of a former version, which tells only peers that take part.
-            if error.code not in (*_TEMPORARY, ErrorCode.UNKNOWN_PEER):
+            if error.code not in _TEMPORARY:
                 raise
             log.debug("%s", error)
         else:

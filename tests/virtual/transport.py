@@ -242,7 +242,7 @@ class VirtualTransport(Transport):
         return await service.payloads.fetch(entry, deadline)
 
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
-        await self._any_service().fetch_checkpoint(download, deadline)
+        await self._any_service(ErrorCode.STATE_UNAVAILABLE).fetch_checkpoint(download, deadline)
 
     async def wait_closed(self) -> None:
         await self._closed.wait()
@@ -251,9 +251,9 @@ class VirtualTransport(Transport):
         self._closed.set()
         await self._server.close()
 
-    def _any_service(self) -> PayloadService:
+    def _any_service(self, code: ErrorCode = ErrorCode.PAYLOAD_UNAVAILABLE) -> PayloadService:
         if not self._server.services:
-            raise no_stage(ErrorCode.PAYLOAD_UNAVAILABLE)
+            raise no_stage(code)
         return next(iter(self._server.services.values()))
 
     async def _search(

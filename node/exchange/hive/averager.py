@@ -28,14 +28,13 @@ from hivemind.utils import get_dht_time
 
 from node.exchange.allow_list import AllowList
 from node.exchange.checkpoint_transfer import CheckpointServer
-from node.exchange.hive.access import AllowedCalls
 from node.exchange.hive.calls import Admit, EndRound, Exchange, FetchCheckpoint, FetchPayload
 from node.exchange.hive.lifetime import end_with_parent
 from node.exchange.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTimes
 from node.exchange.hive.payload_peer import PayloadPeer
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.reduction.reduction_peer import ReductionPeer
-from node.exchange.hive.stream_calls import GuardedStreams
+from node.exchange.hive.stream_calls import AllowedCalls, GuardedStreams
 from node.exchange.line import Line
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import ExchangeResult, ServedStages

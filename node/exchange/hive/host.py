@@ -28,7 +28,6 @@ from hivemind.utils.mpfuture import MPFuture
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.exchange.hive import records
-from node.exchange.hive.access import limit_messages
 from node.exchange.hive.arbiter import HostedArbiter
 from node.exchange.hive.authorizer import CertificateAuthorizer, signer_of
 from node.exchange.hive.averager import SparseAverager
@@ -51,6 +50,7 @@ from node.exchange.hive.dht import HostedDHT, Whom
 from node.exchange.hive.dht_protocol import node_id_of, use_bounded_protocol
 from node.exchange.hive.lifetime import kill_descendants
 from node.exchange.hive.public_port import announced_addresses, listen
+from node.exchange.hive.stream_calls import limit_messages
 from node.exchange.hive.values import MAX_VALUE_BYTES, limit_values
 from node.exchange.interfaces import own_sources
 from node.ipc.channel import serve

@@ -10,9 +10,8 @@ from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
 from node.exchange.allow_list import AllowList
 from node.exchange.checkpoint_transfer import CheckpointServer
-from node.exchange.hive.access import AllowedCalls
 from node.exchange.hive.records import stage_prefix
-from node.exchange.hive.stream_calls import GuardedStreams
+from node.exchange.hive.stream_calls import AllowedCalls, GuardedStreams
 from node.exchange.line import UNLIMITED, Line
 from node.exchange.payload_service import PayloadService, PeerCalls, Wanted
 from node.exchange.payload_store import PayloadStore

@@ -12,10 +12,11 @@ import errno
 import ipaddress
 import logging
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 
-from node.exchange.hive.connected_peers import ConnectedPeers, ListPeers
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
+
 from node.exchange.interfaces import interface_addresses
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import AdmittedSources
@@ -25,7 +26,7 @@ from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
 from protocol.server.splice import SpliceEnd, carry
 from protocol.trust.host_port import host_port
-from protocol.trust.multiaddress import multiaddress
+from protocol.trust.multiaddress import multiaddress, tcp_place
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,13 @@ _HANDSHAKE_BYTES = 320
 
 With more, p2pd would learn the addresses of a stranger, and dial it.
 """
+_LOOK_SECONDS = 0.05
 _HANDSHAKE_SECONDS = 10.0
 """Also for the coordinator to tell of a new member, which may dial at once."""
+
+
+ListPeers = Callable[[], Awaitable[Iterable[PeerInfo]]]
+"""p2pd's connections whose handshake is over."""
 
 
 class PublicPort:
@@ -136,6 +142,45 @@ class PublicPort:
             for each in (known, *copies):
                 each.cancel()
             await asyncio.wait((known, *copies))
+
+
+class ConnectedPeers:
+    """Waits for the end of handshakes with p2pd. Belongs to one event loop."""
+
+    def __init__(self, list_peers: ListPeers) -> None:
+        self._list_peers = list_peers
+        self._waiting: dict[int, asyncio.Future[str]] = {}  # by the port of the other end
+        self._looking: asyncio.Task[None] | None = None
+
+    async def peer_at(self, port: int) -> str:
+        """Wait until p2pd knows the peer that has connected from a loopback port. Returns its id."""
+        self._waiting[port] = found = asyncio.get_running_loop().create_future()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            peer: str = await found
+            return peer
+        finally:
+            del self._waiting[port]
+
+    async def _look(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(_LOOK_SECONDS)  # p2pd tells of no change
+            try:
+                listed = tuple(await self._list_peers())
+            except Exception as error:  # hivemind raises anything here; without p2pd this process ends soon
+                log.debug("p2pd lists no peers: %r", error)
+                continue
+            for each in listed:
+                found = self._waiting.get(_port_of(each))
+                if found is not None and not found.done():
+                    found.set_result(each.peer_id.to_base58())
+
+
+def _port_of(peer: PeerInfo) -> int:
+    """The TCP port of the other end of a connection; 0 if it has none."""
+    place = tcp_place(str(peer.addrs[0])) if peer.addrs else None
+    return place[1] if place else 0
 
 
 async def _copy(source: SpliceEnd, sink: SpliceEnd, most: int) -> None:

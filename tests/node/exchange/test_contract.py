@@ -383,7 +383,14 @@ async def a_checkpoint_is_fetched_from_those_that_have_it(network: PeerNetwork) 
     path = network.folder / "alice" / "checkpoints" / "round-000020" / "stage-00.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(TENSORS, path)
-    await network.carol.transport.fetch_checkpoint(download, PATIENT)
+    stranger = await network.start("without-a-plan", (1,))
+    for asking, why in ((stranger, "not in the plan"), (network.bootstrap, "")):
+        with pytest.raises(HetnodeError) as refused:
+            await asking.transport.fetch_checkpoint(download, BRIEF)
+        assert refused.value.code is ErrorCode.STATE_UNAVAILABLE
+        assert why in str(refused.value)
+    with_one_that_lacks_it = download_from(network, network.bob, network.alice)
+    await network.carol.transport.fetch_checkpoint(with_one_that_lacks_it, PATIENT)
     assert download.into.read_bytes() == b"".join(TENSORS[name].numpy().tobytes() for name in sorted(TENSORS))
 
 

@@ -13,12 +13,11 @@ from hivemind.utils.asyncio import achain, as_aiter
 
 from node import hooks
 from node.exchange.allow_list import AllowList
-from node.exchange.hive.access import AllowedCalls
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_exchange import PartExchange
 from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
-from node.exchange.hive.stream_calls import Guard, GuardedStreams
+from node.exchange.hive.stream_calls import AllowedCalls, Guard, GuardedStreams
 from node.exchange.line import UNLIMITED, Line
 from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_store import PayloadStore

@@ -25,7 +25,6 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, PeerId, StateRecord
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 from tests.support.hive_nodes import (
-    BRIEF,
     PATIENT,
     RUN,
     SPEC,
@@ -196,15 +195,6 @@ def content(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))
 
 
-async def test_a_part_is_fetched_from_its_donors(
-    swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
-) -> None:
-    into = tmp_path / "stage"
-    donors = {swarm["alice"]: 0, swarm["bob"]: 0, swarm["carol"]: 1}  # carol holds none of it
-    await fetch_state(swarm["carol"], checkpoint, into, donors)
-    assert into.read_bytes() == content(checkpoint)
-
-
 async def test_the_anchor_before_round_1_is_fetched_from_a_host(swarm: Swarm, tmp_path: Path) -> None:
     initial, into = initial_parameters(SPEC, 0), tmp_path / "stage"
     await fetch_state(swarm["carol"], initial, into, {swarm["alice"]: 0}, round_number=0)
@@ -248,22 +238,6 @@ async def test_another_donor_replaces_one_that_dies_during_a_download(swarm: Swa
     await fetching
     assert into.read_bytes() == content(large)
     await swarm.restart("alice")
-
-
-async def test_a_refused_peer_and_a_missing_checkpoint_are_reported(
-    swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
-) -> None:
-    stranger = await start_node(swarm.folder, "stranger", (0,), swarm.addresses)
-    try:
-        with pytest.raises(HetnodeError, match="not in the plan"):
-            await fetch_state(stranger, checkpoint, tmp_path / "part", {swarm["alice"]: 0})
-    finally:
-        await stranger.transport.close()
-    with pytest.raises(HetnodeError, match="no such checkpoint"):
-        await fetch_state(swarm["bob"], checkpoint, tmp_path / "part", {swarm["carol"]: 1})
-    with pytest.raises(HetnodeError) as failure:
-        await fetch_state(swarm.bootstrap, checkpoint, tmp_path / "part", {swarm["alice"]: 0}, deadline=BRIEF)
-    assert failure.value.code is ErrorCode.STATE_UNAVAILABLE
 
 
 # Clocks

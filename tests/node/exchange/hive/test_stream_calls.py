@@ -17,9 +17,14 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from node.exchange.allow_list import AllowList
 from node.exchange.checkpoint_transfer import CheckpointServer
-from node.exchange.hive.access import limit_messages
 from node.exchange.hive.payload_peer import PayloadPeer
-from node.exchange.hive.stream_calls import CHUNK_BOUNDS, REQUEST_BOUNDS, STREAMS_OF_ONE, GuardedStreams
+from node.exchange.hive.stream_calls import (
+    CHUNK_BOUNDS,
+    REQUEST_BOUNDS,
+    STREAMS_OF_ONE,
+    GuardedStreams,
+    limit_messages,
+)
 from node.exchange.payload_store import PayloadStore
 from protocol.pb.payload_pb2 import StateRequest
 from tests.builders import keyed

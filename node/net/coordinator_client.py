@@ -161,9 +161,9 @@ class CoordinatorClient:
         reached = answered(reply, addresses)
         endpoint = addresses.endpoint if reached.endpoint else ""
         relays = relays_from_pb(reply.relays)
-        reason = sentence_from_pb(reply.role_reason)
+        role, reason = role_from_pb(reply.role), sentence_from_pb(reply.role_reason)
         peers = tuple(reply.dht_peers)
-        return Admission(spec, peers, clock_offset, relays, reached, endpoint, role_from_pb(reply.role), reason)
+        return Admission(spec, peers, clock_offset, relays, reached, endpoint, role, reason)
 
     async def update_addresses(self, addresses: Addresses) -> Reached:
         """Tell where others reach this node from now on; returns what answered there."""

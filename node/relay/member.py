@@ -26,12 +26,12 @@ from node.net.sources import AcceptedSources
 from node.net.waiting import CoordinatorWait
 from node.security.channels import server_tls
 from node.security.identity import Identity
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.destinations import Destinations
 from protocol.relay.ports import ports_after
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.descriptors import raise_descriptor_limit
-from protocol.server.gateway import Gateway, listen_on
+from protocol.server.gateway import Gateway
+from protocol.server.listening import listen_for
 from protocol.trust.host_port import host_port
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
@@ -65,7 +65,8 @@ class RelayMemberOptions:
 async def run_relay(options: RelayMemberOptions, identity: Identity) -> None:
     """Join the run as a relay, and carry connections until the run is finished or this is cancelled.
 
-    Raises HetnodeError: PORT_IN_USE; BAD_REQUEST if the invite is for another role; what joining raises.
+    Raises HetnodeError: PORT_IN_USE, BAD_ADDRESS; BAD_REQUEST if the invite is for another role; what joining
+    raises.
     """
     raise_descriptor_limit()
     async with AsyncExitStack() as stack:
@@ -126,14 +127,7 @@ def _relay_server(
     options: RelayMemberOptions, peer: PeerId, coordinator: CoordinatorClient, members: Set[str]
 ) -> RelayServer:
     at = host_port(options.listen_host, options.listen_port)
-    try:
-        listener = listen_on(options.listen_host, options.listen_port)
-    except OSError as error:
-        raise HetnodeError(
-            ErrorCode.PORT_IN_USE,
-            f"The relay cannot listen on {at}: {error.strerror}.",
-            "Give another --listen HOST:PORT; port 0 takes a free one.",
-        ) from None
+    listener = listen_for("the relay", "--listen", at, "[::]:7800")
     ports = options.dht_ports or ports_after(int(listener.getsockname()[1]))
     gateway = Gateway(listener, options.limits.connections)
     hosts = (options.advertise,) if options.advertise else ()

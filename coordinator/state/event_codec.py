@@ -18,8 +18,8 @@ STORED_KINDS: dict[type[Event], str] = {
 
 _STORED_FIELDS = {"round_number": "round", "reservation": "place"}
 _CODECS: dict[str, RecordCodec[Event]] = {
-    # Not bounded: the log is the coordinator's own. Other versions store more fields.
-    name: RecordCodec(kind, UNBOUNDED, names=_STORED_FIELDS, ignores_unknown=True)
+    # Neither bounded nor checked: the log is the coordinator's own. Other versions store more fields.
+    name: RecordCodec(kind, UNBOUNDED, names=_STORED_FIELDS, ignores_unknown=True, checks=False)
     for kind, name in STORED_KINDS.items()
 }
 

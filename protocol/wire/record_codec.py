@@ -66,6 +66,7 @@ class RecordCodec(Generic[T]):
         code: of the HetnodeError that :meth:`decode` raises.
         ignores_unknown: read records of versions that had more fields.
         nan_is_null: write numbers that are not finite as null, as browsers want, else as NaN and Infinity.
+        checks: refuse to write values of other types, for 2 microseconds more.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class RecordCodec(Generic[T]):
         code: ErrorCode = ErrorCode.BAD_REQUEST,
         ignores_unknown: bool = False,
         nan_is_null: bool = False,
+        checks: bool = True,
     ) -> None:
         self._name, self._bounds, self._code = getattr(kind, "__name__", str(kind)), bounds, code
+        self._warnings: Any = "error" if checks else True
         renamed = dict(names or {})
         config = ConfigDict(
             strict=True,
@@ -97,7 +100,7 @@ class RecordCodec(Generic[T]):
 
         ValueError for a value of another type than its field, and for a Blob without `blobs`.
         """
-        return self._adapter.dump_json(value, by_alias=True, warnings="error", context=blobs)
+        return self._adapter.serializer.to_json(value, by_alias=True, warnings=self._warnings, context=blobs)
 
     def read(self, data: bytes | bytearray | str, blobs: Sequence[Buffer] | None = None) -> T:
         """The inverse of :meth:`encode`. ValueError for all other bytes."""
@@ -107,7 +110,7 @@ class RecordCodec(Generic[T]):
         if commas >= self._bounds.values:
             raise ValueError(f"{self._name}: more than {self._bounds.values} values")
         try:
-            return self._adapter.validate_json(data, context=blobs)
+            return cast(T, self._adapter.validator.validate_json(data, context=blobs))
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"]))

@@ -15,12 +15,13 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -29,47 +30,66 @@ from protocol.algorithm.digest import size_of
 from protocol.algorithm.outer_step import tensor_bytes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire import snapshot_codec
+from protocol.wire.record_codec import Bounds, RecordCodec
 
 Parameters = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
-HEX_DIGEST = r"^[0-9a-f]{64}$"
+T = TypeVar("T")
 _JSON_LIMIT = 2**20
+_CHECKSUM = "checksum"
 _PARTIAL = ".hetnode-partial"
 _REPLACED = ".hetnode-replaced"
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-class Record(BaseModel):
-    """Base class of the records in the JSON files of a checkpoint."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
-class SealedRecord(Record):
-    """A record that fills a file. `checksum` covers all other fields."""
-
-    checksum: str = ""
-
-    def sealed(self) -> Self:
-        body = json.dumps(self.model_dump(exclude={"checksum"}, by_alias=True), sort_keys=True).encode()
-        return self.model_copy(update={"checksum": hashlib.sha256(body).hexdigest()})
-
-    @property
-    def text(self) -> str:
-        """The only valid text of the file; readers compare it byte by byte."""
-        return self.model_dump_json(indent=2, by_alias=True) + "\n"
-
-
-Sealed = TypeVar("Sealed", bound=SealedRecord)
-
-
-class FileEntry(Record):
+@dataclass(frozen=True)
+class FileEntry:
     """Name, size and hash of a file."""
 
     file: str
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern=HEX_DIGEST)
+    bytes: NotNegative
+    sha256: Sha256
+
+
+class SealedFile(Generic[T]):
+    """The form of a JSON file with one record of type T, whose checksum covers all fields."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._codec = RecordCodec[T](kind, Bounds(_JSON_LIMIT), names={"round_number": "round"})
+
+    def write(self, path: Path, record: T) -> None:
+        """Write and flush the file. Raises OSError."""
+        write_text(path, _sealed(json.loads(self._codec.encode(record))))
+
+    def checksum(self, record: T) -> str:
+        """The checksum in the file with `record`, hex."""
+        return _checksum(json.loads(self._codec.encode(record)))
+
+    def read(self, path: Path) -> T:
+        """The record in `path`, verified by its checksum. Raises CHECKPOINT_CORRUPT."""
+        text = read_text(path)
+        try:
+            tree = json.loads(text)
+            if not isinstance(tree, dict) or _sealed(tree) != text:
+                raise ValueError("its checksum is wrong")
+            return self._codec.read(json.dumps({name: tree[name] for name in tree if name != _CHECKSUM}))
+        except (ValueError, RecursionError) as error:
+            raise corrupt(path, str(error)) from None
+
+
+def _sealed(tree: Mapping[str, Any]) -> str:
+    """The only valid text of a file with the fields of `tree`; readers compare it byte by byte."""
+    fields = {name: tree[name] for name in tree if name != _CHECKSUM}
+    return json.dumps({_CHECKSUM: _checksum(fields), **fields}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def write_tensors(path: Path, tensors: Parameters) -> FileEntry:
@@ -201,19 +221,6 @@ def read_text(path: Path) -> str:
         return content.decode()
     except (OSError, ValueError) as error:
         raise corrupt(path, str(error)) from None
-
-
-def read_sealed(path: Path, kind: type[Sealed]) -> Sealed:
-    """The record in `path`, verified by its checksum. Raises CHECKPOINT_CORRUPT."""
-    text = read_text(path)
-    try:
-        record = kind.model_validate_json(text)
-    except ValidationError as error:
-        why = f"it does not have the fields of its record ({error.error_count()} errors)"
-        raise corrupt(path, why) from None
-    if record.sealed().text != text:
-        raise corrupt(path, "its checksum is wrong")
-    return record
 
 
 def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> None:

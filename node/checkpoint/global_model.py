@@ -26,21 +26,20 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from node.checkpoint import layout
 from node.checkpoint.files import (
-    HEX_DIGEST,
     FileEntry,
+    NotNegative,
     Parameters,
-    SealedRecord,
+    SealedFile,
+    Sha256,
     Shapes,
     corrupt,
     each_tensor,
     load_tensors,
     publish,
-    read_sealed,
     read_text,
     verify_tensors,
     write_tensors,
@@ -57,27 +56,32 @@ _MANIFEST = "manifest.json"
 _SPEC = "spec.json"
 
 
+@dataclass(frozen=True)
 class AnchorEntry(FileEntry):
     """A tensor file of a checkpoint, with the digest of its tensors."""
 
-    anchor_digest: str = Field(pattern=HEX_DIGEST)
+    anchor_digest: Sha256
 
 
-class Manifest(SealedRecord):
+@dataclass(frozen=True)
+class Manifest:
     """The record in manifest.json."""
 
-    format: Literal[1] = 1
+    format: Literal[1]
     run_id: str
-    spec_hash: str = Field(pattern=HEX_DIGEST)
-    round_number: int = Field(ge=0, alias="round")
-    stages: dict[int, AnchorEntry]
-    embedding: AnchorEntry | None = None
+    spec_hash: Sha256
+    round_number: NotNegative
+    stages: Mapping[int, AnchorEntry]
+    embedding: AnchorEntry | None
 
     @property
     def files(self) -> Mapping[int | None, AnchorEntry]:
         """The tensor files by stage; None stands for the separate file of the embedding."""
-        found: dict[int | None, AnchorEntry] = {stage: entry for stage, entry in self.stages.items()}
+        found = dict[int | None, AnchorEntry](self.stages.items())
         return found if self.embedding is None else {**found, None: self.embedding}
+
+
+MANIFEST_FILE = SealedFile(Manifest)
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,7 @@ def write(
         if beside is not None:
             beside(partial)
         manifest = Manifest(
+            format=1,
             run_id=spec.name,
             spec_hash=spec.hash,
             round_number=round_number,
@@ -171,7 +176,7 @@ def write(
         )
         # The manifest comes last: without it the folder is not a checkpoint.
         write_text(partial / _SPEC, spec.canonical_json)
-        write_text(partial / _MANIFEST, manifest.sealed().text)
+        MANIFEST_FILE.write(partial / _MANIFEST, manifest)
 
     publish(folder, fill, series="" if round_of(folder.name) is None else ANY_ROUND)
 
@@ -191,7 +196,7 @@ def verify(folder: Path) -> Verified:
     """Verify the checkpoint `folder` without loading it. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
     if not (folder / _MANIFEST).exists():
         raise _missing(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
-    manifest = read_sealed(folder / _MANIFEST, Manifest)
+    manifest = MANIFEST_FILE.read(folder / _MANIFEST)
     spec = _read_spec(folder / _SPEC, manifest)
     for stage, entry in manifest.files.items():
         if entry.file != _file(stage) or (stage is not None and not 0 <= stage < spec.swarm.stages):
@@ -306,7 +311,7 @@ def _save(
     if found != _shapes(spec, stage, round_number) or not is_float32:
         raise ValueError(f"the parameters for {_file(stage)} are not the float32 tensors of the spec")
     entry = write_tensors(partial / _file(stage), tensors)
-    return AnchorEntry(**entry.model_dump(), anchor_digest=anchor_digest(tensors))
+    return AnchorEntry(entry.file, entry.bytes, entry.sha256, anchor_digest(tensors))
 
 
 def _read_spec(path: Path, manifest: Manifest) -> RunSpec:

@@ -16,25 +16,23 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 from torch import Tensor
 
 from node.checkpoint.files import (
-    HEX_DIGEST,
     FileEntry,
+    NotNegative,
     Parameters,
-    Record,
-    SealedRecord,
+    SealedFile,
+    Sha256,
     Shapes,
     corrupt,
     load_tensors,
-    read_sealed,
     verify_tensors,
     write_tensors,
-    write_text,
 )
 from node.checkpoint.layout import stage_file
 from node.model.shapes import link_table_shapes, parameter_shapes
@@ -84,35 +82,34 @@ class StageState:
         return cls(outer["error"], moved, moments, table)
 
 
-class _Counters(Record):
-    steps: int = Field(ge=1)
-    cold_steps: int | None = Field(ge=0)
+@dataclass(frozen=True)
+class _Counters:
+    steps: Annotated[int, Field(ge=1)]
+    cold_steps: NotNegative | None
 
 
-class _TableEntry(Record):
+@dataclass(frozen=True)
+class _TableEntry:
     moments: _Counters | None
 
 
-class _StageEntry(Record):
+@dataclass(frozen=True)
+class _StageEntry:
     tensors: FileEntry
-    local: tuple[str, ...] = Field(strict=False)
+    local: tuple[str, ...]
     moments: _Counters | None
-    table: _TableEntry | None = None
-
-    @model_serializer(mode="wrap")
-    def _omit_no_table(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Records from before there were tables keep their text and their checksum."""
-        tree: dict[str, Any] = handler(self)
-        if self.table is None:
-            tree.pop("table", None)
-        return tree
+    table: Annotated[_TableEntry | None, Field(exclude_if=lambda table: table is None)] = None
 
 
-class _Private(SealedRecord):
-    format: Literal[1] = 1
-    spec_hash: str = Field(pattern=HEX_DIGEST)
-    round_number: int = Field(ge=0, alias="round")
-    stages: dict[int, _StageEntry]
+@dataclass(frozen=True)
+class _Private:
+    format: Literal[1]
+    spec_hash: Sha256
+    round_number: NotNegative
+    stages: Mapping[int, _StageEntry]
+
+
+_FILE = SealedFile(_Private)
 
 
 def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, StageState]) -> None:
@@ -120,8 +117,7 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
     place = folder / _FOLDER
     place.mkdir()
     entries = {stage: _save(place / stage_file(stage), state) for stage, state in stages.items()}
-    record = _Private(spec_hash=spec.hash, round_number=round_number, stages=entries)
-    write_text(place / _RECORD, record.sealed().text)
+    _FILE.write(place / _RECORD, _Private(1, spec.hash, round_number, entries))
 
 
 def remove(folder: Path) -> None:
@@ -135,7 +131,7 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
     Raises HetnodeError CHECKPOINT_CORRUPT if it is damaged, missing, or from another run or round.
     """
     place = folder / _FOLDER
-    record = read_sealed(place / _RECORD, _Private)
+    record = _FILE.read(place / _RECORD)
     if (record.spec_hash, record.round_number) != (spec.hash, round_number):
         raise corrupt(place / _RECORD, "its run or round differs from the anchors")
     states = {}

@@ -20,23 +20,20 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from node.checkpoint import global_model, private_state
 from node.checkpoint.files import (
-    HEX_DIGEST,
     FileEntry,
+    NotNegative,
     Parameters,
-    Record,
-    SealedRecord,
+    SealedFile,
+    Sha256,
     corrupt,
     load_tensors,
     publish,
-    read_sealed,
     verify_tensors,
     write_tensors,
-    write_text,
 )
 from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
 from node.checkpoint.private_state import StageState
@@ -49,10 +46,11 @@ log = logging.getLogger(__name__)
 _ANCHORS, _STEERING, _RECORD = "anchors", "steering.safetensors", "swarm.json"
 
 
-class SavedPhase(Record):
+@dataclass(frozen=True)
+class SavedPhase:
     """The current inner phase of a member. Floats are hexadecimal, because JSON has no NaN."""
 
-    losses: tuple[str, ...] = Field(strict=False)
+    losses: tuple[str, ...]
     tokens: int
     steps: int
     skipped_steps: int
@@ -60,8 +58,12 @@ class SavedPhase(Record):
 
     @classmethod
     def of(cls, state: InnerPhaseState) -> SavedPhase:
-        return cls.model_validate(
-            {**state, "losses": tuple(map(float.hex, state["losses"])), "norm": state["norm"].hex()}
+        return cls(
+            losses=tuple(map(float.hex, state["losses"])),
+            tokens=state["tokens"],
+            steps=state["steps"],
+            skipped_steps=state["skipped_steps"],
+            norm=state["norm"].hex(),
         )
 
     @property
@@ -75,11 +77,12 @@ class SavedPhase(Record):
         )
 
 
-class Progress(Record):
+@dataclass(frozen=True)
+class Progress:
     """Counters of a replica between two rounds: `bytes_sent` of LocalReplica, the phase of each member."""
 
     bytes_sent: int
-    phases: tuple[SavedPhase, ...] = Field(strict=False)
+    phases: tuple[SavedPhase, ...]
 
 
 @dataclass(frozen=True)
@@ -95,20 +98,25 @@ class Saved:
     """Reads the private state by position in the plan. CHECKPOINT_CORRUPT if the file has changed since."""
 
 
-class _TensorEntry(Record):
-    shape: tuple[int, ...] = Field(strict=False)
+@dataclass(frozen=True)
+class _TensorEntry:
+    shape: tuple[int, ...]
     dtype: Literal["float32", "float64"]
 
 
-class _Swarm(SealedRecord):
-    format: Literal[1] = 1
-    spec_hash: str = Field(pattern=HEX_DIGEST)
-    terms: str = Field(pattern=HEX_DIGEST)
-    position: int = Field(ge=0)
+@dataclass(frozen=True)
+class _Swarm:
+    format: Literal[1]
+    spec_hash: Sha256
+    terms: Sha256
+    position: NotNegative
     link_bytes: int
-    replicas: tuple[Progress, ...] = Field(strict=False)
+    replicas: tuple[Progress, ...]
     steering: FileEntry | None
-    tensors: dict[str, _TensorEntry]
+    tensors: Mapping[str, _TensorEntry]
+
+
+_FILE = SealedFile(_Swarm)
 
 
 def write(
@@ -146,6 +154,7 @@ def write(
             halves = {name: value.contiguous().view(torch.float32) for name, value in steering.items()}
             learned = write_tensors(partial / _STEERING, halves)
         record = _Swarm(
+            format=1,
             spec_hash=spec.hash,
             terms=terms,
             position=position,
@@ -157,7 +166,7 @@ def write(
                 for name, value in steering.items()
             },
         )
-        write_text(partial / _RECORD, record.sealed().text)
+        _FILE.write(partial / _RECORD, record)
 
     publish(folder, fill, series=ANY_ROUND)
     for other in rounds_below(root).values():
@@ -179,7 +188,7 @@ def newest(root: Path, spec: RunSpec, terms: str) -> Saved | None:
 
 
 def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
-    record = read_sealed(folder / _RECORD, _Swarm)
+    record = _FILE.read(folder / _RECORD)
     if (record.spec_hash, record.terms) != (spec.hash, terms):
         raise corrupt(folder, "its run, variation or plan is different")
     found = global_model.read(folder / _ANCHORS)

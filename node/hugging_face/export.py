@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from node.checkpoint.files import Shapes, publish, write_bytes
-from node.checkpoint.global_model import Verified, require_complete
+from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_complete
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import config_of, published_name, require_published
@@ -143,7 +143,7 @@ def _record(stored: Verified, facts: Facts, public: Mapping[str, Any]) -> dict[s
         "anchor_digests": {
             str(stage): entry.anchor_digest for stage, entry in sorted(stored.manifest.stages.items())
         },
-        "manifest_checksum": stored.manifest.checksum,
+        "manifest_checksum": MANIFEST_FILE.checksum(stored.manifest),
         "dtype": facts.dtype,
         "tokens": facts.measured.tokens or None,
         "validation_loss": {str(replica): loss for replica, loss in facts.measured.losses.items()},

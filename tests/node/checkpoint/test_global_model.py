@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from node.checkpoint import global_model
 from node.checkpoint.files import publish
-from node.checkpoint.global_model import Manifest
+from node.checkpoint.global_model import MANIFEST_FILE, Manifest
 from node.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
@@ -59,7 +60,7 @@ def _assert_holds(folder: Path, stages: dict[int, dict[str, Tensor]], round_numb
 def _reseal(folder: Path, change: Callable[[Manifest], Manifest]) -> None:
     """Rewrite the manifest with a valid checksum, as an attacker can."""
     path = folder / "manifest.json"
-    path.write_text(change(Manifest.model_validate_json(path.read_text())).sealed().text)
+    MANIFEST_FILE.write(path, change(MANIFEST_FILE.read(path)))
 
 
 def _replace_stage(folder: Path, stage: int, tensors: dict[str, Tensor]) -> None:
@@ -69,9 +70,9 @@ def _replace_stage(folder: Path, stage: int, tensors: dict[str, Tensor]) -> None
     content = path.read_bytes()
 
     def vouch(manifest: Manifest) -> Manifest:
-        update = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        entry = manifest.stages[stage].model_copy(update=update)
-        return manifest.model_copy(update={"stages": {**manifest.stages, stage: entry}})
+        sha256 = hashlib.sha256(content).hexdigest()
+        entry = replace(manifest.stages[stage], bytes=len(content), sha256=sha256)
+        return replace(manifest, stages={**manifest.stages, stage: entry})
 
     _reseal(folder, vouch)
 
@@ -188,7 +189,7 @@ def test_a_stage_file_that_is_no_safetensors_is_refused_though_its_hash_holds(fo
     update = {"bytes": 100, "sha256": hashlib.sha256(content).hexdigest()}
     _reseal(
         folder,
-        lambda m: m.model_copy(update={"stages": {2: m.stages[2].model_copy(update=update)}}),
+        lambda m: replace(m, stages={2: replace(m.stages[2], **update)}),
     )
     assert _refusal(folder).code is ErrorCode.CHECKPOINT_CORRUPT
 
@@ -196,17 +197,13 @@ def test_a_stage_file_that_is_no_safetensors_is_refused_though_its_hash_holds(fo
 def test_a_manifest_cannot_point_outside_its_folder(folder: Path) -> None:
     _reseal(
         folder,
-        lambda m: m.model_copy(
-            update={
-                "stages": {0: m.stages[0].model_copy(update={"file": "../round-000012/stage-00.safetensors"})}
-            }
-        ),
+        lambda m: replace(m, stages={0: replace(m.stages[0], file="../round-000012/stage-00.safetensors")}),
     )
     assert "../round-000012" in _refusal(folder).cause
 
 
 def test_a_stage_that_the_run_does_not_have_is_refused(folder: Path) -> None:
-    _reseal(folder, lambda m: m.model_copy(update={"stages": {7: m.stages[0]}}))
+    _reseal(folder, lambda m: replace(m, stages={7: m.stages[0]}))
     assert "stage 7" in _refusal(folder).cause
 
 
@@ -216,7 +213,7 @@ def test_a_spec_of_another_version_is_refused_with_that_reason(folder: Path) -> 
         text = json.dumps(changed)
         (folder / "spec.json").write_text(text)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        _reseal(folder, lambda m, digest=digest: m.model_copy(update={"spec_hash": digest}))  # type: ignore[misc]
+        _reseal(folder, lambda m, digest=digest: replace(m, spec_hash=digest))  # type: ignore[misc]
         assert "another version" in _refusal(folder).cause
 
 

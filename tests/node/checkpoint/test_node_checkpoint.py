@@ -178,7 +178,7 @@ def _data_section(path: Path) -> bytes:
 
 def test_the_data_of_a_file_is_the_byte_stream_that_its_anchor_digest_covers(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 10)
-    manifest = global_model.Manifest.model_validate_json((folder / "manifest.json").read_text())
+    manifest = global_model.MANIFEST_FILE.read(folder / "manifest.json")
     assert manifest.embedding is not None
     parts = {1: (anchors_of(10)[1], manifest.stages[1]), 2: (anchors_of(10)[2], manifest.stages[2])}
     for parameters, entry in (*parts.values(), (embedding_of(10), manifest.embedding)):

@@ -15,6 +15,8 @@ from coordinator.api import member_server, service
 from coordinator.api.access import Access
 from coordinator.api.admission import keep_admitted
 from coordinator.api.explaining import Explainer
+from coordinator.api.operator import OperatorService
+from coordinator.api.questions import ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
@@ -37,6 +39,7 @@ from coordinator.storage.restore import restore
 from coordinator.storage.store import SqliteStore
 from node.exchange.transport import Entry
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.pb import operator_pb2_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.names import peer_uri
@@ -155,6 +158,9 @@ class VirtualCoordinator:
                     believe,
                 ),
                 server,
+            )
+            operator_pb2_grpc.add_OperatorServicer_to_server(  # type: ignore[no-untyped-call]
+                OperatorService(ReceiptDesk(access, receipts)), server
             )
             await command_loop.execute(Start())
             if self._dht is not None:

@@ -19,6 +19,7 @@ from protocol.types import Role
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, departures, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
+from tests.virtual.transport import VirtualPackage
 
 
 def adam_steps(swarm: VirtualSwarm, name: str) -> int:
@@ -174,10 +175,10 @@ def test_a_node_that_is_entering_the_dht_tells_the_coordinator_and_leaves_at_onc
         await swarm.until_over("b", seconds=3)
         assert departures(swarm, "b") == ["drained"]
 
-    async def hang(self: VirtualSwarm, **_: object) -> None:
+    async def hang(self: VirtualPackage, *_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(VirtualSwarm, "start_transport", hang)
+    monkeypatch.setattr(VirtualPackage, "start", hang)
     play(scenario)
 
 

@@ -22,13 +22,11 @@ _INDEX_BITS_PAPER, _INDEX_BITS_RELEASED = 12, 64
 _VALUE_BITS_PAPER, _VALUE_BITS_RELEASED = 2, 8
 
 _VARIANTS = (
-    ("elias-fano", "2bit", "tensor"),
-    ("enumerative", "2bit", "tensor"),
-    ("enumerative", "2bit", "chunk"),
-    ("enumerative", "1bit", "tensor"),
-    ("enumerative", "1bit", "chunk"),
+    ("elias-fano", "2bit"),
+    ("enumerative", "2bit"),
+    ("enumerative", "1bit"),
 )
-"""Of outer.indices, outer.quantizer and outer.codebook."""
+"""Of outer.indices and outer.quantizer."""
 
 Bits = Callable[[PayloadLayout], float]
 
@@ -71,9 +69,8 @@ def coded(**options: str) -> Bits:
     return bits
 
 
-def _own(indices: str, quantizer: str, codebook: str) -> Scheme:
-    bits = coded(indices=indices, quantizer=quantizer, codebook=codebook)
-    return Scheme(f"hetnode, {indices}, {quantizer}, codebook per {codebook}", bits)
+def _own(indices: str, quantizer: str) -> Scheme:
+    return Scheme(f"hetnode, {indices}, {quantizer}", coded(indices=indices, quantizer=quantizer))
 
 
 def schemes(steps: int) -> tuple[Scheme, ...]:
@@ -117,7 +114,7 @@ def rows_of(layouts: Mapping[int, PayloadLayout], steps: int) -> Iterator[tuple[
 
 def layouts_of(spec: RunSpec) -> dict[int, PayloadLayout]:
     """Payload layouts by stage."""
-    return {stage: payload_layout(spec, stage, 1) for stage in range(spec.swarm.stages)}
+    return {stage: payload_layout(spec, stage) for stage in range(spec.swarm.stages)}
 
 
 def table(quick: bool = False) -> Table:
@@ -154,7 +151,7 @@ def _notes(spec: RunSpec, parameters: int) -> tuple[str, ...]:
         "counted. Both get the entries that hetnode chooses: of a shorter chunk, as many in proportion.",
         "hetnode: the whole payload with header and codebooks, exactly as long as it is sent. Its signed "
         "descriptor, and what the sockets add, are measured under rounds. The preset has "
-        f"{spec.outer.indices}, {spec.outer.quantizer}, codebook per {spec.outer.codebook}.",
+        f"{spec.outer.indices}, {spec.outer.quantizer}.",
         "Entropy bound: log2 C(n, k) bits for the indices of a chunk, any k of n being as likely as any "
         "other, and 2 bits for each value. Values of 1 bit can be below it; what they lose is another matter "
         "(benchmarks.quantizers).",

@@ -42,11 +42,8 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {},
     {"indices": "enumerative"},
     {"quantizer": "1bit"},
-    {"codebook": "chunk"},
-    {"quantizer": "1bit", "codebook": "chunk"},
-    {"indices": "enumerative", "quantizer": "1bit", "codebook": "chunk"},
+    {"indices": "enumerative", "quantizer": "1bit"},
     {"quantizer": "none"},
-    {"layout": "tiles"},
     {"top_k": 128},
     {"top_k": 128, "indices": "enumerative"},
 )

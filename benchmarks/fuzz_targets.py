@@ -90,12 +90,8 @@ _CODECS = {
     "default": OuterSpec(chunk=64, top_k=4),
     "float32": OuterSpec(chunk=64, top_k=4, quantizer="none"),
     "enumerative": OuterSpec(chunk=64, top_k=4, indices="enumerative"),
-    "1 bit": OuterSpec(chunk=64, top_k=4, indices="enumerative", quantizer="1bit", codebook="chunk"),
-    "scaled": OuterSpec(chunk=64, top_k=4, codebook="chunk"),
-    "tiles": OuterSpec(chunk=64, top_k=4, layout="tiles", short_chunk="clip"),
+    "1 bit": OuterSpec(chunk=64, top_k=4, indices="enumerative", quantizer="1bit"),
     "dense": OuterSpec(chunk=64, top_k=0),
-    "dense round": OuterSpec(chunk=64, top_k=4, dense_every=1, codebook="chunk"),
-    "random": OuterSpec(chunk=64, top_k=4, selection="random"),
 }
 
 
@@ -113,7 +109,7 @@ def _decode_payload(layout: payload_codec.PayloadLayout, data: bytes) -> None:
 
 
 def _payload(name: str) -> Target:
-    layout = payload_codec.PayloadLayout.of_round(_SHAPES, _CODECS[name], 0, 1)
+    layout = payload_codec.PayloadLayout(_SHAPES, _CODECS[name])
     return Target(f"payload, {name}", partial(_decode_payload, layout), (layout.header, b"\1" * 90))
 
 

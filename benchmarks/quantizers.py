@@ -2,12 +2,11 @@
 
     python -m benchmarks.quantizers                  # 32 of 4096, as the codec's default: 5 minutes
     python -m benchmarks.quantizers --top-k 128      # as in the small experiment
-    python -m benchmarks.quantizers --dense          # all values, as in dense rounds of such a run
     python -m benchmarks.quantizers --quick          # the first rounds only, a minute
 
-The small experiment of benchmarks.losses is trained. In some of its rounds the pseudo-gradient of the first
-replica with error feedback, e' = beta e + (anchor - local), is encoded by the production codec with every
-quantizer and codebook. Error feedback keeps the error for later rounds.
+A small experiment is trained. In some of its rounds the pseudo-gradient of the first replica with error
+feedback, e' = beta e + (anchor - local), is encoded by the production codec with every quantizer. Error
+feedback keeps the error for later rounds.
 """
 
 from __future__ import annotations
@@ -15,27 +14,32 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.losses import SETTINGS
 from benchmarks.tables import Table, machine
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from node.optimizer.outer_stage import OuterStage
 from protocol.algorithm.topk import TensorLayout, sparsify
 from protocol.spec.outer import OuterSpec
+from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
 from protocol.wire.payload_codec import PayloadLayout
 
 _ROUNDS = (2, 10, 25)
 _QUICK_ROUNDS = (1, 2, 3)
-_VARIANTS = (
-    *({"quantizer": q, "codebook": c} for q, c in product(("2bit", "1bit"), ("tensor", "chunk"))),
-    {"quantizer": "none"},
-)
+SETTINGS: Mapping[str, Any] = {
+    "swarm.stages": 4,
+    "swarm.replicas": 2,
+    "swarm.pipelines": 2,
+    "inner.microbatches": 1,
+    "inner.microbatch_size": 8,
+    "link.k": 16,
+}
+"""The "tiny" preset (d 128, 4 layers, context 128, H 10, learning rate 3e-3) in four replicas."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +104,11 @@ def bytes_per_chunk(replica: LocalReplica, outer: OuterSpec) -> float:
     return sum(layout.nbytes for layout in layouts) * outer.chunk / numel
 
 
-def table(quick: bool, top_k: int = 32, dense: bool = False) -> Table:
-    """One row per quantizer and codebook: the share of the kept values' squares that is lost, by round."""
+def table(quick: bool, top_k: int = 32) -> Table:
+    """One row per quantizer: the share of the kept values' squares that is lost, by round."""
     spec = resolve("tiny", overrides={**SETTINGS, "outer.top_k": top_k})
     rounds = _QUICK_ROUNDS if quick else _ROUNDS
-    every = {"dense_every": int(dense)}
-    codecs = [spec.outer.model_copy(update={**variant, **every}).of_round(1) for variant in _VARIANTS]
+    codecs = [spec.outer.model_copy(update={"quantizer": each}) for each in PAYLOAD_QUANTIZERS]
     swarm = LocalSwarm(spec)
     replica, squares = swarm.replicas[0], measure(swarm, spec.outer, codecs, rounds)
 
@@ -113,29 +116,26 @@ def table(quick: bool, top_k: int = 32, dense: bool = False) -> Table:
         shorter = codec.model_copy(update={"indices": "enumerative"})
         return (
             codec.quantizer,
-            codec.codebook if codec.quantizer != "none" else "",
             *(f"{100 * each.lost / each.kept:.2f} %" for each in of_rounds),
             f"{bytes_per_chunk(replica, codec):.1f}",
             f"{bytes_per_chunk(replica, shorter):.1f}",
         )
 
-    sent = spec.outer.chunk if dense else top_k
     kept = ", ".join(f"{100 * each.kept / each.whole:.0f} %" for each in squares[0])
     return Table(
         "Squared error of the quantizers on real pseudo-gradients",
-        f"python -m benchmarks.quantizers --top-k {top_k}" + " --dense" * dense + " --quick" * quick,
+        f"python -m benchmarks.quantizers --top-k {top_k}" + " --quick" * quick,
         (
             "quantizer",
-            "codebook",
             *(f"lost in round {round_number}" for round_number in rounds),
             "bytes per chunk, Elias-Fano",
             "bytes per chunk, enumerative",
         ),
         tuple(row(codec, of_rounds) for codec, of_rounds in zip(codecs, squares, strict=True)),
         (
-            f"Of the squares of the values that are kept, {sent} of {spec.outer.chunk}; these are {kept} of "
+            f"Of the squares of the values that are kept, {top_k} of {spec.outer.chunk}; these are {kept} of "
             "the squares of e' in these rounds. Before error feedback, which takes up the rest.",
-            "Bytes of whole payloads of this small model, headers and codebooks of its many small tensors "
+            "Bytes of whole payloads of this small model, headers and magnitudes of its many small tensors "
             "included.",
             f"Measured {machine()}.",
         ),
@@ -148,11 +148,10 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--top-k", type=int, default=32)
-    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(table(arguments.quick, arguments.top_k, arguments.dense).markdown)
+    print(table(arguments.quick, arguments.top_k).markdown)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from coordinator.state.state import State
 from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.reduction.partition import group_shares
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -295,7 +296,7 @@ class SimulatedSwarm:
         self._measure(phase)
         for member in phase.replica.members:
             for stage in due_stages(spec, phase.round_number, member.stages):
-                if share < spec.recovery.least_share:
+                if share < LEAST_SHARE:
                     withheld = commands.Await(member.peer, stage, phase.round_number, phase.epoch)
                     self._send(withheld)
                 else:

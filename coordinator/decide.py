@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from coordinator.health.alarm import raise_alarm
-from coordinator.health.compressed import weigh_compressed
 from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.placement.reservations import reserve_assignments
@@ -118,8 +117,6 @@ def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PL
         case commands.RaiseAlarm():
             if raise_alarm(transaction, command) and command.pauses:
                 pausing.pause(transaction, commands.PauseRun(PausedBy.ALARM, command.reason))
-        case commands.WeighCompressed():
-            weigh_compressed(transaction, command)
         case commands.Tick():
             _tick(transaction, command)
         case _:

@@ -51,6 +51,9 @@ class ErrorCode(Enum):
     """The text is not an invite, or one of its characters is missing or wrong."""
     BAD_MATRIX = ("bad-matrix", ExitCode.USAGE)
     """The matrix file of an experiment cannot be read or has an invalid value; names the key."""
+    SETTING_REMOVED = ("setting-removed", ExitCode.USAGE)
+    """A run file, or an old run, has a setting or a value that runs no longer have; says why, and what to do
+    instead."""
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)

@@ -46,7 +46,7 @@ from coordinator.placement.predict import Prediction, predict
 from coordinator.placement.rules import largest_share
 from coordinator.placement.schedule import StepTime
 from coordinator.placement.start import initial_plan
-from coordinator.placement.tuning import batch_in_time, fair_shares
+from coordinator.placement.tuning import fair_shares
 from coordinator.state.state import Peer
 from protocol.algorithm import embedding_snapshot
 from protocol.algorithm.batch import equal_shares, whole_batch, with_equal_shares, with_shares
@@ -258,7 +258,7 @@ def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> li
     if not all(seconds):
         return equal
     limits = [most] * len(equal)
-    total = batch_in_time(spec, seconds, limits)
+    total = whole_batch(spec, len(equal))
     shares = fair_shares(seconds, total, limits) if spec.grouping.balance else equal_shares(total, len(equal))
     return with_shares(spec, equal, shares)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coordinator.health.agreement import judge_agreement
 from coordinator.health.losses import judge_losses, last_calm
 from coordinator.health.norms import judge_norms
-from coordinator.health.records import Judgement, RoundFigures, same_kind, same_turn
+from coordinator.health.records import Judgement, RoundFigures, same_turn
 
 WINDOW = 16
 """Rounds with which a round is compared."""
@@ -19,7 +19,7 @@ def judge(rounds: Sequence[RoundFigures], most_sigmas: float = SIGMAS) -> Judgem
     """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
     *before, now = rounds
     window = before[-WINDOW:]
-    of_payloads = same_turn(same_kind([*window, now]))[:-1]
+    of_payloads = same_turn([*window, now])[:-1]
     findings = (
         *judge_losses(window, now, most_sigmas),
         *judge_agreement(of_payloads, now, most_sigmas),

@@ -14,14 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from coordinator.health.compressed import measured_agreement
 from coordinator.health.judge import SIGMAS, WINDOW, judge
 from coordinator.health.records import Judgement, PayloadFigures, RoundFigures
 from coordinator.health.summary import summary
 from coordinator.state.events import Event, RunRolledBack
 from coordinator.state.state import State
 from protocol.algorithm.batch import work_of
-from protocol.algorithm.compressed_weight import is_compressed
 from protocol.status import HealthFinding, Measurement, TrainingHealth
 from protocol.types import PeerId
 
@@ -74,7 +72,7 @@ class HealthMonitor:
             if round_number in state.restored:
                 self._forget(round_number, state.restored[round_number])
             else:
-                self._judge(_figures(state, round_number, measured[round_number]), state)
+                self._judge(_figures(state, round_number, measured[round_number]))
 
     def record(self, measurement: Measurement) -> None:
         """Take in a measurement that is believed (coordinator.health.intake)."""
@@ -92,7 +90,7 @@ class HealthMonitor:
             self._next += 1
             found = self._open.pop(round_number, None)
             if found is not None:
-                yield self._judge(_figures(state, round_number, found.measured), state)
+                yield self._judge(_figures(state, round_number, found.measured))
 
     def note(self, event: Event) -> None:
         """Take in an event: after a rollback, the rounds that it undoes are no longer what is usual."""
@@ -107,7 +105,7 @@ class HealthMonitor:
         self._rounds = [each for each in self._rounds if each.round_number <= restore_round]
         self._alarmed_in = self._calm = 0
 
-    def _judge(self, figures: RoundFigures, state: State) -> Judgement:
+    def _judge(self, figures: RoundFigures) -> Judgement:
         judgement = judge([*self._rounds, figures], self._most_sigmas)
         has_reason, is_new = bool(judgement.alarm), not self._alarmed_in
         if self._alarmed_in:
@@ -125,11 +123,7 @@ class HealthMonitor:
         self.latest = summary(figures, judgement)
         news = tuple(each for each in judgement.findings if _subject(each) not in self._told)
         self._told = {_subject(each) for each in judgement.findings}
-        agreement = (
-            None if self._alarmed_in else measured_agreement(self._rounds, state.compressed.round_number)
-        )
-        judgement = judgement if is_new else judgement.without_alarm
-        return replace(judgement, news=news, agreement=agreement)
+        return replace(judgement if is_new else judgement.without_alarm, news=news)
 
     def _is_measured(self, state: State, round_number: int) -> bool:
         """Whether every member that takes part has measured the round."""
@@ -153,9 +147,8 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         for found in each.agreements:
             assignment = state.assignment(found.owner, round_number)
             is_full = None if assignment is None else assignment.replica.is_full
-            compresses = assignment is not None and is_compressed(assignment.replica)
             cosines = found.cosine, found.norm, found.mean_norm, found.alike, found.unlike
-            payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines, compresses))
+            payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines))
     return RoundFigures(
         round_number,
         work=known,
@@ -167,7 +160,6 @@ def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement
         payloads=tuple(sorted(payloads, key=lambda each: (each.stage, each.owner))),
         error_shares=tuple(share for share in shares if share is not None),
         contributors=_contributors(state, round_number),
-        is_dense=state.spec.outer.is_dense_in(round_number),
         turn=round_number % state.spec.outer.turns,
     )
 

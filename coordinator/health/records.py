@@ -14,7 +14,7 @@ from protocol.types import PeerId
 class PayloadFigures:
     """One payload of a (stage, round), measured by a peer that does not own it (PayloadAgreement).
 
-    `is_full` tells the kind of its replica; None if it is not known. `is_compressed`: it has such links.
+    `is_full` tells the kind of its replica; None if it is not known.
     """
 
     stage: int
@@ -25,7 +25,6 @@ class PayloadFigures:
     mean_norm: float
     alike: float | None = None
     unlike: float | None = None
-    is_compressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,6 @@ class RoundFigures:
 
     Attributes:
         work: of the replicas of the plan, by index (protocol.algorithm.batch).
-        is_dense: whether payloads have all values, in a run in which most rounds have fewer.
         turn: which stages exchange, where they do so in turn.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
@@ -48,13 +46,7 @@ class RoundFigures:
     payloads: tuple[PayloadFigures, ...] = ()
     error_shares: tuple[float, ...] = ()
     contributors: frozenset[PeerId] = frozenset()
-    is_dense: bool = False
     turn: int = 0
-
-
-def same_kind(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
-    """Those of `rounds` that are dense, or not, as the last one is: payloads of others have other norms."""
-    return [each for each in rounds if each.is_dense == rounds[-1].is_dense]
 
 
 def same_turn(rounds: Sequence[RoundFigures]) -> list[RoundFigures]:
@@ -95,14 +87,12 @@ class Judgement:
     Attributes:
         last_healthy: the newest earlier round in which nothing pointed to the alarm yet; 0 without one.
         news: findings that the round before did not have.
-        agreement: of compressed payloads with full ones (coordinator.health.compressed); None if not told.
     """
 
     round_number: int
     findings: tuple[HealthFinding, ...]
     last_healthy: int
     news: tuple[HealthFinding, ...] = ()
-    agreement: float | None = None
 
     @property
     def alarm(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.state.state import Peer, State
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.trust.envelope import is_authentic, public_key_of
@@ -89,9 +90,7 @@ def check_descriptor(state: State, descriptor: PayloadDescriptor) -> None:
     assignment = state.assignment(owner, descriptor.round_number)
     assert assignment is not None, "only hosts of the stage get this far"
     assigned = assignment.replica.weight
-    least = (
-        state.spec.recovery.least_share * assigned
-    )  # a replica that has done less waits for the next round
+    least = LEAST_SHARE * assigned  # a replica that has done less waits for the next round
     if not least * (1 - _ROUNDING) <= descriptor.weight <= assigned:
         raise bad_request(
             f"the payload of {owner} has weight {descriptor.weight}, it may have {least:g} to {assigned}"

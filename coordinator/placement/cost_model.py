@@ -60,6 +60,7 @@ from coordinator.state.state import Peer, State
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.loss_chunk import chunk_rows
 from protocol.algorithm.microbatch_order import most_in_flight
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
@@ -190,10 +191,10 @@ def stage_parameters(spec: RunSpec, stage: int) -> int:
     model = spec.model
     table = model.vocabulary * model.width
     is_last = stage == spec.swarm.stages - 1
-    # The first stage has the embedding, as every stage may by an option; the last one the head and its norm.
+    # The first stage has the embedding, the last one the head and its norm.
     return (
         len(spec.layers_of(stage)) * model.layer_parameters
-        + (stage == 0 or model.stage_embeddings) * table
+        + (stage == 0) * table
         + is_last * (table + model.width)
     )
 
@@ -228,7 +229,7 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
 
 def memory_budget(spec: RunSpec, capacity: Capacity) -> float:
     """Bytes of a peer's memory that may be planned with; infinite where it has not measured its memory."""
-    return (1 - spec.grouping.reserve) * capacity.memory_bytes or inf
+    return (1 - MEMORY_RESERVE) * capacity.memory_bytes or inf
 
 
 def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from math import isclose
 
 from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch, survey_of
 from coordinator.placement.obstacles import member_obstacle
@@ -37,15 +36,12 @@ from coordinator.placement.tuning import fit_k, share_out
 from coordinator.state.cause_text import member_text
 from coordinator.state.state import Peer, State, peers_of
 from coordinator.state.text import (
-    compressed_weight_text,
     listed,
-    raised_weight_text,
     short,
     stages_of,
 )
-from protocol.algorithm.batch import work_of
-from protocol.algorithm.compressed_weight import factor_in, is_compressed, weighed
 from protocol.algorithm.sampling import next_first_sample
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
 
 ReservedChain = tuple[ReservedAssignment, ...]
@@ -80,25 +76,11 @@ def next_plan(state: State, from_round: int) -> Plan | None:
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
     replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
-    replicas, reweighed = _weigh(state, replicas)
     if is_same and replicas == list(newest.replicas):
         return None
     first_sample = next_first_sample(newest, state.spec, from_round)
-    reason = "; ".join([*reasons, *rebalanced, *reweighed])
+    reason = "; ".join([*reasons, *rebalanced])
     return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
-
-
-def _weigh(state: State, replicas: Sequence[Replica]) -> tuple[list[Replica], list[str]]:
-    """`replicas` with their weights, and a sentence if the newest plan weighs compressed ones otherwise."""
-    spec, present = state.spec, state.compressed
-    right, factor = weighed(spec, replicas, present.weight), factor_in(spec, replicas, present.weight)
-    former = [each for each in state.plans[-1].replicas if is_compressed(each)]
-    is_same = all(isclose(each.weight, factor * work_of(spec, each)) for each in former)
-    if is_same or not any(map(is_compressed, right)):
-        return right, []
-    if factor > present.weight:
-        return right, [raised_weight_text(factor, present.weight)]
-    return right, [compressed_weight_text(factor, present.agreement)]
 
 
 def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
@@ -235,7 +217,7 @@ def _improved(
     spec, survey, delivered = state.spec, survey_of(state), delivered_work(state)
     newest = state.plans[-1].replicas
     pause = from_round - state.rebalanced_at
-    may_change = not state.rebalanced_at or pause >= spec.grouping.settle_rounds
+    may_change = not state.rebalanced_at or pause >= SETTLE_ROUNDS
     result, reasons = list(replicas), list[str]()
     if is_settled and may_change and delivered:
         movable = [each.index for each in result if _may_exchange(state, each, from_round)]

@@ -27,6 +27,7 @@ from coordinator.state.events import AssignmentReserved
 from coordinator.state.state import Peer, State
 from coordinator.state.text import short, stages_of
 from coordinator.state.transaction import Transaction
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 Slot = tuple[int, int]
@@ -213,10 +214,10 @@ def move_spares(transaction: Transaction) -> None:
 
     Called at the end of a round, when lost peers have had time to come back. A spare does not move if enough
     spares with the wanted stages exist, nor to stages whose state no live peer has, nor away from stages
-    whose state no other live peer has, nor twice within `grouping.settle_rounds` rounds.
+    whose state no other live peer has, nor twice within SETTLE_ROUNDS rounds.
 
     Spares whose pipeline never trained move first, in reverse order of arrival. Then spares of a later
-    pipeline move, if it has not trained for `grouping.settle_rounds` rounds.
+    pipeline move, if it has not trained for SETTLE_ROUNDS rounds.
     """
     state = transaction.state
     trained = state.assigned_replicas
@@ -358,7 +359,7 @@ def _last_losses(state: State, holes: Sequence[Vacancy]) -> dict[int, int]:
 
 def _has_settled(state: State, reservation: ReservedAssignment, lost_in: Mapping[int, int]) -> bool:
     """Whether the peer moved long ago, and its pipeline, if it has trained, lost its last member long ago."""
-    settled = state.current_round - state.spec.grouping.settle_rounds
+    settled = state.current_round - SETTLE_ROUNDS
     has_trained = reservation.replica in state.assigned_replicas
     has_lost = has_trained and lost_in.get(reservation.replica, state.current_round) > settled
     return state.moved_at.get(reservation.peer, settled) <= settled and not has_lost

@@ -40,6 +40,7 @@ from coordinator.state.text import short, stages_of
 from coordinator.state.transaction import Transaction
 from protocol.algorithm.flops import microbatch_flops
 from protocol.roles import POLICIES
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.spec.run import RunSpec
 from protocol.types import (
     Capacity,
@@ -57,7 +58,7 @@ _SLOWER, _SLOWER_WITH_SHARES = 2.0, 4.0
 _LEAST_UPLOAD_SECONDS = 5.0
 """A payload may take this long however short a round is: as long as a group waits at least."""
 _PATIENCE = 2
-"""Times `grouping.settle_rounds`: stage moves and spares have their turn first."""
+"""Times SETTLE_ROUNDS: stage moves and spares have their turn first."""
 _MOST_DOUBLINGS = 5
 
 
@@ -185,17 +186,14 @@ def whole_model_obstacle(state: State, peer: Peer) -> str:
 
 
 def payload_bytes(spec: RunSpec) -> float:
-    """About the bytes of one replica's payloads of all stages, mean over the rounds."""
-    return _values(spec) * spec.outer.bits_per_parameter / 8 / spec.outer.turns
+    """About the bytes of one replica's payloads in a round, mean over the rounds."""
+    return _longest_payload_bytes(spec) / spec.outer.turns
 
 
 def _longest_payload_bytes(spec: RunSpec) -> float:
-    """As :func:`payload_bytes`, in the last round, or a dense one if the run has any."""
-    return _values(spec) * spec.outer.most_bits_per_parameter / 8
-
-
-def _values(spec: RunSpec) -> int:
-    return sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    """About the bytes of one replica's payloads of all stages, as in the last round."""
+    parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    return parameters * spec.outer.bits_per_parameter / 8
 
 
 def _present(peer: Peer, estimates: Estimates | None) -> Capacity:
@@ -245,7 +243,7 @@ def change_roles(transaction: Transaction, from_round: int) -> None:
     """
     state = transaction.state
     flexible = [peer for peer in state.staying if peer.is_flexible and _has_settled(state, peer)]
-    is_late = from_round + state.spec.grouping.settle_rounds > state.spec.rounds
+    is_late = from_round + SETTLE_ROUNDS > state.spec.rounds
     if not flexible or is_late or state.stages == 1:
         return
     changes = _to_full_replica(transaction, flexible) or _to_stage_peer(transaction, flexible, from_round)
@@ -254,7 +252,7 @@ def change_roles(transaction: Transaction, from_round: int) -> None:
 
 
 def _has_settled(state: State, peer: Peer) -> bool:
-    patience = _PATIENCE * state.spec.grouping.settle_rounds << min(peer.role_changes, _MOST_DOUBLINGS)
+    patience = _PATIENCE * SETTLE_ROUNDS << min(peer.role_changes, _MOST_DOUBLINGS)
     return state.current_round >= peer.waits_since + patience
 
 

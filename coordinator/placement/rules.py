@@ -27,7 +27,7 @@ from math import ceil
 
 from coordinator.placement.cost_model import memory_budget, memory_needed
 from coordinator.state.state import KEPT_ROUNDS, Peer, State, peers_of
-from protocol.algorithm.batch import whole_batch, work_behind, work_of
+from protocol.algorithm.batch import whole_batch, work_of
 from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.trust.endpoints import ip_version
@@ -253,10 +253,8 @@ def has_moved(state: State, replica: Replica, member: Member) -> bool:
 
 
 def is_whole(spec: RunSpec, replicas: Sequence[Replica]) -> bool:
-    """Whether the present shares add up to the batch; where a phase may take any time, to the whole one."""
-    present = sum(map(spec.microbatches_of, replicas))
-    whole = whole_batch(spec, len(replicas))
-    return len(replicas) <= present <= whole if spec.grouping.longest_phase else present == whole
+    """Whether the present shares add up to the batch."""
+    return sum(map(spec.microbatches_of, replicas)) == whole_batch(spec, len(replicas))
 
 
 def largest_share(total: int, replicas: int) -> int:
@@ -317,6 +315,5 @@ def delivered_work(state: State) -> dict[int, tuple[float, float]]:
             assignment = state.assignment(entry.descriptor.owner, round_number)
             if assignment is not None:
                 replica, weight = assignment.replica, entry.descriptor.weight
-                work = work_behind(state.spec, replica, weight), work_of(state.spec, replica)
-                found.setdefault(replica.index, work)
+                found.setdefault(replica.index, (weight, work_of(state.spec, replica)))
     return found

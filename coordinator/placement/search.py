@@ -35,6 +35,7 @@ from coordinator.placement.cost_model import (
 from coordinator.placement.rules import can_be_neighbours, links_between
 from coordinator.state.text import listed, short
 from protocol.algorithm.batch import whole_batch
+from protocol.spec.fixed import MARGIN
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Replica, StageRange
 
@@ -309,7 +310,7 @@ def exchange_members(
 ) -> tuple[list[Replica], str]:
     """`replicas` after the exchanges that help, and a sentence that says what changes and why, or "".
 
-    Nothing changes unless the step becomes shorter by `grouping.margin`.
+    Nothing changes unless the step becomes shorter by MARGIN.
     """
     grouping = spec.grouping
     objective = harmonic_mean if grouping.balance else slowest
@@ -322,7 +323,7 @@ def exchange_members(
     counted = changed if grouping.balance else list(after)
     usual = whole_batch(spec, len(replicas)) / len(replicas)
     was, now = (usual * objective([chains[i].seconds for i in counted]) for chains in (before, after))
-    if now >= was * (1 - grouping.margin):
+    if now >= was * (1 - MARGIN):
         return list(replicas), ""
     result = []
     for each in replicas:

@@ -8,8 +8,7 @@ slowest replica needs for its share:
 
     step = max over replicas (share x seconds per microbatch),   sum of shares = batch
 
-The batch is the whole one (protocol.algorithm.batch). With ``grouping.longest_phase`` it is at most what the
-replicas train in that time, each at least one microbatch. coordinator.placement.rules bounds the shares.
+The batch is that of protocol.algorithm.batch. coordinator.placement.rules bounds the shares.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from coordinator.state.text import listed, short
 from protocol.algorithm.batch import (
     batch_of,
     equal_shares,
-    learning_rate_factor,
     whole_batch,
     with_shares,
 )
+from protocol.spec.fixed import MARGIN
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
@@ -226,25 +225,6 @@ def fair_shares(seconds: Sequence[float], total: int, most: Sequence[int]) -> li
     return shares
 
 
-def batch_in_time(spec: RunSpec, seconds: Sequence[float], limits: Sequence[int], present: int = 0) -> int:
-    """Microbatches of all replicas in a step: the whole batch, or what fits in `grouping.longest_phase`.
-
-    At least one of each replica. `present`, the batch of the same replicas so far, stays while it differs by
-    less than `grouping.margin` from what fits; 0: there is none.
-    """
-    whole, grouping = whole_batch(spec, len(seconds)), spec.grouping
-    if not grouping.longest_phase or not all(seconds):
-        return whole
-    step = grouping.longest_phase / spec.inner.steps
-    if grouping.balance:
-        in_time = sum(max(1, floor(min(step / s, n))) for s, n in zip(seconds, limits, strict=True))
-    else:
-        in_time = len(seconds) * max(1, floor(min(step / max(seconds), whole)))
-    if in_time >= whole:
-        return whole
-    return present if abs(present - in_time) <= grouping.margin * present else in_time
-
-
 def share_out(
     spec: RunSpec,
     replicas: Sequence[Replica],
@@ -255,7 +235,7 @@ def share_out(
     """`replicas` with the microbatches that each should take, and sentences if these change.
 
     Shares are equal where the run does not balance work, or where a speed is not known. Otherwise they are
-    fair. They change only if that makes the step shorter by `grouping.margin`, or if the present shares are
+    fair. They change only if that makes the step shorter by MARGIN, or if the present shares are
     no longer possible.
 
     Args:
@@ -264,7 +244,7 @@ def share_out(
         are_changed: whether the present shares were made for other replicas.
     """
     present = [spec.microbatches_of(replica) for replica in replicas]
-    total = batch_in_time(spec, seconds, limits, 0 if are_changed else sum(present))
+    total = whole_batch(spec, len(replicas))
     # When replicas come or go, the present shares no longer add up to the batch.
     is_complete = sum(present) == total
     if not spec.grouping.balance or not all(seconds):
@@ -275,7 +255,7 @@ def share_out(
         shares = fair_shares(seconds, total, limits)
         step_now, step_fair = _step_seconds(present, seconds), _step_seconds(shares, seconds)
         may_stay = is_complete and all(now <= most for now, most in zip(present, limits, strict=True))
-        if may_stay and step_fair >= step_now * (1 - spec.grouping.margin):
+        if may_stay and step_fair >= step_now * (1 - MARGIN):
             return list(replicas), []
         why = f"they finish within {step_fair:.3g} s"
         if is_complete and step_fair < step_now:
@@ -292,13 +272,7 @@ def batch_notes(spec: RunSpec, replicas: Sequence[Replica]) -> list[str]:
     batch, target = batch_of(spec, replicas), spec.global_batch
     if spec.grouping.batch == "variable" or batch == target:
         return []
-    if batch > target:
-        return [f"the batch has {batch} samples instead of {target}, one microbatch for each replica"]
-    longest, factor = spec.grouping.longest_phase, learning_rate_factor(spec, replicas)
-    return [
-        f"the batch has {batch} samples instead of {target}, as many as fit in inner phases of {longest:g} "
-        f"s, and the learning rate is {factor:.2f} times as high"
-    ]
+    return [f"the batch has {batch} samples instead of {target}, one microbatch for each replica"]
 
 
 def _step_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from operator import is_not
 from coordinator.rounds.phases import expected_seconds, half_time
 from coordinator.state.settlement import settlement_of
 from coordinator.state.state import State
+from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, Replica
 
@@ -66,8 +67,7 @@ def closes_at(state: State) -> float | None:
 def _least_window(state: State, replicas: Collection[Replica]) -> float:
     is_first = bool(state.plans) and state.plan_for(state.current_round).from_round == state.current_round
     opening = [each for each in replicas if len(each.members) > 1 and each.index not in state.answered]
-    least = state.spec.timing.least_window
-    return max(least, LINK_SECONDS) if is_first and opening else least
+    return max(LEAST_WINDOW_SECONDS, LINK_SECONDS) if is_first and opening else LEAST_WINDOW_SECONDS
 
 
 class ClosingTime:

@@ -12,7 +12,7 @@ from math import inf
 from statistics import median_low
 
 from coordinator.state.state import State
-from protocol.algorithm.batch import work_behind, work_of
+from protocol.algorithm.batch import work_of
 from protocol.algorithm.flops import microbatch_flops
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PayloadDescriptor, Replica
@@ -77,7 +77,7 @@ def _least_seconds(state: State, replica: Replica, weight: float) -> float:
     per_work = min(phases) if is_measured else _predicted(state, replica) or 0.0
     steps = state.spec.inner.steps * weight / replica.weight
     in_round = max(0.0, 1 - state.spec.outer.overlap / steps)  # D steps may be older than the round
-    seconds = per_work * work_behind(state.spec, replica, weight) * in_round / FASTER
+    seconds = per_work * weight * in_round / FASTER
     # A speed measured on a busy machine is wrong by any factor.
     return seconds if is_measured else min(seconds, state.spec.timing.match_window)
 

@@ -13,7 +13,7 @@ from coordinator.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.state.events import Event
 from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.replacing import replace
-from coordinator.state.state import Alarm, CompressedWeight, LastSeen, State
+from coordinator.state.state import Alarm, LastSeen, State
 from protocol.status import RunPhase
 from protocol.types import Pause
 
@@ -101,9 +101,6 @@ def _change_run(state: State, event: events.RunEvent) -> State:  # noqa: PLR0911
             return apply_plans.adopt(state, event.plan, event.at)
         case events.AlarmRaised():
             return replace(state, alarm=Alarm(event.round_number, event.last_healthy, event.reason))
-        case events.CompressedWeighed():
-            compressed = CompressedWeight(event.round_number, event.weight, event.agreement)
-            return replace(state, compressed=compressed)
         case events.RunPaused():
             return replace(state, pause=Pause(event.from_round, event.by, event.reason))
         case events.RunResumed():

@@ -22,7 +22,7 @@ from coordinator.state.state import (
     State,
 )
 from coordinator.state.tokens import decided_tokens
-from protocol.algorithm.batch import work_behind
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
 
 
@@ -66,8 +66,7 @@ def _answer(state: State, at: float, round_number: int, peer: PeerId, weight: fl
         return state
     phases = state.phase_seconds.get(index, ())
     # What is withheld is below the least share: at its most, that can only show that the replica is slower.
-    least = state.spec.recovery.least_share * assignment.replica.weight
-    seconds = (at - state.began_at) / work_behind(state.spec, assignment.replica, weight or least)
+    seconds = (at - state.began_at) / (weight or LEAST_SHARE * assignment.replica.weight)
     is_news = weight > 0 or seconds >= max(phases, default=inf)
     # A restart within the phase would measure the time that the coordinator was away.
     if is_news and state.began_at >= state.started_at:

@@ -258,17 +258,6 @@ class RaiseAlarm:
 
 
 @dataclass(frozen=True)
-class WeighCompressed:
-    """Members have measured this agreement of compressed payloads with full ones, up to that round.
-
-    It is that of protocol.algorithm.compressed_weight. No call of the API makes it.
-    """
-
-    round_number: int
-    agreement: float
-
-
-@dataclass(frozen=True)
 class Tick:
     """Time has passed: silent peers are lost, groups are closed, rounds are decided.
 
@@ -286,5 +275,5 @@ OperatorCommand: TypeAlias = (
 PeerCommand: TypeAlias = Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
 RoundCommand: TypeAlias = Offer | Await | Report | Attest
 ArbiterCommand: TypeAlias = AppointArbiter | Arbitrate
-RunCommand: TypeAlias = Start | TellOwnRelay | RaiseAlarm | WeighCompressed | Tick
+RunCommand: TypeAlias = Start | TellOwnRelay | RaiseAlarm | Tick
 Command: TypeAlias = RunCommand | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand

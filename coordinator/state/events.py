@@ -351,18 +351,6 @@ class AlarmRaised(_Event):
 
 
 @dataclass(frozen=True)
-class CompressedWeighed(_Event):
-    """Compressed replicas weigh `weight` beside full ones in later plans.
-
-    `agreement` is what was measured up to that round (protocol.algorithm.compressed_weight).
-    """
-
-    round_number: int
-    weight: float
-    agreement: float
-
-
-@dataclass(frozen=True)
 class RunPaused(_Event):
     """No inner phase of `from_round` or a later one begins before RunResumed. `reason`: a sentence, or ""."""
 
@@ -404,8 +392,7 @@ class RunFinished(_Event):
 
 
 _EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
-_JudgedEvent: TypeAlias = AlarmRaised | CompressedWeighed
-RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | _JudgedEvent | _EndEvent
+RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | _EndEvent
 PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )

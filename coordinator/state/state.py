@@ -187,18 +187,6 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class CompressedWeight:
-    """What compressed replicas weigh beside full ones with the same share, in plans from now on.
-
-    `agreement` is what was measured for it up to round `round_number` (protocol.algorithm.compressed_weight).
-    """
-
-    round_number: int = 0
-    weight: float = 1.0
-    agreement: float = 1.0
-
-
-@dataclass(frozen=True)
 class Silence:
     """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
 
@@ -296,7 +284,6 @@ class State:
         unfound: by owner, the last round in which the arbiter could not fetch its payload.
         pause: None while the run is not paused.
         alarm: the newest that was raised; None before any.
-        compressed: what compressed replicas weigh in the next plans.
         restored: by round whose decisions are a rollback, the round whose anchors it restores.
         restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
     """
@@ -354,7 +341,6 @@ class State:
     unfound: Mapping[PeerId, int] = field(default_factory=dict)
     pause: Pause | None = None
     alarm: Alarm | None = None
-    compressed: CompressedWeight = CompressedWeight()
     restored: Mapping[int, int] = field(default_factory=dict)
     restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
 

@@ -28,22 +28,6 @@ def short(peer: PeerId) -> str:
     return f"..{peer[-8:]}"
 
 
-def compressed_weight_text(weight: float, agreement: float) -> str:
-    """Such as "compressed replicas weigh 0.5 beside full ones: ..."."""
-    return (
-        f"compressed replicas weigh {weight:g} beside full ones: their payloads agree with full ones "
-        f"{agreement:.2f} times as much as these with each other"
-    )
-
-
-def raised_weight_text(weight: float, measured: float) -> str:
-    """Such as "compressed replicas weigh 1 beside full ones, not 0.5 as measured, ..."."""
-    return (
-        f"compressed replicas weigh {weight:g} beside full ones, not {measured:g} as measured, so that no "
-        "full replica decides alone"
-    )
-
-
 def stages_of(holder: _HasStages) -> str:
     """Such as "stage 1" or "stages 0-3"."""
     return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"

@@ -48,7 +48,7 @@ def plain(value: Any, text: Callable[[str], str] = str) -> Any:  # noqa: PLR0911
         case str():
             return text(value)
         case RunSpec():
-            return {"name": value.name, "hash": value.hash, **value.model_dump(mode="json")}
+            return {"name": value.name, "hash": value.hash, **value.tree}
         case StageRange():
             return list(value)
         case dict():

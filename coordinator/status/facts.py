@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coordinator.state.text import counted
-from protocol.algorithm.batch import batch_of, learning_rate_factor
+from protocol.algorithm.batch import batch_of
 from protocol.status import RunStatus
 
 
@@ -31,9 +31,7 @@ def _batch(status: RunStatus) -> str:
         return "none yet"
     spec, replicas = status.spec, status.plan.replicas
     wanted = f" of {spec.global_batch:,}" if spec.grouping.batch == "constant" else ""
-    factor = learning_rate_factor(spec, replicas)
-    slower = f"; the learning rate is {factor:.2f} times as high" if factor < 1 else ""
-    return f"{batch_of(spec, replicas):,}{wanted} samples of all replicas in an inner step{slower}"
+    return f"{batch_of(spec, replicas):,}{wanted} samples of all replicas in an inner step"
 
 
 def _plan(status: RunStatus) -> str:

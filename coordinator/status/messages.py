@@ -8,7 +8,7 @@ from coordinator.state import events
 from coordinator.state.cause_text import alarm_text, cause_text, pause_text, run_text
 from coordinator.state.events import Event
 from coordinator.state.state import State
-from coordinator.state.text import compressed_weight_text, counted, listed, stages_of
+from coordinator.state.text import counted, listed, stages_of
 from coordinator.status.causes import peer_cause, run_cause
 from protocol.roles import POLICIES
 from protocol.status import STALLS, RunPhase
@@ -75,9 +75,6 @@ def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
     match event:
         case events.AlarmRaised():
             return f"ALARM: {alarm_text(event.reason, event.last_healthy)}"
-        case events.CompressedWeighed():
-            why = compressed_weight_text(event.weight, event.agreement)
-            return f"after round {event.round_number} {why}"
         case events.CoordinatorStarted():
             return "the coordinator listens"
         case events.OwnRelayTold():

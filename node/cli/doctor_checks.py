@@ -35,6 +35,7 @@ from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.gateway import listen_on
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.host_port import host_port
@@ -168,7 +169,7 @@ def check_disk(spec: RunSpec) -> Finding:
 def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
     """Which stage ranges this machine has memory for."""
     stages = spec.swarm.stages
-    room = capacity.memory_bytes * (1 - spec.grouping.reserve)
+    room = capacity.memory_bytes * (1 - MEMORY_RESERVE)
     ranges = [StageRange(first, stop) for first in range(stages) for stop in range(first + 1, stages + 1)]
     # The members that may follow hold as many microbatches in flight.
     needed = {each: memory_needed(spec, each, stages - each.stop + 1, capacity.device) for each in ranges}

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_exchange import PayloadCalls
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld, WrongBytes
-from node.model.payloads import longest_nbytes, payload_layout
+from node.model.payloads import payload_layout
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Finding, PayloadDescriptor, PeerId, Verdict
@@ -29,15 +28,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all
 
 @dataclass(frozen=True)
 class StagePayloads:
-    """The payloads of one stage: their form in a round, where they are kept, and how they are fetched."""
+    """The payloads of one stage: their form, where they are kept, and how they are fetched."""
 
-    layout_of: Callable[[int], PayloadLayout]
+    layout: PayloadLayout
     store: PayloadStore
     calls: PayloadCalls
 
 
 CallsOf = Callable[[int, int, PayloadStore, CheckpointServer], Awaitable[PayloadCalls]]
-"""Given a stage, its longest payload, and what is served: the calls of a service that answers from now on."""
+"""Given a stage, the length of its payloads, and what is served: the calls of a service that answers from now on."""
 
 
 class PayloadArbiter:
@@ -53,8 +52,9 @@ class PayloadArbiter:
         for stage in range(spec.swarm.stages):
             store = PayloadStore(folder / f"stage-{stage:02d}", KEEP_ROUNDS)
             no_checkpoints = CheckpointServer(folder / "checkpoints")  # the folder stays empty
-            calls = await calls_of(stage, longest_nbytes(spec, stage), store, no_checkpoints)
-            stages[stage] = StagePayloads(partial(payload_layout, spec, stage), store, calls)
+            layout = payload_layout(spec, stage)
+            calls = await calls_of(stage, layout.nbytes, store, no_checkpoints)
+            stages[stage] = StagePayloads(layout, store, calls)
         return cls(stages)
 
     async def arbitrate(
@@ -66,8 +66,7 @@ class PayloadArbiter:
         cannot be decoded is the fault of its owner.
         """
         stage = self._stages[descriptor.stage]
-        layout = stage.layout_of(descriptor.round_number)
-        if reason := _problem_of(descriptor, layout):
+        if reason := _problem_of(descriptor, stage.layout):
             return Verdict(Finding.INVALID, reason)
         refuted: dict[PeerId, str] = {}
         payload = await asyncio.to_thread(stage.store.get, descriptor.round_number, descriptor.sha256)
@@ -80,7 +79,7 @@ class PayloadArbiter:
         if payload is None:
             return Verdict(Finding.NOT_FOUND, f"none of {len(donors)} peers sent it", tuple(refuted))
         try:
-            await asyncio.to_thread(decode, layout, payload)
+            await asyncio.to_thread(decode, stage.layout, payload)
         except HetnodeError as error:
             return Verdict(Finding.INVALID, error.cause, tuple(refuted))
         await asyncio.to_thread(stage.store.put, descriptor.round_number, descriptor.sha256, payload)
@@ -95,7 +94,7 @@ class PayloadArbiter:
 def _problem_of(descriptor: PayloadDescriptor, layout: PayloadLayout) -> str:
     """Why no payload with this descriptor can be valid; "" if one can."""
     if descriptor.nbytes != layout.nbytes:
-        return f"it has {descriptor.nbytes} bytes, every payload of this stage and round has {layout.nbytes}"
+        return f"it has {descriptor.nbytes} bytes, every payload of this stage has {layout.nbytes}"
     if descriptor.codec != layout.codec:
         return f"its codec is {descriptor.codec} instead of {layout.codec}"
     return ""

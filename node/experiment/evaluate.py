@@ -199,7 +199,7 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     def forward(ids_bl: Tensor) -> Tensor:
         x = ids_bl
         for index, stage in enumerate(stages):
-            x = stage(x, ids_bl=ids_bl)
+            x = stage(x)
             if index in before_link:
                 sent = upper.compress_forward(x)
                 packed = pack_activation("activation", sent, spec.link.dtype)

@@ -16,7 +16,6 @@ from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
-from node.experiment.link_parameters import LinkParameters
 from node.ipc.worker_calls import InnerResult, Message
 from node.optimizer.outcome import Outcome
 from node.optimizer.outer_stage import CommittedState
@@ -52,7 +51,6 @@ class LocalReplica:
         members: the trainers. Callers may use them between two steps.
         bytes_sent: payload bytes of all frames over all links in training so far, in both directions, without
             headers (less than 1 % of a frame of 64 KiB).
-        link_parameters: of an experiment, trained beside the parameters of the members.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class LocalReplica:
         factories: TrainerFactories = TrainerFactories(),  # noqa: B008  frozen
     ) -> None:
         self.bytes_sent = 0
-        self.link_parameters: Sequence[LinkParameters] = ()
         self._spec, self._replica = spec, replica
         self.members = tuple(
             Trainer(spec, member.stages, compute, stream if 0 in member.stages else None, factories)
@@ -84,8 +81,6 @@ class LocalReplica:
     def begin_round(self, round_number: int, samples: range) -> None:
         for member in self.members:
             member.begin_round(round_number, samples)
-        for parameters in self.link_parameters:
-            parameters.begin_round(round_number)
 
     def train(self, steps: range) -> None:
         """Take these inner steps (0-based in their round), each with all its microbatches."""
@@ -102,8 +97,6 @@ class LocalReplica:
     def apply(self, step: int) -> None:
         """End the accumulated inner step: one AdamW step on every member."""
         norm = self._gradient_norm()
-        for parameters in self.link_parameters:
-            parameters.apply(self.members[0].phase.round_number, step, norm)
         for member in self.members:
             member.apply(step, norm)
 
@@ -134,9 +127,10 @@ class LocalReplica:
                 digests.append(self.host_of(stage).commit(stage, round_number, outcome, mine_included))
             else:
                 self.host_of(stage).outer.abort(stage, round_number)
-        # Every member without stage 0 keeps a copy of the embedding and must get the same update.
+        # Every member that keeps a copy of the embedding without stage 0 must get the same update.
         first, *others = self.members
-        tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in others}
+        following = (member for member in others if member.outer.follower is not None)
+        tables = {member.commit_embedding(round_number, outcomes[0][0]) for member in following}
         assert tables <= {first.outer.embedding_digest()}, f"embeddings differ after round {round_number}"
         return digests
 
@@ -206,8 +200,6 @@ class LocalReplica:
         squares = 0.0
         for member in reversed(self.members):
             squares += member.inner.squared_gradient_norm()
-        for parameters in self.link_parameters:
-            squares += parameters.squared_gradient_norm()
         return math.sqrt(squares) if squares >= 0 else math.nan
 
     def _sent(self, message: Message | None) -> Message | None:

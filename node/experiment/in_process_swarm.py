@@ -21,13 +21,11 @@ from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
-from node.experiment.measured_weights import MeasuredWeights
 from node.experiment.offload import ReplicaOffload
 from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.variation import UNVARIED, Variation
-from node.experiment.variation_plans import plans_of, varied
-from node.experiment.variation_runner import VariationRunner
+from node.experiment.variation_runner import VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
 from node.optimizer.outcome import Outcome, WeightedPayload
 from node.optimizer.outer_stage import CommittedState
@@ -35,8 +33,9 @@ from node.worker.compute import Compute
 from protocol.algorithm.sampling import sample_range
 from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
-from protocol.types import Plan, Replica
+from protocol.types import Plan
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,6 @@ class LocalSwarm:
         position: number of finished rounds.
         steering: applies the variation.
         reduction: the reducers, if the exchange is "reduced".
-        weights: what compressed replicas weigh, if that is measured.
     """
 
     def __init__(
@@ -133,7 +131,7 @@ class LocalSwarm:
         def build(index: int) -> LocalReplica:
             replica = LocalReplica(spec, planned[index], compute, stream, steering.factories)
             replica.share_committed(initial)
-            steering.watch(index, replica)
+            steering.watch(replica)
             return replica
 
         ready = min(resident or len(planned), len(planned))
@@ -147,8 +145,7 @@ class LocalSwarm:
         self.steering.connect(0, self.replicas)
         self.reduction: LocalReduction | None = None
         if spec.outer.exchange == "reduced":
-            self.reduction = LocalReduction(spec, len(planned), variation.reducer_leaves_every)
-        self.weights = MeasuredWeights(spec) if spec.grouping.weights == "measured" else None
+            self.reduction = LocalReduction(spec, len(planned))
         self._phases: tuple[_Phase, ...] | None = None
         self._link_bytes = 0
         self._begin_round(1)
@@ -176,8 +173,6 @@ class LocalSwarm:
             # Before the commit: with overlap a real replica trains while it waits for the payloads of others.
             self._begin_round(round_number + 1)
         self._settle(round_number, outcomes)
-        if self.weights is not None:
-            self.weights.after_round(round_number)
         self._restart_newcomers(round_number)
         self.steering.after_round(round_number, self.replicas)
         self.position, self._phases = round_number, None
@@ -217,8 +212,8 @@ class LocalSwarm:
         stages = range(self.spec.swarm.stages)
         anchors = {stage: held.host_of(stage).outer[stage].committed for stage in stages}
         steering = self.steering.state_dict()
-        for part in (self.reduction, self.weights):
-            steering |= {} if part is None else part.state_dict()
+        if self.reduction is not None:
+            steering |= self.reduction.state_dict()
         swarm_checkpoint.write(
             folder, self.spec, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
         )
@@ -241,9 +236,8 @@ class LocalSwarm:
         self._initial.clear()
         self.position, self._link_bytes = found.position, found.link_bytes
         self.steering.load_state_dict(found.steering)
-        for part in (self.reduction, self.weights):
-            if part is not None:
-                part.load_state_dict(found.steering)
+        if self.reduction is not None:
+            self.reduction.load_state_dict(found.steering)
         self.steering.connect(found.position, self.replicas)
         if found.position < self.spec.rounds:
             self._trained = self._open_round(found.position + 1)
@@ -338,7 +332,7 @@ class LocalSwarm:
     def _end_phase(self, replica: LocalReplica) -> _Phase:
         """End the inner phase. Propose only if the replica has taken enough of the spec's steps."""
         result = replica.end_inner_phase()
-        counts = self._share(result) >= self.spec.recovery.least_share
+        counts = self._share(result) >= LEAST_SHARE
         stages = due_stages(self.spec, self.position + 1) if counts else ()
         return _Phase(result, replica.propose(stages))
 
@@ -351,8 +345,7 @@ class LocalSwarm:
         assert self._phases is not None
         planned, phases = self._plan_for(self.position + 1).replicas, self._phases
         weights = [
-            each.weight * self._factor_of(each) * self._share(phase.result)
-            for each, phase in zip(planned, phases, strict=True)
+            each.weight * self._share(phase.result) for each, phase in zip(planned, phases, strict=True)
         ]
         offering = [position for position, phase in enumerate(phases) if stage in phase.payloads]
         offering.sort(key=lambda position: planned[position].host_of(stage).peer)
@@ -360,14 +353,8 @@ class LocalSwarm:
         # All replicas would get the same result. The last one was used last, so it is resident.
         problems = self.replicas[-1].host_of(stage).outer[stage].screen(payloads)
         counted = [position for position, problem in zip(offering, problems, strict=True) if not problem]
-        accepted = [phases[each].payloads[stage] for each in counted]
-        if self.weights is not None:
-            self.weights.measure(self.position + 1, stage, accepted, [planned[each] for each in counted])
-        weighted = zip(accepted, (weights[each] for each in counted), strict=True)
+        weighted = ((phases[each].payloads[stage], weights[each]) for each in counted)
         return _Outcome(tuple(weighted), frozenset(counted))
-
-    def _factor_of(self, replica: Replica) -> float:
-        return 1.0 if self.weights is None else self.weights.factor_of(replica)
 
     def _settle(self, round_number: int, outcomes: Sequence[_Outcome]) -> None:
         """Apply the outcome of the round on all replicas. Then they share one anchor again."""
@@ -385,8 +372,6 @@ class LocalSwarm:
             replica.share_committed(shared)
 
         self.replicas.each(settle)
-        if self.reduction is not None:
-            self.reduction.after_round(round_number)
 
     def _reduced(self, stage: int, outcome: _Outcome) -> Outcome:
         """What the replicas apply to `stage`; no payloads for an aborted round."""

@@ -260,7 +260,7 @@ class _Builder:
                 try:
                     rows.append(self._row(table, section, k))
                 except HetnodeError as error:
-                    if error.code is not ErrorCode.BAD_SPEC:
+                    if error.code not in (ErrorCode.BAD_SPEC, ErrorCode.SETTING_REMOVED):
                         raise
                     raise self._bad_row(table, section.name, error.cause) from None
                 except ValueError as error:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from node.experiment.variation import UNVARIED, Variation
-from node.experiment.variation_check import check
 from protocol.spec.run import RunSpec
 
 
@@ -50,7 +49,7 @@ class Trial:
         A tokenizer file becomes its name without ".json", next to its hash; the source becomes a
         :func:`portable_source`.
         """
-        tree = self.spec.model_dump(mode="json")
+        tree = self.spec.tree
         data = tree["data"]
         if data["tokenizer"] != "byte":
             data["tokenizer"] = Path(data["tokenizer"]).name.removesuffix(".json")
@@ -126,21 +125,19 @@ def trial_in_mode(
 
     Raises:
         ValueError: the fraction does not fit the mode or gives no whole number of replicas; `changes` are
-            not valid; or as :func:`node.experiment.variation_check.check`.
+            not valid; or as :meth:`Variation.check`.
         HetnodeError: BAD_SPEC.
     """
     full = _full_replicas(mode, replicas, fraction)
-    tree = spec.model_dump(mode="json")
+    tree = spec.tree
     tree["swarm"] |= {"replicas": full, "pipelines": replicas - full}
     if mode is Mode.DATA_PARALLEL:
         tree["rounds"] = spec.total_steps
         tree["inner"]["steps"] = 1
-        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "eager": False, "turns": 1}
-        # What says which values are sent in few bits has no meaning here.
-        tree["outer"] |= {"selection": "largest", "dense_every": 0, "dense_quantizer": None}
+        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "turns": 1}
         changes = {"average_gradients": True, **changes}
-    trial = Trial(RunSpec.from_json(json.dumps(tree)), Variation.model_validate(changes))
-    check(trial.spec, trial.variation)
+    trial = Trial(RunSpec.from_tree(tree), Variation.model_validate(changes))
+    trial.variation.check(trial.spec)
     return trial
 
 

@@ -1,32 +1,31 @@
-"""Applies a variation to the replicas of one process.
+"""Applies a variation to the replicas of one process, and its weights and counts to their plan.
 
-Shapes: d width, k subspace width. U [d, k] is the basis of a link.
+Shapes: d width, k subspace width. U [d, k] is the basis of a link, the first k columns of an orthonormal one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from node.experiment.bottleneck import project_boundaries
-from node.experiment.boundary_statistics import Covariances, observe_boundaries, observe_gradients
 from node.experiment.in_process_replica import LocalReplica
-from node.experiment.link_bases import grassmann_step, principal, rotated
-from node.experiment.link_parameters import LinkParameters
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
-from node.experiment.variation_check import check
-from node.experiment.varied_links import VariedLinks
 from node.worker.factories import TrainerFactories, run_basis
+from node.worker.trainer import Trainer
+from protocol.algorithm.batch import with_equal_shares
 from protocol.algorithm.embedding_snapshot import active_snapshot
+from protocol.algorithm.sampling import next_first_sample
 from protocol.algorithm.subspace import ReceivingEnd
 from protocol.spec.run import RunSpec
+from protocol.types import Plan
 from protocol.wire.snapshot_codec import snapshot
 
-_BASIS, _LINK, _SEEN, _SNAPSHOT = "basis/", "link/", "seen/", "snapshot/"
+_BASIS, _GRADIENTS, _SNAPSHOT = "basis", "gradients", "snapshot/"
 _CONSTRAINED = (".wo", ".w_down")
 """The matrices that write into the residual stream, [d, in]."""
 
@@ -34,108 +33,76 @@ _CONSTRAINED = (".wo", ".w_down")
 class VariationRunner:
     """Applies `variation` to the replicas of one swarm, which must be created with :attr:`factories`.
 
-    Raises ValueError as :func:`check`.
+    It also gives links the snapshots of the embedding that a run with `link.embedding_every` would fetch.
+
+    Raises ValueError as :meth:`Variation.check`.
 
     Attributes:
         factories: for all trainers of the swarm.
-        seen: statistics from full replicas or links since the bases last changed.
+        gradients: sum [d, d] of g^T g over the gradients that links have compressed since the basis changed,
+            float64; None before any.
     """
 
     def __init__(self, spec: RunSpec, variation: Variation) -> None:
-        check(spec, variation)
+        variation.check(spec)
         self._spec, self._variation = spec, variation
-        self._bases: dict[int, Tensor] = {}
+        self._basis: Tensor | None = None
         self._snapshots: dict[int, Tensor] = {}
-        self._links: dict[int, VariedLinks] = {}
-        self.seen = Covariances()
+        self.gradients: Tensor | None = None
         usual = TrainerFactories()
         self.factories = TrainerFactories(
-            receiving_end=_receiving_end(variation),
-            basis=lambda _, boundary: self._rotated(self._basis(boundary)),
+            receiving_end=ReceivingEnd if variation.adaptation else _FrozenEnd,
+            basis=lambda _, boundary: self._basis_of(boundary),
             adamw=_row_wise if variation.row_wise_moments else usual.adamw,
         )
 
-    def watch(self, position: int, replica: LocalReplica) -> None:
-        """Change what is computed in `replica`, and collect the statistics that the variation needs.
-
-        Call it before training. `position`: of the replica in the plan.
-        """
-        if len(replica.members) > 1:
-            self._links[position] = VariedLinks(self._spec, self._variation, position, replica)
-            if self._variation.embedding_every:
-                _give_snapshot(replica, snapshot(replica.members[0].outer.embedding))
-        if self._variation.basis_every and len(replica.members) == 1:
-            observe_boundaries(replica.members[0], self.seen)
-        if self._variation.projected_share and len(replica.members) == 1:
-            project_boundaries(replica.members[0], self._variation.projected_share)
+    def watch(self, replica: LocalReplica) -> None:
+        """Collect what the variation needs from `replica`. Call it before training."""
         if self._variation.grassmann_every:
             for member in replica.members[1:]:
-                observe_gradients(member, self.seen)
+                first = member.modules[member.stages.first]
+                first.register_forward_pre_hook(self._note_gradient)
 
     def after_step(self, replica: LocalReplica) -> None:
         """Call it after each AdamW step of `replica`."""
         if self._variation.weight_projection:
-            _project_weights(replica, self._basis(0)[:, : self._spec.link.k])
+            _project_weights(replica.members[:-1], self._basis_of(0)[:, : self._spec.link.k])
 
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
-        if self._variation.share_tables:
-            _share_tables(replicas)
         self._take_snapshot(round_number, replicas)
-        every = self._variation.grassmann_every or self._variation.basis_every
-        if every and round_number % every == 0:
-            self._turn_bases()
-            self.connect(round_number, replicas)
-        elif any(first == round_number + 1 for first, _ in self._variation.k_by_round):
+        every = self._variation.grassmann_every
+        if every and round_number % every == 0 and self.gradients is not None:
+            k, rate = self._spec.link.k, self._variation.grassmann_rate
+            self._basis = grassmann_step(self._basis_of(0), k, self.gradients, rate)
+            self.gradients = None
             self.connect(round_number, replicas)
 
     def connect(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
-        """Give the links the bases, the k and the snapshot that are valid after `round_number`."""
+        """Give the links the basis and the snapshot that are valid after `round_number`."""
         self._use_snapshot(round_number, replicas)
-        if not (self._bases or self._variation.k_by_round):
-            return
-        k = self._k_after(round_number)
-        for position, replica in enumerate(replicas):
-            replica.connect([k] * (len(replica.members) - 1))
-            if position in self._links:
-                self._links[position].attach()
+        if self._basis is not None:
+            for replica in replicas:
+                replica.connect([self._spec.link.k] * (len(replica.members) - 1))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The current bases (float32), the statistics since they last changed (float64), the snapshots of the
-        embedding that are active or will be (float32), and the parameters of links with their moments."""
-        bases = {f"{_BASIS}{boundary}": basis for boundary, basis in self._bases.items()}
-        bases |= {f"{_SNAPSHOT}{taken}": table_vd for taken, table_vd in self._snapshots.items()}
-        bases |= {f"{_SEEN}{name}": value for name, value in self.seen.sums.items()}
-        for prefix, parameters in self._parameters():
-            bases |= {f"{prefix}{name}": value.cpu() for name, value in parameters.state_dict().items()}
-        return bases
+        """The present basis (float32), the gradients since it changed (float64), and the snapshots of the
+        embedding that are active or will be (float32)."""
+        named = {_BASIS: self._basis, _GRADIENTS: self.gradients}
+        snapshots = {f"{_SNAPSHOT}{taken}": table_vd for taken, table_vd in self._snapshots.items()}
+        return {name: tensor for name, tensor in named.items() if tensor is not None} | snapshots
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the state of another runner. Call :meth:`connect` afterwards."""
-        self._bases = {
-            int(name.removeprefix(_BASIS)): value for name, value in state.items() if name.startswith(_BASIS)
-        }
+        self._basis, self.gradients = state.get(_BASIS), state.get(_GRADIENTS)
         self._snapshots = {
             int(name.removeprefix(_SNAPSHOT)): value
             for name, value in state.items()
             if name.startswith(_SNAPSHOT)
         }
-        self.seen.sums = {
-            name.removeprefix(_SEEN): value for name, value in state.items() if name.startswith(_SEEN)
-        }
-        for prefix, parameters in self._parameters():
-            parameters.load_state_dict(
-                {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-            )
-
-    def _parameters(self) -> Iterator[tuple[str, LinkParameters]]:
-        """The parameters of all links, and the prefix of each in the state dict."""
-        for position, links in self._links.items():
-            for name, parameters in links.parameters.items():
-                yield f"{_LINK}{position}/{name}/", parameters
 
     def _take_snapshot(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
-        every = self._variation.embedding_every
+        every = self._spec.link.embedding_every
         if not every:
             return
         if round_number % every == 0:
@@ -146,37 +113,64 @@ class VariationRunner:
 
     def _use_snapshot(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Derive T_perp from the snapshot for the inner phase after `round_number`."""
-        every = self._variation.embedding_every
+        every = self._spec.link.embedding_every
         # Links begin with the snapshot of round 0.
         if not every or not (active := active_snapshot(round_number + 1, every)):
             return
         for replica in replicas:
-            _give_snapshot(replica, self._snapshots[active])
+            for member in replica.members[1:]:
+                member.hosted.use_snapshot(self._snapshots[active])
         self._snapshots = {taken: table for taken, table in self._snapshots.items() if taken >= active}
 
-    def _basis(self, boundary: int) -> Tensor:
-        """The basis [d, d] of links into stage `boundary`."""
-        found = self._bases.get(boundary)
-        return run_basis(self._spec, boundary) if found is None else found
+    def _basis_of(self, boundary: int) -> Tensor:
+        """The basis [d, d] of links into stage `boundary`; a variation has the same for all."""
+        return run_basis(self._spec, boundary) if self._basis is None else self._basis
 
-    def _rotated(self, basis_dd: Tensor) -> Tensor:
-        link = self._spec.link
-        return rotated(basis_dd, link.k, self._spec.seed) if self._variation.rotation else basis_dd
+    def _note_gradient(self, _: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        """Add the gradient of the activations that a member receives, before the link compresses it."""
+        if arguments[0].requires_grad:
+            arguments[0].register_hook(self._add_gradient)  # type: ignore[no-untyped-call]
 
-    def _k_after(self, round_number: int) -> int:
-        reached = [k for first, k in self._variation.k_by_round if first <= round_number + 1]
-        return reached[-1] if reached else self._spec.link.k
+    def _add_gradient(self, gradient_bld: Tensor) -> None:
+        flat = gradient_bld.detach().flatten(0, -2).float()
+        product = (flat.T @ flat).double().cpu()
+        self.gradients = product if self.gradients is None else self.gradients + product
 
-    def _turn_bases(self) -> None:
-        boundaries = range(1, self._spec.swarm.stages)
-        if self._variation.basis_every:
-            self._bases = {boundary: principal(self.seen.of(boundary)) for boundary in boundaries}
-        else:
-            gradients_dd = self.seen.total("gradient")
-            k, rate = self._spec.link.k, self._variation.grassmann_rate
-            turned = grassmann_step(self._basis(1), k, gradients_dd, rate)
-            self._bases = dict.fromkeys(boundaries, turned)
-        self.seen.sums.clear()
+
+def varied(plan: Plan, variation: Variation) -> Plan:
+    """`plan` with the weights of `variation`."""
+    factor = variation.full_weight
+    replicas = (each if each.links else replace(each, weight=each.weight * factor) for each in plan.replicas)
+    return replace(plan, replicas=tuple(replicas))
+
+
+def plans_of(spec: RunSpec, plan: Plan, variation: Variation) -> list[Plan]:
+    """`plan`, or with `replicas_by_round` the plans of these rounds, whose replicas divide the batch."""
+    plans = list[Plan]()
+    for first, count in variation.replicas_by_round:
+        sample = next_first_sample(plans[-1], spec, first) if plans else plan.first_sample
+        replicas = tuple(with_equal_shares(spec, plan.replicas[:count]))
+        reason = f"{count} replicas train"
+        plans.append(Plan(len(plans) + 1, first, sample, replicas, reason))
+    return plans or [plan]
+
+
+def grassmann_step(basis_dd: Tensor, k: int, gradients_dd: Tensor, rate: float) -> Tensor:
+    """The basis [d, d] after one step that reduces the gradient loss of the links, |G - G U U^T|^2.
+
+    The step follows the gradient on the Grassmann manifold, (I - U U^T) A U with A = sum G^T G, divided by
+    the largest eigenvalue of A. QR makes the columns orthonormal again.
+    """
+    basis_dd, a_dd = basis_dd.double(), gradients_dd.double()
+    u_dk = basis_dd[:, :k]
+    largest = torch.linalg.eigvalsh(a_dd)[-1].clamp_min(torch.finfo(torch.float64).tiny)
+    pulled_dk = a_dd @ u_dk / largest
+    moved_dk = u_dk + rate * (pulled_dk - u_dk @ (u_dk.T @ pulled_dk))
+    q_dd: Tensor
+    q_dd, r_dd = torch.linalg.qr(torch.cat((moved_dk, basis_dd[:, k:]), dim=1))
+    # QR is unique only up to signs; a positive diagonal of R fixes them.
+    signs_d: Tensor = r_dd.diagonal().sign()
+    return (q_dd * signs_d).float()
 
 
 class _FrozenEnd(ReceivingEnd):
@@ -187,47 +181,14 @@ class _FrozenEnd(ReceivingEnd):
             super().refresh(table_vd)
 
 
-@torch.no_grad()
-def _share_tables(replicas: Sequence[LocalReplica]) -> None:
-    """Give every table of a link its mean over all pipelines, in float32 and in their order.
-
-    All begin a round with equal tables, so this is an exchange of dense pseudo-gradients with an outer
-    learning rate of 1. The moments stay those of each pipeline.
-    """
-    sums: dict[int, Tensor] = {}
-    pipelines = [position for position, replica in enumerate(replicas) if len(replica.members) > 1]
-    for position in pipelines:  # one after the other: not all are in memory at a time
-        for boundary, rows in _tables_of(replicas[position]).items():
-            sums[boundary] = sums[boundary] + rows if boundary in sums else rows.clone()
-    for position in pipelines:
-        for boundary, rows in _tables_of(replicas[position]).items():
-            rows.copy_(sums[boundary] / len(pipelines))
-
-
-def _tables_of(replica: LocalReplica) -> dict[int, Tensor]:
-    """The live tables, by the stage behind the link."""
-    tables = {member.stages.first: member.hosted.table_values for member in replica.members}
-    return {boundary: values["rows"] for boundary, values in tables.items() if values is not None}
-
-
-def _give_snapshot(replica: LocalReplica, snapshot_vd: Tensor) -> None:
-    for member in replica.members[1:]:
-        member.hosted.use_snapshot(snapshot_vd)
-
-
-def _receiving_end(variation: Variation) -> type[ReceivingEnd]:
-    return ReceivingEnd if variation.adaptation else _FrozenEnd
-
-
 def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:
     return RowWiseAdamW(groups, shared=lambda name: name.endswith(_CONSTRAINED), **options)
 
 
 @torch.no_grad()
-def _project_weights(replica: LocalReplica, basis_dk: Tensor) -> None:
-    """W := U U^T W for the matrices that write into the residual stream, on all members before a link."""
-    # The last member sends nothing downstream, so its weights need no projection.
-    for member in replica.members[:-1]:
+def _project_weights(members: Sequence[Trainer], basis_dk: Tensor) -> None:
+    """W := U U^T W for the matrices of `members` that write into the residual stream."""
+    for member in members:
         basis = basis_dk.to(member.device)
         for stage in member.stages:
             for name, weight in member.parameters(stage).items():

@@ -63,16 +63,6 @@ def published_name(name: str) -> str:
     return f"model.layers.{layer}.{_OF_LAYER[short]}"
 
 
-def require_published(model: ModelSpec) -> None:
-    """Raise HetnodeError UNSUPPORTED_MODEL for a model that no architecture of transformers is equal to."""
-    if model.stage_embeddings:
-        raise HetnodeError(
-            ErrorCode.UNSUPPORTED_MODEL,
-            "The run has model.stage_embeddings, and no architecture of transformers has such embeddings.",
-            "Use hetnode eval and hetnode generate, which read the run's own checkpoints.",
-        )
-
-
 def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
     """The content of ``config.json``.
 

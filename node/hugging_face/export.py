@@ -26,7 +26,7 @@ from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_complete
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.architecture import config_of, published_name, require_published
+from node.hugging_face.architecture import config_of, published_name
 from node.hugging_face.card import Facts, Measured, card
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
@@ -72,7 +72,6 @@ def export(
     with disk_errors_reported(folder):
         _require_replaceable(folder)
     spec = stored.spec
-    require_published(spec.model)
     tokenizer = check_tokenizer(spec, tokenizer_path)
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
     end = _end_of_text(tokenizer)
@@ -98,7 +97,7 @@ def export(
 
 def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
     """The specification as JSON, with file names in place of paths, which are valid on one machine only."""
-    tree = spec.model_dump(mode="json")
+    tree = spec.tree
     data = tree["data"]
     kind, _, rest = data["source"].partition(":")
     # Windows paths, because they allow both separators: the run file may come from another system.

@@ -90,7 +90,7 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class PayloadInfo:
-    """Codec and length of the payloads of one stage, in all rounds of one kind."""
+    """Codec and length of the payloads of one stage."""
 
     codec: str
     nbytes: int
@@ -100,8 +100,7 @@ class PayloadInfo:
 class StageInfo:
     """What the worker has built, by hosted stage."""
 
-    # By stage, also of stage 0, which every member applies, and by whether a round is a dense one.
-    payloads: Annotated[Mapping[tuple[int, bool], PayloadInfo], AS_PAIRS]
+    payloads: Mapping[int, PayloadInfo]  # also of stage 0, which every member applies
     capacities: Mapping[int, int]  # of the same stages, the most bytes of what their members serve by hash
     parameters: Mapping[int, int]  # their number
     parts: Annotated[
@@ -233,13 +232,11 @@ class Connect(Request[None]):
 class BeginRound(Request[None]):
     round_number: int
     samples: Span
-    rate_factor: float = 1.0  # of the learning rate (protocol.algorithm.batch)
 
 
 @dataclass(frozen=True)
 class AssignSamples(Request[None]):
     samples: Span
-    rate_factor: float = 1.0
 
 
 @dataclass(frozen=True)

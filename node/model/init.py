@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.model.shapes import embedding_name, parameter_shapes
+from node.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -24,8 +24,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     """The parameters of `stage` before round 1: float32 on the CPU, equal in every bit on every machine.
 
     Matrices are uniform with standard deviation 0.02. Matrices that write into the residual stream have
-    0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1, biases
-    and the token embeddings of later stages are 0.
+    0.02 / sqrt(2 layers), so that its variance does not grow with the depth. Norms are 1, biases 0.
 
     Raises HetnodeError INITIAL_UNAVAILABLE if the run starts from given parameters (node.checkpoint.initial).
     """
@@ -35,9 +34,6 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
     for index, (name, shape) in enumerate(parameter_shapes(spec, stage).items()):
         if len(shape) == 1:
             parameters[name] = torch.zeros(shape) if name.endswith(_BIASES) else torch.ones(shape)
-            continue
-        if stage > 0 and name == embedding_name(spec, stage):
-            parameters[name] = torch.zeros(shape)
             continue
         std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(_INTO_RESIDUAL) else _STD
         # One stream per tensor: a member draws its own stages without those before them.

@@ -1,9 +1,7 @@
 """The parameters of a stage: their canonical names, order and shapes.
 
 Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
-With ``model.stage_embeddings`` each other stage holds a token embedding ``emb_N``, which is added to the
-input of layer N, its first one. Layer numbers in names are global, so a name means the same tensor for every
-number of stages.
+Layer numbers in names are global, so a name means the same tensor for every number of stages.
 """
 
 from __future__ import annotations
@@ -46,15 +44,7 @@ def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
     if stage == spec.swarm.stages - 1:
         shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
-    if stage > 0 and model.stage_embeddings:
-        # The last one, so that the initial values of the others are those of a run without it.
-        shapes[embedding_name(spec, stage)] = (model.vocabulary, model.width)
     return shapes
-
-
-def embedding_name(spec: RunSpec, stage: int) -> str:
-    """Name of the token embedding of `stage`, which a stage after the first has only by its option."""
-    return f"{EMBEDDING}_{spec.layers_of(stage).start}" if stage else EMBEDDING
 
 
 def embedding_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:

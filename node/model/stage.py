@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from node.model.chunked_loss import chunked_loss
 from node.model.init import initial_parameters
 from node.model.llama import Block, rotary_tables
-from node.model.shapes import block_shapes, embedding_name, parameter_shapes
+from node.model.shapes import EMBEDDING, block_shapes, parameter_shapes
 from protocol.spec.run import RunSpec
 
 RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
@@ -43,10 +43,8 @@ class Stage(nn.Module):
         self.is_first = stage == 0
         self.is_last = stage == spec.swarm.stages - 1
         initial = initial_parameters(spec, stage) if parameters is None else parameters
-        name = embedding_name(spec, stage)
-        self._embedding = name if self.is_first or spec.model.stage_embeddings else None
-        if self._embedding:
-            self.register_parameter(name, nn.Parameter(initial[name]))
+        if self.is_first:
+            self.emb = nn.Parameter(initial[EMBEDDING])
         for layer in spec.layers_of(stage):
             of_layer = {name: initial[f"{layer}.{name}"] for name in block_shapes(spec.model)}
             self.add_module(str(layer), Block(spec.model, of_layer))
@@ -54,19 +52,13 @@ class Stage(nn.Module):
             self.norm_f = nn.Parameter(initial["norm_f"])
             self.head = nn.Parameter(initial["head"])
 
-    def forward(self, x: Tensor, targets_bl: Tensor | None = None, *, ids_bl: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, targets_bl: Tensor | None = None) -> Tensor:
         """Activations [b, L, d]. At the last stage logits [b, L, V], or with targets the loss (chunked_loss).
 
-        `x` are token ids [b, L] at stage 0, else activations [b, L, d]. A later stage with an embedding of
-        its own needs the token ids as `ids_bl`, too.
+        `x` are token ids [b, L] at stage 0, else activations [b, L, d].
         """
-        if self._embedding:
-            table_vd = self.get_parameter(self._embedding)
-            if self.is_first:
-                x = F.embedding(x, table_vd)
-            else:
-                assert ids_bl is not None, "a stage with an embedding of its own needs the token ids"
-                x = x + F.embedding(ids_bl, table_vd)
+        if self.is_first:
+            x = F.embedding(x, self.emb)
         model = self.spec.model
         tables = rotary_tables(model, x.shape[1], x.dtype, x.device)
         for block in self.blocks:
@@ -96,7 +88,7 @@ class WholeModel(nn.Module):
     def forward(self, ids_bl: Tensor) -> Tensor:
         x = ids_bl
         for stage in self.stages:
-            x = stage(x, ids_bl=ids_bl)
+            x = stage(x)
         return x
 
 

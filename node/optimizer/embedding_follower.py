@@ -30,7 +30,7 @@ class EmbeddingFollower:
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
-        self._spec, self._round = spec, 1
+        self._layout = payload_layout(spec, 0)
         self._optimizer = outer_optimizer(spec.outer)
         self.committed: dict[str, Tensor] = {}
         self.load({EMBEDDING: table_vd})
@@ -44,11 +44,7 @@ class EmbeddingFollower:
         """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
         self.committed = with_state(committed, [EMBEDDING], self._optimizer.slots)
 
-    def open_round(self, round_number: int) -> None:
-        """The next outcome is that of `round_number`; at first it is that of round 1."""
-        self._round = round_number
-
     def commit(self, outcome: Outcome) -> None:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""
-        decoded, weights = contents_of(payload_layout(self._spec, 0, self._round), outcome)
+        decoded, weights = contents_of(self._layout, outcome)
         self.committed = apply_update(self.committed, decoded, weights, self._optimizer)

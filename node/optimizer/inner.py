@@ -12,6 +12,7 @@ from node.optimizer.adamw import AdamW
 from node.optimizer.schedule import cold_factor, learning_rate
 from node.ranks.parameters import local_part
 from node.ranks.sharding import state_like
+from protocol.spec.fixed import COLD_STEPS
 from protocol.spec.run import RunSpec
 
 MakeAdamW = Callable[..., AdamW]
@@ -69,17 +70,14 @@ class InnerOptimizer:
         return float(torch.stack(norms).cpu().double().square().sum()) if norms else 0.0
 
     @torch.no_grad()
-    def step(self, inner_step: int, norm: float, rate_factor: float = 1.0) -> None:
-        """Take inner step `inner_step` of the run, with the learning rate times `rate_factor`.
-
-        `norm` is the gradient norm of the whole replica.
-        """
+    def step(self, inner_step: int, norm: float) -> None:
+        """Take inner step `inner_step` of the run; `norm` is the gradient norm of the whole replica."""
         # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = self._spec.inner.clip_norm / (norm + 1e-6)
         for parameter in self._parameters if scale < 1 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(scale)
-        rate = rate_factor * learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
+        rate = learning_rate(self._spec.inner, inner_step, self._spec.total_steps)
         for stage in self._stages.values():
             stage.step(rate)
 
@@ -127,7 +125,7 @@ class StageAdamW:
         undecayed: Iterable[str],
         adamw: MakeAdamW = AdamW,
     ) -> None:
-        self._parameters, self._cold_limit = parameters, spec.recovery.cold_steps
+        self._parameters = parameters
         plain_names = {name for name, parameter in parameters.items() if parameter.dim() != 2} | {*undecayed}
         inner = spec.inner
         groups = [
@@ -152,10 +150,10 @@ class StageAdamW:
             self._cold_steps = 0
 
     def step(self, rate: float) -> None:
-        """Take one AdamW step with learning rate `rate`, or with a part of it while `cold_steps` counts."""
+        """Take one AdamW step with learning rate `rate`, or with a part of it in the first COLD_STEPS."""
         if self._cold_steps is not None:
-            rate *= cold_factor(self._cold_steps, self._cold_limit)
-            self._cold_steps = self._cold_steps + 1 if self._cold_steps + 1 < self._cold_limit else None
+            rate *= cold_factor(self._cold_steps)
+            self._cold_steps = self._cold_steps + 1 if self._cold_steps + 1 < COLD_STEPS else None
         for group in self._adamw.param_groups:
             group["lr"] = rate
         self._adamw.step()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
-from protocol.algorithm.robust_weights import robust_weights
 from protocol.algorithm.topk import SparseTensor
 from protocol.reduction.partition import PartRange
 from protocol.reduction.parts import ReductionLayout, decode_result
@@ -36,16 +35,10 @@ Outcome = Sequence[WeightedPayload] | ReducedResult
 def contents_of(
     layout: PayloadLayout, outcome: Outcome
 ) -> tuple[Sequence[Mapping[str, SentTensor]], list[float]]:
-    """What outer_step.apply_update applies, with its weights. Raises HetnodeError PAYLOAD_CORRUPT.
-
-    With outer.weighting "robust" the weights are those of protocol.algorithm.robust_weights.
-    """
+    """What outer_step.apply_update applies, with its weights. Raises HetnodeError PAYLOAD_CORRUPT."""
     if isinstance(outcome, ReducedResult):
         return [decode_result(ReductionLayout(layout.shapes, layout.outer), outcome.data)], [1.0]
-    payloads, weights = [decode(layout, data) for data, _ in outcome], [weight for _, weight in outcome]
-    if layout.outer.weighting == "robust":
-        weights = robust_weights(payloads, weights)
-    return payloads, weights
+    return [decode(layout, data) for data, _ in outcome], [weight for _, weight in outcome]
 
 
 def left_out(
@@ -54,8 +47,6 @@ def left_out(
     """What the outcome has not applied of the payload `own`, and the share of it: 0 for nothing.
 
     That is what clipping removed, or the parts that reducers missed. What a reducer clips is not known here.
-    A lower weight removes nothing: the mean is divided by the sum of all weights, so a payload counts in full
-    with any weight. If its rest came back, what is far from the others would grow from round to round.
 
     Args:
         contents: of the outcome, as :func:`contents_of`.

@@ -9,9 +9,9 @@ The same rules hold with momentum (protocol.algorithm.outer_optimizer). The opti
 committed round and none for an aborted round, so replaying the committed rounds gives the same bits. Error
 feedback counts what was sent in the pseudo-gradient, not what the optimizer makes of it.
 
-With `outer.eager`, training that continues beyond a proposal starts from an estimate of the next anchor: what
-a round of this replica's payload alone would commit (eager updates, arXiv 2502.12996). A commit takes the
-anchor in place of the estimate, an abort the parameters of the proposal, so both keep only the training.
+Training that continues beyond a proposal starts from an estimate of the next anchor: what a round of this
+replica's payload alone would commit (eager updates, arXiv 2502.12996). A commit takes the anchor in place of
+the estimate, an abort the parameters of the proposal, so both keep only the training.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Proposal(TypedDict):
     """A payload, and the error feedback that remains if all of it is applied.
 
     `covered` holds the local parameters at the time of the proposal, if training continues before the round
-    is decided; otherwise None. With `outer.eager` that training starts from an estimate, not from `covered`.
+    is decided; otherwise None. That training starts from an estimate, not from `covered`.
     """
 
     payload: bytes
@@ -74,7 +74,7 @@ class OuterStage:
     their state. All ranks call `digest`, `propose` and `commit` together, in the same order.
 
     Attributes:
-        layout: the form of the payloads of the open round, which is round 1 at first.
+        layout: the form of the payloads.
         ownership: which rank owns which parameter.
         anchor: float32 CPU tensors by canonical name. A commit replaces the tensors and never changes one in
             place, so replicas in one process may share them.
@@ -95,8 +95,7 @@ class OuterStage:
         parameters: Mapping[str, Tensor],
         ownership: Ownership = Ownership(),  # noqa: B008  frozen
     ) -> None:
-        self._spec, self._stage = spec, stage
-        self.layout, self.ownership = payload_layout(spec, stage, 1), ownership
+        self.layout, self.ownership = payload_layout(spec, stage), ownership
         self._outer, self._optimizer = spec.outer, outer_optimizer(spec.outer)
         self._names = [name for name in self.layout.shapes if ownership.is_mine(name)]
         self.anchor = {name: _float32(parameters[name]).clone() for name in self._names}
@@ -147,13 +146,6 @@ class OuterStage:
             covered = None if pending["covered"] is None else _copied(pending["covered"])
             error = _copied(pending["error"])
             self.pending = {"payload": pending["payload"], "error": error, "covered": covered}
-
-    def open_round(self, round_number: int) -> None:
-        """The next payloads, made here or by others, are those of `round_number`.
-
-        The owner of the round numbers calls it whenever a round is decided, or an anchor is loaded.
-        """
-        self.layout = payload_layout(self._spec, self._stage, round_number)
 
     @torch.no_grad()
     def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
@@ -228,21 +220,17 @@ class OuterStage:
     def remember(self, local: Mapping[str, Tensor]) -> None:
         """Save a copy of `local`, so that a later commit keeps the training that follows this call.
 
-        With `outer.eager` it also sets `local` to the estimate of the next anchor. Call it before `local`
-        changes. Does nothing if no proposal is pending, or if it was called for this proposal.
+        It also sets `local` to the estimate of the next anchor. Call it before `local` changes. Does nothing
+        if no proposal is pending, or if it was called for this proposal.
         """
         if self.pending is not None and self.pending["covered"] is None:
             covered = _copied({name: local[name] for name in self.anchor})
             self.pending = {**self.pending, "covered": covered}
-            if self._outer.eager:
-                for name, start in self._starts(self.pending["payload"], covered):
-                    copy_into(local[name], start)
+            for name, start in self._starts(self.pending["payload"]):
+                copy_into(local[name], start)
 
-    def _starts(self, payload: bytes, covered: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of the parameters from which training continues beyond a proposal."""
-        if not self._outer.eager:
-            yield from covered.items()
-            return
+    def _starts(self, payload: bytes) -> Iterator[tuple[str, Tensor]]:
+        """Name and value of the parameters from which training continues beyond a proposal: the estimate."""
         sent = decode(self.layout, payload)
         for name, anchor in self.anchor.items():
             gradient = torch.zeros_like(anchor)
@@ -303,7 +291,7 @@ class OuterStage:
                 copy_into(local[name], committed[name])
         else:
             # The new anchor plus the training since the proposal, which no payload contains yet.
-            for name, start in self._starts(pending["payload"], pending["covered"]):
+            for name, start in self._starts(pending["payload"]):
                 local[name].copy_(committed[name] + (_float32(local[name]) - start))
         self._take(committed)
         if pending is not None:
@@ -337,13 +325,13 @@ class OuterStage:
     def abort(self, local: Mapping[str, Tensor]) -> None:
         """Drop the pending proposal, if any. Anchor, optimizer state and error feedback stay unchanged.
 
-        With `outer.eager`, `local` becomes what it was at the proposal plus the training since
-        :meth:`remember`. Otherwise it stays unchanged.
+        `local` becomes what it was at the proposal plus the training since :meth:`remember`; without such
+        training it stays unchanged.
         """
         pending, self.pending = self.pending, None
-        if self._outer.eager and pending is not None and pending["covered"] is not None:
+        if pending is not None and pending["covered"] is not None:
             covered = pending["covered"]
-            for name, start in self._starts(pending["payload"], covered):
+            for name, start in self._starts(pending["payload"]):
                 local[name].copy_(covered[name] + (_float32(local[name]) - start))
 
     @torch.no_grad()

@@ -81,7 +81,6 @@ class OuterState(Mapping[int, OuterStage]):
         self.follower = None if embedding is None else EmbeddingFollower(spec, embedding)
         self._followed_round = 0
         self._training_continues = False
-        self._eager = spec.outer.eager
 
     def __getitem__(self, stage: int) -> OuterStage:
         return self._stages[stage]
@@ -146,8 +145,8 @@ class OuterState(Mapping[int, OuterStage]):
     def keep_training(self) -> None:
         """Announce inner steps before the proposals of this round are decided: commits keep their progress.
 
-        This holds for proposals that are pending now and for proposals made later in this round. With
-        `outer.eager` the parameters become the estimate from which these steps start.
+        This holds for proposals that are pending now and for proposals made later in this round. The
+        parameters become the estimate from which these steps start.
         """
         self._training_continues = True
         for stage in self._stages:
@@ -156,8 +155,7 @@ class OuterState(Mapping[int, OuterStage]):
     def _remember(self, stage: int) -> None:
         local = self._local[stage].read()
         self._stages[stage].remember(local)
-        if self._eager:
-            self._local[stage].write(local)
+        self._local[stage].write(local)
 
     def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
@@ -168,7 +166,7 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].commit(outcome, mine_included, local)
         self._local[stage].write(local)
-        self._end_round(stage, round_number)
+        self.rounds[stage] = round_number
         return self._stages[stage].digest()
 
     def commit_embedding(self, round_number: int, outcome: Outcome) -> str:
@@ -181,7 +179,7 @@ class OuterState(Mapping[int, OuterStage]):
         assert round_number == followed + 1, f"the embedding is after round {followed}"
         if outcome:
             self.follower.commit(outcome)
-        self._end_followed_round(round_number)
+        self._followed_round = round_number
         return self.embedding_digest()
 
     def abort(self, stage: int, round_number: int) -> None:
@@ -190,13 +188,13 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].abort(local)
         self._local[stage].write(local)
-        self._end_round(stage, round_number)
+        self.rounds[stage] = round_number
 
     def drop_proposals(self) -> None:
         """The rounds of pending proposals will be decided without this state: as in :meth:`abort`.
 
-        With `outer.eager` the parameters become those of the proposals plus the training since, so that they
-        hold the progress which no payload carries.
+        The parameters become those of the proposals plus the training since, so that they hold the progress
+        which no payload carries.
         """
         for stage, outer in self._stages.items():
             if outer.pending is not None:
@@ -222,7 +220,7 @@ class OuterState(Mapping[int, OuterStage]):
         local = self._local[stage].read()
         self._stages[stage].load(committed, local)
         self._local[stage].write(local)
-        self._end_round(stage, round_number)
+        self.rounds[stage] = round_number
 
     def load_local(self, stage: int, values: Mapping[str, Tensor]) -> None:
         """Copy values of live parameters. Those that are not in it, or that others own, keep theirs."""
@@ -246,7 +244,7 @@ class OuterState(Mapping[int, OuterStage]):
         """Copy the embedding after `round_number`, with its optimizer state."""
         assert self.follower is not None, "the host of stage 0 must load the whole stage"
         self.follower.load(committed)
-        self._end_followed_round(round_number)
+        self._followed_round = round_number
 
     def state_dict(self) -> OuterStateDict:
         """The live tensors, not copied."""
@@ -266,19 +264,10 @@ class OuterState(Mapping[int, OuterStage]):
         """Copy `state`. Stages that are not in it, and local parameters, stay unchanged."""
         for stage, held in state["stages"].items():
             self._stages[stage].load_state_dict(held)
-            self._end_round(stage, state["rounds"][stage])
+            self.rounds[stage] = state["rounds"][stage]
         embedding, round_number = state["embedding"], state["embedding_round"]
         if self.follower is not None and embedding is not None and round_number is not None:
             self.load_embedding(round_number, embedding["anchor"] | embedding["optimizer"])
-
-    def _end_round(self, stage: int, round_number: int) -> None:
-        self.rounds[stage] = round_number
-        self._stages[stage].open_round(round_number + 1)
-
-    def _end_followed_round(self, round_number: int) -> None:
-        assert self.follower is not None, "only a follower follows rounds"
-        self._followed_round = round_number
-        self.follower.open_round(round_number + 1)
 
     def _require_next(self, stage: int, round_number: int) -> None:
         # A skipped or repeated round would make this anchor differ from that of all other replicas.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from protocol.spec.fixed import COLD_STEPS
 from protocol.spec.sections import InnerSpec
 
 
@@ -22,10 +23,10 @@ def learning_rate(inner: InnerSpec, step: int, total_steps: int) -> float:
     return inner.learning_rate * (inner.final_ratio + (1.0 - inner.final_ratio) * cosine)
 
 
-def cold_factor(taken: int, cold_steps: int) -> float:
+def cold_factor(taken: int) -> float:
     """Factor of the learning rate after `taken` steps with moments that started in the middle of the run.
 
     With new moments, AdamW's first steps have about the full length of the learning rate, even for small
-    gradients. Therefore the rate rises over `cold_steps` steps, as it does at the start of a run.
+    gradients. Therefore the rate rises over COLD_STEPS steps, as it does at the start of a run.
     """
-    return min(1.0, (taken + 1) / cold_steps) if cold_steps else 1.0
+    return min(1.0, (taken + 1) / COLD_STEPS)

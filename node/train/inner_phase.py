@@ -10,7 +10,6 @@ from node.ipc.worker_calls import AssignSamples, BeginRound, EndInnerPhase
 from node.net.membership import PeerAssignment
 from node.train.pipeline import Pipeline
 from node.train.services import Services
-from protocol.algorithm.batch import learning_rate_factor
 from protocol.algorithm.flops import microbatch_flops
 from protocol.algorithm.sampling import sample_range
 from protocol.status import Measurement
@@ -34,7 +33,6 @@ class InnerLoop:
         self._step_seconds = 0.0
         self._assignment: PeerAssignment
         self._samples: range
-        self._rate_factor = 1.0
         self._start(0)
 
     def _start(self, round_number: int) -> None:
@@ -46,20 +44,18 @@ class InnerLoop:
     async def begin(self, assignment: PeerAssignment, round_number: int) -> None:
         """Begin the inner phase of a round. Call :meth:`train` next."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
-        self._rate_factor = learning_rate_factor(self._spec, assignment.plan.replicas)
-        await self._services.worker.call(BeginRound(round_number, self._samples, self._rate_factor))
+        await self._services.worker.call(BeginRound(round_number, self._samples))
         self._start(round_number)
 
     async def resume(self, assignment: PeerAssignment) -> None:
         """Continue the phase that was begun ahead, under a plan that may have changed since.
 
-        The remaining steps train on the samples that the new plan gives to them, at its learning rate.
+        The remaining steps train on the samples that the new plan gives to them.
         """
         self._assignment, samples = assignment, self._samples_of(assignment, self.round_number)
-        rate_factor = learning_rate_factor(self._spec, assignment.plan.replicas)
-        if (samples, rate_factor) != (self._samples, self._rate_factor):
-            self._samples, self._rate_factor = samples, rate_factor
-            await self._services.worker.call(AssignSamples(samples, rate_factor))
+        if samples != self._samples:
+            self._samples = samples
+            await self._services.worker.call(AssignSamples(samples))
 
     def is_ahead_of(self, round_number: int) -> bool:
         """Whether any step of a later round than `round_number` is trained."""

@@ -39,6 +39,7 @@ from node.train.round_payloads import RoundPayloads
 from node.train.services import Services
 from protocol.algorithm.turns import is_due
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import LEAST_SHARE, OUTAGE_SECONDS
 from protocol.status import PayloadAgreement, Wait
 from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor, Plan, Rollback, StageRange
 
@@ -255,7 +256,7 @@ class OuterExchange:
 
     async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
         """The payload of `stage`; None where the replica has trained too little, is late or has diverged."""
-        if share < self._spec.recovery.least_share or self._membership.run_view.round_number > round_number:
+        if share < LEAST_SHARE or self._membership.run_view.round_number > round_number:
             log.warning("round %d closed without this node: its progress counts in a later one", round_number)
             return None
         async with self.between_steps:
@@ -290,14 +291,14 @@ class OuterExchange:
     async def _retry_while_away(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call to the coordinator while the coordinator is away.
 
-        Raises HetnodeError: ROUND_IN_DOUBT after ``timing.outage`` seconds; nothing was applied meanwhile.
+        Raises HetnodeError: ROUND_IN_DOUBT after OUTAGE_SECONDS; nothing was applied meanwhile.
         """
 
         def check_outage(_: HetnodeError) -> None:
             away = self._membership.away
             if self._membership.run_view.finished:
                 raise run_is_over() from None
-            if away > self._spec.timing.outage:
+            if away > OUTAGE_SECONDS:
                 raise HetnodeError(
                     ErrorCode.ROUND_IN_DOUBT,
                     f"The coordinator has not answered for {away:.0f} s, so the round cannot be settled.",

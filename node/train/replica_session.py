@@ -23,6 +23,7 @@ from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
+from protocol.spec.fixed import EXTRA_STEPS
 from protocol.status import Measurement, Wait
 from protocol.types import Plan
 
@@ -279,7 +280,7 @@ class ReplicaSession:
 
         The first member decides for its replica. The progress counts in the next round.
         """
-        membership, most = self._services.membership, self._spec.recovery.extra_steps
+        membership, most = self._services.membership, EXTRA_STEPS
         first_extra = self._spec.inner.steps + 1  # the phase of step H has ended the regular steps
         steps = 0
         while True:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from node.exchange.payload_exchange import own_order
-from node.ipc.worker_calls import PayloadInfo, Screen, StageInfo
+from node.ipc.worker_calls import Screen, StageInfo
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, sign_descriptor
@@ -48,7 +48,7 @@ class RoundPayloads:
             round_number=round_number,
             owner=self._peer,
             anchor_digest=anchor_digest,
-            codec=self._info_of(stage, round_number).codec,
+            codec=self._stage_info.payloads[stage].codec,
             weight=replica.weight * share,
             nbytes=len(payload),
             epoch=plan.epoch,
@@ -104,17 +104,14 @@ class RoundPayloads:
             return f"its owner does not host stage {descriptor.stage} in plan {plan.epoch}"
         if descriptor.weight > replica.weight:
             return f"its weight is {descriptor.weight}, the plan gives it {replica.weight}"
-        expected = self._info_of(descriptor.stage, descriptor.round_number).nbytes
+        expected = self._stage_info.payloads[descriptor.stage].nbytes
         if descriptor.nbytes != expected:
-            return f"it has {descriptor.nbytes} bytes, every payload of this stage and round has {expected}"
+            return f"it has {descriptor.nbytes} bytes, every payload of this stage has {expected}"
         return ""
-
-    def _info_of(self, stage: int, round_number: int) -> PayloadInfo:
-        return self._stage_info.payloads[stage, self._services.spec.outer.is_dense_in(round_number)]
 
     async def _fetch(self, entry: ManifestEntry) -> bytes:
         descriptor = entry.descriptor
-        expected = self._info_of(descriptor.stage, descriptor.round_number).nbytes
+        expected = self._stage_info.payloads[descriptor.stage].nbytes
         if descriptor.nbytes != expected or not is_authentic(descriptor, self._services.run):
             raise HetnodeError(
                 ErrorCode.PAYLOAD_CORRUPT,

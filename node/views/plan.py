@@ -18,9 +18,9 @@ from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from coordinator.placement.tuning import batch_notes
 from node.extras import pyplot
-from node.model.payloads import longest_nbytes, mean_nbytes
+from node.model.payloads import payload_layout
 from node.views import run_history
-from protocol.algorithm.batch import batch_of, learning_rate_factor
+from protocol.algorithm.batch import batch_of
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId
@@ -29,14 +29,8 @@ _MOST_ROWS = 24
 
 
 def payload_bytes(spec: RunSpec) -> list[int]:
-    """Bytes of one payload, by stage; mean over the rounds in which it is due."""
-    return [round(mean_nbytes(spec, stage)) for stage in range(spec.swarm.stages)]
-
-
-def _longest_gather_seconds(spec: RunSpec, found: Forecast) -> float:
-    """Seconds to gather most: in a dense round if the run has any, and of all stages as in the last round."""
-    longest = sum(longest_nbytes(spec, stage) for stage in range(spec.swarm.stages))
-    return found.all_stages_seconds * longest / sum(payload_bytes(spec))
+    """Bytes of one payload, by stage."""
+    return [payload_layout(spec, stage).nbytes for stage in range(spec.swarm.stages)]
 
 
 _GATHER_MARGIN = 1.5
@@ -61,7 +55,6 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
         "tokens_per_second": found.tokens_per_second,
         "tokens_per_round": found.tokens_per_round,
         "batch": batch_of(spec, proposal.replicas),
-        "learning_rate_factor": learning_rate_factor(spec, proposal.replicas),
         "round_seconds": found.round_seconds,
         "inner_seconds": found.inner_seconds,
         "outer_seconds": found.outer_seconds,
@@ -133,12 +126,11 @@ def _advised(each: Advice) -> str:
 
 def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
     """What would keep such a run from committing rounds, and what to do; empty where nothing would."""
-    allowed, longest = spec.timing.fetch, _longest_gather_seconds(spec, found)
+    allowed, longest = spec.timing.fetch, found.all_stages_seconds
     if longest <= allowed:
         return []
     least = math.ceil(_GATHER_MARGIN * longest)
-    where = " of a dense round" if spec.outer.dense_every else ""
-    where += " of all stages in the last round" if spec.outer.turns > 1 else ""
+    where = " of all stages in the last round" if spec.outer.turns > 1 else ""
     return [
         f"gathering payloads{where} takes {longest:,.1f} s and timing.fetch allows {allowed:g} s: "
         "rounds would lack payloads or be aborted. "

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node.model.payloads import longest_nbytes, mean_nbytes, payload_kinds
+from node.model.payloads import payload_layout
 from node.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
 from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
@@ -36,9 +36,7 @@ def batch_text(spec: RunSpec) -> str:
     if spec.grouping.batch == "variable":
         samples = spec.inner.microbatches * spec.inner.microbatch_size
         return f"{samples:,} samples of each replica and inner step"
-    longest = spec.grouping.longest_phase
-    bound = f", or as many as fit in inner phases of {longest:g} s" if longest else ""
-    return f"{spec.global_batch:,} samples of all replicas together in an inner step{bound}"
+    return f"{spec.global_batch:,} samples of all replicas together in an inner step"
 
 
 def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
@@ -50,17 +48,8 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
     if spec.link.table:
         count, size = spec.link_table_parameters, run_history.size(16 * spec.link_table_parameters)
         yield "link tables", f"{count:,} parameters, {size} with moments, for each member behind a link"
-    if every := spec.outer.dense_every:
-        stages = range(spec.swarm.stages)
-        size = run_history.size(sum(longest_nbytes(spec, stage) for stage in stages) / spec.outer.turns)
-        yield (
-            "dense rounds",
-            f"every {every} rounds, of {size} per replica; the table has means of all rounds",
-        )
     if spec.outer.turns > 1:
         yield "turns", "a round exchanges every second stage, in turn, and the last round all"
-    if spec.outer.is_masked:
-        yield "positions", "random, of the seed and the round: payloads have values only"
     if spec.outer.exchange == "reduced":
         shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
         own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
@@ -76,7 +65,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     total = 0
     for stage in range(spec.swarm.stages):
         parameters = parameter_count(spec, stage)
-        payload = round(mean_nbytes(spec, stage) / spec.outer.turns)
+        payload = round(payload_layout(spec, stage).nbytes / spec.outer.turns)
         layers = spec.layers_of(stage)
         total += parameters
         stages.add_row(
@@ -114,7 +103,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
     facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
-    facts.add_row("codec", ", ".join(each.codec for each in payload_kinds(spec, 0).values()))
+    facts.add_row("codec", payload_layout(spec, 0).codec)
     for name, text in _exchange_rows(spec):
         facts.add_row(name, text)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")

@@ -14,7 +14,7 @@ from coordinator.state.cause_text import cause_text, status_text
 from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
-from protocol.algorithm.batch import batch_of, learning_rate_factor
+from protocol.algorithm.batch import batch_of
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus
@@ -88,9 +88,8 @@ def rounds_line(status: RunStatus) -> str:
 
 def batch_part(spec: RunSpec, replicas: Sequence[Replica]) -> str:
     """The samples of all replicas in an inner step, against those that the run wants; "batch 48 of 64"."""
-    batch, factor = batch_of(spec, replicas), learning_rate_factor(spec, replicas)
     wanted = f" of {spec.global_batch:,}" if spec.grouping.batch == "constant" else ""
-    return f"batch {batch:,}{wanted}" + (f" (learning rate x {factor:.2f})" if factor < 1 else "")
+    return f"batch {batch_of(spec, replicas):,}{wanted}"
 
 
 def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:

@@ -187,7 +187,7 @@ class HostedStages:
         with self._compute.autocast():
             for module in self.modules.values():
                 targets_bl = tokens_bl[:, 1:] if module.is_last else None
-                x = module(x, targets_bl, ids_bl=tokens_bl[:, :-1])
+                x = module(x, targets_bl)
             return x
 
     def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ from node.checkpoint.private_state import StageState
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from node.model.link_table import LINK_TABLE
-from node.model.shapes import EMBEDDING, embedding_name, embedding_shapes, parameter_shapes
+from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.optimizer.inner import InnerOptimizer
 from node.optimizer.outcome import Outcome
 from node.optimizer.outer_state import OuterState
@@ -99,10 +99,9 @@ class Trainer:
         )
         self.modules, self.device = self.hosted.modules, self.hosted.device
         parameters = {stage: self.parameters(stage) for stage in stages}
-        undecayed = [embedding_name(spec, stage) for stage in stages]
         table = self.hosted.table_values
         trained = parameters if table is None else {**parameters, LINK_TABLE: table}
-        self.inner = InnerOptimizer(spec, trained, [*undecayed, *(table or ())], adamw=factories.adamw)
+        self.inner = InnerOptimizer(spec, trained, [EMBEDDING, *(table or ())], adamw=factories.adamw)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
         if spec.link.embedding_every and embedding is not None:
             self.hosted.use_snapshot(snapshot(embedding))
@@ -110,7 +109,6 @@ class Trainer:
         self.outer = OuterState(spec, parameters, embedding, group)
         self.samples = MicrobatchReader(spec, stream)
         self.phase = InnerPhase(1)
-        self._rate_factor = 1.0
         self._validation: list[float] = []
 
     def parameters(self, stage: int) -> dict[str, nn.Parameter]:
@@ -124,25 +122,24 @@ class Trainer:
 
     # The inner phase
 
-    def begin_round(self, round_number: int, samples: range, rate_factor: float = 1.0) -> None:
+    def begin_round(self, round_number: int, samples: range) -> None:
         """Start the inner phase of `round_number`.
 
         `samples` are the ordinals of this replica's samples in the round. Their number determines how many
-        microbatches an inner step has. `rate_factor`: of the learning rate (protocol.algorithm.batch).
+        microbatches an inner step has.
         """
         self.abandon()
-        self.assign(samples, rate_factor)
+        self.assign(samples)
         self.inner.begin_round(round_number)
         self.outer.begin_round()
         self.phase = InnerPhase(round_number)
 
-    def assign(self, samples: range, rate_factor: float = 1.0) -> None:
-        """Use these samples and this factor from the next step on, which reads at its own step number.
+    def assign(self, samples: range) -> None:
+        """Use these samples from the next step on, which reads at its own step number.
 
         Call it between two steps, after a change of plan.
         """
         self.samples.assign(samples)
-        self._rate_factor = rate_factor
 
     def abandon(self) -> None:
         """Drop an inner step and a validation that a failure has interrupted. Completed steps stay."""
@@ -214,7 +211,7 @@ class Trainer:
         if math.isfinite(norm):
             # The schedule counts the steps of the run. AdamW's own count is smaller on a late joiner.
             number = (phase.round_number - 1) * steps + min(step, steps - 1)
-            self.inner.step(number, norm, self._rate_factor)
+            self.inner.step(number, norm)
             phase.steps += is_regular
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
         else:

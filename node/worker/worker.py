@@ -25,7 +25,7 @@ from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
-from node.model.payloads import longest_nbytes, payload_kinds
+from node.model.payloads import payload_layout
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.optimizer.outcome import Outcome, ReducedResult
 from node.ranks.group import RankGroup, form_group
@@ -132,11 +132,11 @@ class Worker:
 
     def begin_round(self, call: calls.BeginRound) -> None:
         self._computed = 0.0
-        self.trainer.begin_round(call.round_number, call.samples, call.rate_factor)
+        self.trainer.begin_round(call.round_number, call.samples)
 
     def assign_samples(self, call: calls.AssignSamples) -> None:
         """Use other samples from the next step on, after the plan has changed during an inner phase."""
-        self.trainer.assign(call.samples, call.rate_factor)
+        self.trainer.assign(call.samples)
 
     def abandon(self, _: calls.Abandon) -> None:
         """Drop the inner step or validation that a failure has interrupted."""
@@ -345,17 +345,14 @@ def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.Par
     return calls.PartInfo(size_of(shapes), header_of(shapes))
 
 
-def _payloads(spec: RunSpec, stages: Iterable[int]) -> dict[tuple[int, bool], calls.PayloadInfo]:
-    return {
-        (stage, is_dense): calls.PayloadInfo(layout.codec, layout.nbytes)
-        for stage in stages
-        for is_dense, layout in payload_kinds(spec, stage).items()
-    }
+def _payloads(spec: RunSpec, stages: Iterable[int]) -> dict[int, calls.PayloadInfo]:
+    layouts = ((stage, payload_layout(spec, stage)) for stage in stages)
+    return {stage: calls.PayloadInfo(layout.codec, layout.nbytes) for stage, layout in layouts}
 
 
 def _capacities(spec: RunSpec, stages: Iterable[int]) -> dict[int, int]:
     if spec.outer.exchange == "gathered":
-        return {stage: longest_nbytes(spec, stage) for stage in stages}
+        return {stage: payload_layout(spec, stage).nbytes for stage in stages}
     return {stage: most_nbytes(parameter_count(spec, stage)) for stage in stages}
 
 

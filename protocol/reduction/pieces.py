@@ -2,8 +2,8 @@
 
 The unit is the chunk of the exchange (protocol.algorithm.topk). The chunks of all tensors of a stage are
 numbered in canonical order, and a part (:class:`PartRange`) is a run of these numbers. Chunks are runs of
-elements in row-major order (layout "flat"), so a part holds one run of elements (:class:`Piece`) of every
-tensor that it touches.
+elements in row-major order, so a part holds one run of elements (:class:`Piece`) of every tensor that it
+touches.
 """
 
 from __future__ import annotations
@@ -40,17 +40,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class StageChunks:
-    """The chunks of a stage, numbered in canonical order.
-
-    Raises ValueError for layout "tiles", whose chunks are not runs of elements.
-    """
+    """The chunks of a stage, numbered in canonical order."""
 
     tensors: Mapping[str, TensorLayout]
-
-    def __post_init__(self) -> None:
-        for layout in self.tensors.values():
-            if layout.outer.layout != "flat":
-                raise ValueError("a reduction in parts needs layout 'flat'")
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -88,7 +80,6 @@ def piece_of(sparse: SparseTensor, piece: Piece) -> SparseTensor:
         None if sparse.indices_s is None else sparse.indices_s[piece.values] - piece.start,
         sparse.codes_s[piece.values],
         sparse.magnitudes,
-        None if sparse.scales_s is None else sparse.scales_s[piece.values],
     )
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.sections import LinkQuantizerName, LinkQuantizerNameOrEmpty, Section
@@ -16,6 +15,8 @@ UNCOMPRESSED = 0
 
 class LinkSpec(Section):
     """The link between two members of a pipeline replica."""
+
+    optional = frozenset({"uncompressed", "gradient_dtype", "embedding_every", "table", "table_rows"})
 
     k: int = Field(16, ge=0, description="subspace width at first; 0 sends activations uncompressed")
     least_k: int = Field(0, ge=0, description="smallest k of a slow link; 0: k is fixed")
@@ -80,22 +81,6 @@ class LinkSpec(Section):
         """
         forward, backward = (LINK_QUANTIZERS[each] for each in (self.dtype, self.dtype_of_gradients))
         return forward.token_bytes(width), backward.token_bytes(width)
-
-    @model_serializer(mode="wrap")
-    def _omit_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Specifications from before these fields existed keep their JSON and their hash."""
-        tree: dict[str, Any] = handler(self)
-        if not self.uncompressed:
-            tree.pop("uncompressed", None)
-        if not self.gradient_dtype:
-            tree.pop("gradient_dtype", None)
-        if not self.embedding_every:
-            tree.pop("embedding_every", None)
-        if not self.table:
-            tree.pop("table", None)
-        if not self.table_rows:
-            tree.pop("table_rows", None)
-        return tree
 
     @model_validator(mode="after")
     def _tables_are_of_use(self) -> LinkSpec:

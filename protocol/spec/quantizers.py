@@ -15,7 +15,7 @@ class LinkQuantizerEntry:
     """A quantizer of activations and gradients on links.
 
     Attributes:
-        path: module and class below protocol.algorithm.quantizers.
+        path: module and class.
         token_bytes: bytes of one token, its scale included, from the number of its values.
     """
 
@@ -23,19 +23,19 @@ class LinkQuantizerEntry:
     token_bytes: Callable[[int], int]
 
 
-PAYLOAD_QUANTIZERS: Mapping[str, str] = {
-    "2bit": "magnitudes.TwoBits",
-    "1bit": "magnitudes.OneBit",
-    "none": "floats.Float32Values",
-}
-"""By the name in ``outer.quantizer``: module and class below protocol.algorithm.quantizers."""
+_FOLDER = "protocol.algorithm.quantizers"
 
-LINK_QUANTIZERS: Mapping[str, LinkQuantizerEntry] = {
-    "bf16": LinkQuantizerEntry("floats.BFloat16", lambda width: 2 * width),
-    "fp32": LinkQuantizerEntry("floats.Float32", lambda width: 4 * width),
-    "int8": LinkQuantizerEntry("int8.Int8", lambda width: width + 4),
-    "int4": LinkQuantizerEntry("int4.Int4", lambda width: -(-width // 2) + 1),
-    "dither5": LinkQuantizerEntry("dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
-    "dither3": LinkQuantizerEntry("dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
+PAYLOAD_QUANTIZERS: Mapping[str, str] = {
+    "2bit": f"{_FOLDER}.magnitudes.TwoBits",
+    "1bit": f"{_FOLDER}.magnitudes.OneBit",
+    "none": f"{_FOLDER}.floats.Float32Values",
+}
+"""By the name in ``outer.quantizer``: module and class."""
+
+LINK_QUANTIZERS: dict[str, LinkQuantizerEntry] = {
+    "bf16": LinkQuantizerEntry(f"{_FOLDER}.floats.BFloat16", lambda width: 2 * width),
+    "int4": LinkQuantizerEntry(f"{_FOLDER}.int4.Int4", lambda width: -(-width // 2) + 1),
+    "dither5": LinkQuantizerEntry(f"{_FOLDER}.dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
+    "dither3": LinkQuantizerEntry(f"{_FOLDER}.dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
 }
 """By the name in ``link.dtype`` and ``link.gradient_dtype``."""

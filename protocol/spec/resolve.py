@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import refuse_fixed
 from protocol.spec.presets import PRESETS
 from protocol.spec.run import RunSpec, invalid_spec
 from protocol.spec.sections import Section
@@ -26,7 +27,7 @@ def resolve(
         overrides: dotted keys, such as ``{"link.k": 8, "rounds": 5}``; None values are skipped.
 
     Raises:
-        HetnodeError: UNKNOWN_PRESET, or BAD_SPEC with every offending field named.
+        HetnodeError: UNKNOWN_PRESET, or BAD_SPEC or SETTING_REMOVED with every offending field named.
     """
     from_file = _read_toml(file) if file is not None else {}
     named_in_file = from_file.pop("preset", None)
@@ -41,6 +42,7 @@ def resolve(
             for part in reversed(key.split(".")):
                 branch = {part: branch}
             tree = _merge(tree, branch)
+    refuse_fixed(tree)
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+import pydantic_core
+from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import with_fixed, without_fixed
 from protocol.spec.link import LinkSpec
 from protocol.spec.outer import OuterSpec
 from protocol.spec.sections import (
@@ -35,8 +38,8 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class RunSpec(Section):
     """The whole specification of a run. Frozen; equal hash means equal in every field."""
 
-    # Of the arithmetic. A change of messages alone raises PROTOCOL_VERSION and keeps every hash as it is.
-    protocol_version: int = 2
+    optional = frozenset({"initial"})
+
     preset: str = "tiny"
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(30, ge=1, le=10_000_000)
@@ -92,15 +95,6 @@ class RunSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _weights_can_be_measured(self) -> RunSpec:
-        if self.grouping.weights == "measured" and self.outer.exchange == "reduced":
-            raise ValueError(
-                "grouping.weights 'measured' needs outer.exchange 'gathered': members of a reduction have no "
-                "whole payload of another to measure"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _batch_can_be_divided(self) -> RunSpec:
         size, replicas = self.inner.microbatch_size, self._first_replicas
         least, most = replicas * size, MOST_MICROBATCHES * size
@@ -112,16 +106,14 @@ class RunSpec(Section):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _leave_out_initial_if_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        tree: dict[str, Any] = handler(self)
-        if tree.get("initial") is None:
-            tree.pop("initial", None)
-        return tree
+    @property
+    def tree(self) -> dict[str, Any]:
+        """The whole specification as JSON objects: the settings, and what all runs have alike."""
+        return with_fixed(self.model_dump(mode="json"))
 
     @property
     def canonical_json(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return json.dumps(self.tree, sort_keys=True, separators=(",", ":"))
 
     @property
     def toml(self) -> str:
@@ -178,11 +170,6 @@ class RunSpec(Section):
         rows = self.link.table_rows or self.model.vocabulary
         return self.link.table * rows * self.model.width
 
-    @property
-    def can_be_reduced(self) -> bool:
-        """Whether outer.exchange "reduced" is possible with all other fields as they are."""
-        return self.outer.can_be_reduced and self.grouping.weights == "equal"
-
     def microbatches_of(self, replica: Replica) -> int:
         """Microbatches of `replica` in one inner step."""
         return replica.microbatches or self.inner.microbatches
@@ -204,9 +191,23 @@ class RunSpec(Section):
 
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
-        """Parse a spec received from the coordinator or read from a run folder. Raises BAD_SPEC."""
+        """Parse a spec received from the coordinator or read from a run folder.
+
+        Raises HetnodeError BAD_SPEC or SETTING_REMOVED.
+        """
         try:
-            return cls.model_validate_json(text)
+            return cls.from_tree(pydantic_core.from_json(text))
+        except ValueError as error:
+            remedy = "Give the JSON of a specification, as the coordinator sends it."
+            raise HetnodeError(
+                ErrorCode.BAD_SPEC, f"The run specification is no JSON: {error}.", remedy
+            ) from None
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> RunSpec:
+        """The specification whose :attr:`tree` is given. Raises as :meth:`from_json`."""
+        try:
+            return cls.model_validate(without_fixed(tree) if isinstance(tree, Mapping) else tree)
         except ValidationError as error:
             raise invalid_spec(error) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -19,15 +19,37 @@ from protocol.spec.quantizers import LINK_QUANTIZERS
 
 
 class Section(BaseModel):
+    """One section of a run specification.
+
+    The JSON leaves out the fields of `optional` that have their default, so that equal runs have one hash.
+    """
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    optional: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        defaults = self.omitted(tree)
+        return {key: value for key, value in tree.items() if key not in defaults or value != defaults[key]}
+
+    def omitted(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The values with which fields of `tree` are left out of it."""
+        return {name: type(self).model_fields[name].default for name in self.optional}
 
 
 class ModelSpec(Section):
     """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, untied head.
 
-    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2 or Qwen3. They are left out of the
-    JSON, and so of the hash, where they have their default.
+    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2 or Qwen3.
     """
+
+    optional = frozenset(
+        {
+            *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
+            *("rope_low_frequency", "rope_high_frequency", "rope_context"),
+        }
+    )
 
     vocabulary: int = Field(256, ge=2, le=2**20)
     width: int = Field(128, ge=2, le=2**15, description="d")
@@ -52,9 +74,6 @@ class ModelSpec(Section):
     )
     rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
-    stage_embeddings: bool = Field(
-        False, description="each stage after the first adds a token embedding of its own to its input"
-    )
 
     @property
     def query_width(self) -> int:
@@ -85,13 +104,8 @@ class ModelSpec(Section):
             return tree
         return {**_default_heads(tree), **{key: value for key, value in tree.items() if value is not None}}
 
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Specifications from before these fields existed keep their JSON and their hash."""
-        tree: dict[str, Any] = handler(self)
-        defaults = {name: ModelSpec.model_fields[name].default for name in _LATER_FIELDS}
-        defaults |= _default_heads(tree)
-        return {key: value for key, value in tree.items() if key not in defaults or value != defaults[key]}
+    def omitted(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        return super().omitted(tree) | _default_heads(tree)
 
     @model_validator(mode="after")
     def _heads_share_the_width(self) -> ModelSpec:
@@ -113,14 +127,6 @@ class ModelSpec(Section):
         if self.rope_scaling == "llama3" and self.rope_low_frequency >= self.rope_high_frequency:
             raise ValueError("rope_low_frequency must be below rope_high_frequency")
         return self
-
-
-_LATER_FIELDS = (
-    *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
-    *("rope_low_frequency", "rope_high_frequency", "rope_context"),
-    "stage_embeddings",
-)
-"""Fields that the first specifications did not have."""
 
 
 def _default_heads(tree: Mapping[str, Any]) -> dict[str, int]:
@@ -208,17 +214,14 @@ class SwarmSpec(Section):
 
 
 class GroupingSpec(Section):
-    """How peers are placed in pipelines, and when a new placement is worth a change."""
+    """How peers are placed in pipelines."""
 
-    margin: float = Field(
-        0.1, ge=0, le=1, description="share by which a new placement must shorten the inner step"
-    )
-    settle_rounds: int = Field(3, ge=1, description="rounds between two changes that only save time")
+    optional = frozenset({"batch", "global_batch"})
+
     spares: int = Field(
         0, ge=0, le=10_000, description="stage peers kept warm before another pipeline trains"
     )
     balance: bool = Field(True, description="faster replicas take more of the microbatches of a step")
-    reserve: float = Field(0.1, ge=0, lt=1, description="share of a peer's memory that plans leave free")
     batch: Literal["variable", "constant"] = Field(
         "variable",
         description="of the whole swarm: `inner.microbatches` for each replica; or `global_batch`, which the "
@@ -231,33 +234,15 @@ class GroupingSpec(Section):
         description="samples of one inner step of all replicas together, where the batch is constant; 0: as "
         "many as the replicas take with which the run starts",
     )
-    longest_phase: float = Field(
-        0.0,
-        ge=0,
-        description="seconds that an inner phase may take before a constant batch shrinks; 0: any time",
-    )
-    weights: Literal["equal", "measured"] = Field(
-        "equal",
-        description="a compressed replica weighs as a full one with the same share; or less, by what members "
-        "measure of the agreement of their payloads",
-    )
 
     @model_validator(mode="after")
     def _batch_is_constant(self) -> GroupingSpec:
-        if self.batch == "variable" and (self.global_batch or self.longest_phase):
-            raise ValueError("global_batch and longest_phase are for batch 'constant'")
+        if self.batch == "variable" and self.global_batch:
+            raise ValueError("global_batch is for batch 'constant'")
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Specifications from before these fields existed keep their JSON and their hash."""
-        tree: dict[str, Any] = handler(self)
-        if self.batch == "variable":
-            for name in ("batch", "global_batch", "longest_phase"):
-                tree.pop(name, None)
-        if self.weights == "equal":
-            tree.pop("weights", None)
-        return tree
+    def omitted(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        return super().omitted(tree) if self.batch == "variable" else {}
 
 
 HEARTBEATS_PER_SECOND = 100.0
@@ -272,12 +257,10 @@ class TimingSpec(Section):
     straggler: float = Field(
         1.0, gt=0, description="a round waits for slow replicas this multiple of the time that half need"
     )
-    least_window: float = Field(5.0, gt=0, description="shortest such wait")
     match_window: float = Field(120.0, gt=0, description="longest such wait")
     fetch: float = Field(20.0, gt=0, description="longest time to gather the payloads of a matched group")
     decide: float = Field(40.0, gt=0, description="longest time from the matched group to the decision")
     link: float = Field(60.0, gt=0, description="longest wait for one frame of a neighbour")
-    outage: float = Field(86_400.0, gt=0, description="how long nodes wait for an unreachable coordinator")
 
     def heartbeat_of(self, peers: int) -> float:
         """Seconds between two heartbeats of each of `peers`: longer in a large swarm, at least three in
@@ -292,23 +275,14 @@ class TimingSpec(Section):
             )
         if self.decide <= self.fetch:
             raise ValueError(f"decide {self.decide:g} must exceed fetch {self.fetch:g}")
-        if self.least_window > self.match_window:
-            raise ValueError(f"least_window {self.least_window:g} exceeds match_window {self.match_window:g}")
         return self
 
 
 class RecoverySpec(Section):
-    """What is kept for peers that join late or return, and what a replica may do without the coordinator."""
+    """What is kept for peers that join late or return."""
 
     checkpoint_every: int = Field(10, ge=1, description="rounds between two checkpoints of a node")
     keep_rounds: int = Field(30, ge=2, description="rounds whose committed payloads every host keeps")
-    extra_steps: int = Field(
-        20, ge=0, description="inner steps beyond H that a replica trains without the coordinator"
-    )
-    cold_steps: int = Field(5, ge=0, description="steps of warmup after the moments were reset")
-    least_share: float = Field(
-        0.1, gt=0, le=1, description="with a smaller share of its H steps a replica skips the round"
-    )
 
     @model_validator(mode="after")
     def _log_reaches_back(self) -> RecoverySpec:

@@ -1,9 +1,9 @@
 """One stage's pseudo-gradient as bytes: a payload whose length is known before the first byte arrives.
 
 Layout: a header (magic, version, fingerprint of names, shapes and codec), then tensor after tensor in
-canonical order, each as [magnitudes, float32] [scales, a byte per chunk] [indices, chunk after chunk]
-codes. The codec leaves out the parts in brackets that it does not need. All sizes follow from the spec and
-the round, none from the bytes, and every content has exactly one valid form.
+canonical order, each as [magnitudes, float32] [indices, chunk after chunk] codes. The codec leaves out the
+parts in brackets that it does not need. All sizes follow from the spec, none from the bytes, and every
+content has exactly one valid form.
 
 For 32 of 4096, indices take 36 bytes per chunk ("elias-fano") or 33.4 ("enumerative"), 2-bit codes 8.
 
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from protocol.algorithm.indices import index_code
 from protocol.algorithm.quantizers.loading import payload_quantizer
-from protocol.algorithm.random_mask import RoundMask
 from protocol.algorithm.topk import SparseTensor, TensorLayout
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec
@@ -37,40 +36,22 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class PayloadLayout:
-    """The form of every payload of one stage in one round.
+    """The form of every payload of one stage.
 
     Attributes:
         shapes: of the parameters of the stage, in canonical order.
-        outer: the codec of the round (OuterSpec.of_round).
-        mask: the positions of the values if the codec is masked, else None.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
     outer: OuterSpec
-    mask: RoundMask | None = None
-
-    @classmethod
-    def of_round(
-        cls, shapes: Mapping[str, tuple[int, ...]], outer: OuterSpec, seed: int, round_number: int
-    ) -> PayloadLayout:
-        """The form in `round_number` of a run with this section `outer` and this seed."""
-        of_round = outer.of_round(round_number)
-        return cls(shapes, of_round, RoundMask(seed, round_number) if of_round.is_masked else None)
-
-    def __post_init__(self) -> None:
-        if self.outer.is_masked != (self.mask is not None):
-            raise ValueError("a payload has a mask if, and only if, the selection is 'random'")
 
     @cached_property
     def tensors(self) -> dict[str, TensorLayout]:
-        return {
-            name: TensorLayout(shape, self.outer, self.mask.of_tensor(name) if self.mask else None)
-            for name, shape in self.shapes.items()
-        }
+        return {name: TensorLayout(shape, self.outer) for name, shape in self.shapes.items()}
 
     @cached_property
     def nbytes(self) -> int:
-        """Length of every payload of this stage in this round."""
+        """Length of every payload of this stage."""
         return _HEADER.size + sum(self.lengths.values())
 
     @cached_property
@@ -83,20 +64,15 @@ class PayloadLayout:
         """Short name of codec and parameters, such as ``ef2bit-v1:4096/32``."""
         outer = self.outer
         values = "32" if outer.value_quantizer == "none" else outer.value_quantizer
-        scaled = "/scaled" * payload_quantizer(outer).scaled
         if outer.dense:
-            # Only scales depend on the chunks.
-            return f"dense{values}-v{_VERSION}" + (f":{outer.chunk}{scaled}" if scaled else "")
-        indices = "rm" if outer.is_masked else {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
-        options = "/tiles" * (outer.layout == "tiles") + "/clip" * (outer.short_chunk == "clip") + scaled
-        return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}{options}"
+            return f"dense{values}-v{_VERSION}"
+        indices = {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
+        return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}"
 
     @cached_property
     def header(self) -> bytes:
-        """The first bytes of every payload of this stage in this round."""
-        # A mask is of one round: values of another one have other positions.
-        mask = (self.mask.seed, self.mask.round_number) if self.mask else ()
-        description = json.dumps([self.codec, list(self.shapes.items()), *mask]).encode()
+        """The first bytes of every payload of this stage."""
+        description = json.dumps([self.codec, list(self.shapes.items())]).encode()
         return _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(description).digest()[:8])
 
 
@@ -114,11 +90,10 @@ def join(layout: PayloadLayout, parts: Iterable[bytes]) -> bytes:
 
 def encode_tensor(layout: TensorLayout, sparse: SparseTensor) -> bytes:
     """One tensor's part of a payload."""
-    *before, codes = payload_quantizer(layout.outer).pack(sparse.quantized, layout.lengths_c)
+    *before, codes = payload_quantizer(layout.outer).pack(sparse.quantized, layout.sent)
     parts = [array.tobytes() for array in before]
-    if layout.has_indices:
-        assert sparse.indices_s is not None
-        positions_s = layout.positions(sparse.indices_s).numpy()
+    if sparse.indices_s is not None:
+        positions_s = sparse.indices_s.numpy()
         for group, values, starts_c1 in layout.sections():
             indices_ck = positions_s[values].reshape(group.count, group.k) - starts_c1
             parts.append(index_code(layout.outer, group.size, group.k).encode(indices_ck).tobytes())
@@ -149,8 +124,8 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
 
 
 def _tensor_nbytes(layout: TensorLayout) -> int:
-    values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.lengths_c))
-    if not layout.has_indices:
+    values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.sent))
+    if layout.outer.dense:
         return values
     codes = ((index_code(layout.outer, group.size, group.k), group.count) for group in layout.groups)
     return values + sum(code.nbytes(count) for code, count in codes)
@@ -158,21 +133,20 @@ def _tensor_nbytes(layout: TensorLayout) -> int:
 
 def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor:
     """One tensor from bytes of the right length. Raises ValueError if they are not valid."""
-    quantizer, lengths_c = payload_quantizer(layout.outer), layout.lengths_c
+    quantizer, indices_s = payload_quantizer(layout.outer), None
     parts = []
-    for part in quantizer.parts(lengths_c)[:-1]:
+    for part in quantizer.parts(layout.sent)[:-1]:
         parts.append(raw[: part.nbytes])
         raw = raw[part.nbytes :]
-    indices_s = None if layout.mask is None else layout.masked_indices
-    if layout.has_indices:
+    if not layout.outer.dense:
         positions_s = np.empty(layout.sent, np.int64)
         for group, values, starts_c1 in layout.sections():
             code = index_code(layout.outer, group.size, group.k)
             nbytes = code.nbytes(group.count)
             positions_s[values] = (code.decode(raw[:nbytes], group.count) + starts_c1).ravel()
             raw = raw[nbytes:]
-        indices_s = layout.row_major(torch.from_numpy(positions_s))
-    return SparseTensor.of(indices_s, quantizer.unpack([*parts, raw], lengths_c))
+        indices_s = torch.from_numpy(positions_s)
+    return SparseTensor.of(indices_s, quantizer.unpack([*parts, raw], layout.sent))
 
 
 def _corrupt(cause: str) -> HetnodeError:

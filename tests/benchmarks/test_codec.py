@@ -17,7 +17,6 @@ def test_bytes_per_chunk_and_the_entropy_are_those_of_the_codecs() -> None:
     enumerative = OuterSpec(indices="enumerative")
     assert codec.bytes_per_chunk(OuterSpec()) == 44
     assert codec.bytes_per_chunk(enumerative) == 41.375
-    assert codec.bytes_per_chunk(OuterSpec(layout="tiles")) == 44
     assert math.isclose(codec.entropy_bytes(OuterSpec()), 41.27, abs_tol=0.01)
     assert codec.entropy_bytes(OuterSpec(quantizer="1bit")) == codec.entropy_bytes(enumerative) - 4
 

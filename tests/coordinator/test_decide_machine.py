@@ -70,8 +70,8 @@ class RandomRun(CheckedMachine):
         turns=st.sampled_from([1, 1, 2]),
     )
     def begin(self, gathered: bool, spares: int, arbitrated: bool, turns: int) -> object:
-        options = {"grouping__spares": spares, "grouping__settle_rounds": 1, "inner__microbatches": 3}
-        options["outer__turns"] = turns
+        options = {"grouping__spares": spares, "inner__microbatches": 3}
+        options |= {"outer__turns": turns, "outer__overlap": turns - 1}
         links = {"link__least_k": 2, "link__most_k": 16, "link__uncompressed": True}
         self.run = CheckedRun(spec_of(STAGES, 2, 1, ROUNDS, **options, **links))
         self.run.accept(Start())

@@ -27,9 +27,7 @@ CALL = bytes(450_000)
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSwarm]:
-    spec = spec_of(
-        replicas=2, pipelines=0, rounds=100_000, timing__least_window=100.0, timing__lost_after=60.0
-    )
+    spec = spec_of(replicas=2, pipelines=0, rounds=100_000, timing__straggler=1e6, timing__lost_after=60.0)
     with ProcessSwarm(spec, tmp_path_factory.mktemp("strangers") / "swarm", HONEST) as started:
         started.start()
         started.wait_round(5, 240)  # the processes have their final size

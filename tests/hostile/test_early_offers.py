@@ -15,7 +15,7 @@ from tests.hostile.peer import Peer, cancel
 pytestmark = pytest.mark.hostile
 
 ROUNDS, PHASE_SECONDS = 3, 6.5
-"""A phase takes longer than `timing.least_window`: a window from the first offer would be over by then."""
+"""A phase takes longer than LEAST_WINDOW_SECONDS: a window from the first offer would be over by then."""
 
 
 async def takes_part(peer: Peer, seconds: float) -> list[Any]:

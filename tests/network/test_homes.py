@@ -29,7 +29,7 @@ def swarm_in(
     roles = [role for role, _ in members.values()]
     shape = {"replicas": roles.count(REPLICA), "pipelines": roles.count(STAGE) // 2}
     # The first round waits for a node that starts slowly.
-    spec = spec_of(rounds=rounds, timing__least_window=60, **shape)
+    spec = spec_of(rounds=rounds, timing__straggler=1e6, timing__match_window=60, **shape)
     with World(["coord", *public], homes) as world, NetworkSwarm(spec, folder, world, members) as swarm:
         swarm.start_coordinator(*NO_RELAY)
         for name in members:

@@ -18,7 +18,8 @@ ENDLESS = 10_000
 def test_two_homes_on_port_443_are_one_pipeline_beside_a_full_replica(tmp_path: Path) -> None:
     homes = {"h1": Home(ports=(HTTPS,)), "h2": Home(Nat.RANDOM, ports=(HTTPS,))}
     members = {"dc": (Role.REPLICA, ()), "h1": (Role.STAGE, ()), "h2": (Role.STAGE, ())}
-    spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS, timing__least_window=60)
+    timing = {"timing__straggler": 1e6, "timing__match_window": 60.0}
+    spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS, **timing)
     with (
         World([HOST, "dc"], homes) as world,
         NetworkSwarm(spec, tmp_path, world, members, f"{world.address[HOST]}:{HTTPS}") as swarm,

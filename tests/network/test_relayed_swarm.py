@@ -21,7 +21,8 @@ ENDLESS = 10_000
 
 def test_two_homes_are_one_pipeline_beside_a_full_replica(tmp_path: Path) -> None:
     """One says that it only dials, the other claims the address of its own network."""
-    spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS, timing__least_window=60)
+    timing = {"timing__straggler": 1e6, "timing__match_window": 60.0}
+    spec = spec_of(stages=2, replicas=1, pipelines=1, rounds=ROUNDS, **timing)
     with World([HOST, "dc"], HOMES) as world:
         members = {"dc": (REPLICA, ()), "h1": (STAGE, ()), "h2": (STAGE, DIAL)}
         with NetworkSwarm(spec, tmp_path, world, members) as swarm:

@@ -75,7 +75,6 @@ def test_nine_layers_in_four_stages_leave_the_most_to_the_first() -> None:
         {"qkv_bias": True},
         {"qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
         {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_context": 64},
-        {"stage_embeddings": True},
     ],
 )
 def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp
     assert {name: getattr(spec.model, name) for name in model} == model
 
 
-def test_fields_at_their_default_keep_the_hash_of_former_specifications() -> None:
+def test_optional_fields_at_their_default_keep_the_hash() -> None:
     given = {"key_value_heads": 2, "head_width": 16, "qk_norm": False, "rope_factor": 1.0}
     spec = resolve("nano", overrides={f"model.{name}": value for name, value in given.items()})
     assert spec.hash == resolve("nano").hash
@@ -176,18 +175,12 @@ def test_tables_that_are_of_no_use_are_refused(overrides: dict[str, Any], messag
     assert caught.value.code is ErrorCode.BAD_SPEC
 
 
-def test_whether_overlapping_steps_are_eager_is_part_of_the_specification(tmp_path: Path) -> None:
-    spec = resolve("nano", overrides={"outer.overlap": 1, "outer.eager": True})
+def test_steps_that_overlap_are_eager_in_the_json_of_every_run_that_has_them() -> None:
+    spec = resolve("nano", overrides={"outer.overlap": 1})
+    assert spec.tree["outer"]["eager"] is True
+    assert "eager" not in resolve("nano").tree["outer"]
     assert RunSpec.from_json(spec.canonical_json) == spec
-    file = tmp_path / "run.toml"
-    file.write_text(spec.toml)
-    assert resolve(file=file) == spec
-    usual = resolve("nano", overrides={"outer.overlap": 1, "outer.eager": False})
-    assert usual.hash == resolve("nano", overrides={"outer.overlap": 1}).hash != spec.hash
-    assert "eager" not in usual.canonical_json
-    with pytest.raises(HetnodeError, match="eager is for steps that overlap") as caught:
-        resolve("nano", overrides={"outer.eager": True})
-    assert caught.value.code is ErrorCode.BAD_SPEC
+    assert spec.hash.startswith("1c5120c9d726")
 
 
 def test_the_hash_of_a_run_whose_k_adapts_is_this() -> None:
@@ -291,14 +284,3 @@ def test_heartbeats_become_rarer_in_a_large_swarm_but_three_fit_into_the_silence
     timing = spec_of(timing__heartbeat=2.0, timing__lost_after=30.0).timing
     assert [timing.heartbeat_of(peers) for peers in (0, 200, 300, 1000, 5000)] == [2.0, 2.0, 3.0, 10.0, 10.0]
     assert spec_of(timing__heartbeat=5.0, timing__lost_after=15.0).timing.heartbeat_of(5000) == 5.0
-
-
-def test_measured_weights_are_another_run_and_need_whole_payloads() -> None:
-    measured = resolve("nano", overrides={"grouping.weights": "measured"})
-    assert (
-        measured.hash != resolve("nano").hash == resolve("nano", overrides={"grouping.weights": "equal"}).hash
-    )
-    assert RunSpec.from_json(measured.canonical_json) == measured
-    with pytest.raises(HetnodeError, match=r"'measured' needs outer.exchange 'gathered'") as caught:
-        resolve("nano", overrides={"grouping.weights": "measured", "outer.exchange": "reduced"})
-    assert caught.value.code is ErrorCode.BAD_SPEC

@@ -14,7 +14,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.running_replica import spec_of
 
-SPEC = spec_of(**{"swarm.stages": 2, "inner.microbatches": 3, "recovery.cold_steps": 3})
+SPEC = spec_of(**{"swarm.stages": 2, "inner.microbatches": 3})
 
 
 def chain(stream: SampleStream, members: int, spec: RunSpec = SPEC) -> list[Trainer]:

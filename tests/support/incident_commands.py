@@ -72,10 +72,6 @@ def _own_relay(state: State, event: Any, upcoming: Sequence[Event], signers: Sig
     yield commands.TellOwnRelay(event.endpoint, event.uplink)
 
 
-def _weigh(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.WeighCompressed(event.round_number, event.agreement)
-
-
 def _pause(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
     yield commands.PauseRun(event.by, event.reason)
 
@@ -239,7 +235,6 @@ _Candidates = Callable[[State, Any, Sequence[Event], Signers], Iterator[Command]
 _CANDIDATES: tuple[tuple[type[Event], _Candidates], ...] = (
     (events.CoordinatorStarted, _start),
     (events.OwnRelayTold, _own_relay),
-    (events.CompressedWeighed, _weigh),
     (events.RunPaused, _pause),
     (events.RunResumed, _resume),
     (events.PeerJoined, _join),

@@ -33,14 +33,13 @@ from tests.support.running_replica import replica_of, spec_of
 SPEC = spec_of(
     **{
         "link.k": 0,
+        "link.dtype": "bf16",
         "model.layers": 2,
-        "model.stage_embeddings": True,
         "swarm.stages": 2,
         "inner.microbatches": 3,
         "inner.steps": 2,
         "outer.optimizer": "nesterov",
         "outer.overlap": 1,
-        "outer.eager": True,
     }
 )
 """Of three microbatches two ranks get two and one. Momentum is committed with the parameters.

@@ -35,6 +35,7 @@ from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRan
 from protocol.wire.framing import frame_limit
 from protocol.wire.typed_calls import Call, Reply, handlers
 from tests.support.certificates import credentials
+from tests.support.float_links import FLOAT32
 
 
 def _same(shown: Credentials) -> Credentials:
@@ -63,7 +64,7 @@ class ThreadWorker:
 
 
 def spec_of(**overrides: Any) -> RunSpec:
-    settings = {"model.layers": 4, "swarm.stages": 4, "link.dtype": "fp32", "inner.microbatches": 4}
+    settings = {"model.layers": 4, "swarm.stages": 4, "link.dtype": FLOAT32, "inner.microbatches": 4}
     return resolve("nano", overrides={**settings, **overrides})
 
 

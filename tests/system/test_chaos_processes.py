@@ -37,7 +37,6 @@ def spec_of(members: dict[str, Role], rounds: int) -> RunSpec:
             "recovery.keep_rounds": 40,
             "timing.heartbeat": 1.0,
             "timing.lost_after": 6.0,
-            "timing.least_window": 3.0,
         },
     )
 

@@ -22,8 +22,6 @@ FOUR = dict.fromkeys("abcd", Role.REPLICA)
 SHORT = {
     "inner.steps": STEPS,
     "inner.microbatches": 1,
-    "timing.least_window": 0.5,
-    "recovery.least_share": 0.3,
 }
 
 

@@ -41,13 +41,10 @@ from tests.virtual.swarm import VirtualSwarm
         st.tuples(st.integers(0, 2), st.sampled_from(["counts", "left out", "aborted", "cut off"])),
         max_size=8,
     ),
-    eager=st.booleans(),
 )
-def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
-    rounds: list[tuple[int, str]], eager: bool
-) -> None:
+def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(rounds: list[tuple[int, str]]) -> None:
     """A round: the steps before its decision, and its end; "cut off" means that no decision arrives."""
-    spec = spec_of(TWO, **LOSSLESS, **{"outer.eager": eager})
+    spec = spec_of(TWO, **LOSSLESS)
     local = {name: p.detach().clone() for name, p in Stage(spec, 1).canonical_parameters().items()}
     outer, chance = OuterStage(spec, 1, local), torch.Generator().manual_seed(1)
     initial = {name: value.double() for name, value in local.items()}
@@ -89,15 +86,11 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(
         torch.testing.assert_close(moved, sent[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("late", "eager"),
-    [(False, False), (True, False), (True, True)],
-    ids=["early decisions", "late decisions", "eager"],
-)
+@pytest.mark.parametrize("late", [False, True], ids=["early decisions", "late decisions"])
 def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas(
-    play: Play, plan: FaultPlan, records: Records, late: bool, eager: bool
+    play: Play, plan: FaultPlan, records: Records, late: bool
 ) -> None:
-    spec = spec_of(MIXED, **LOSSLESS, **{"outer.eager": eager})
+    spec = spec_of(MIXED, **LOSSLESS)
     if late:
         for round_number in range(1, spec.rounds + 1):
             plan.fail_at("a", 0, round_number, Moment.GATHERED, Action.DELAY, seconds=7)
@@ -180,9 +173,7 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
         sent = [{key: anchor[key] - value.detach() for key, value in named.items()} for named in locals_]
         done = ahead if round_number < spec.rounds else 0
         starts = [{key: value.detach().clone() for key, value in named.items()} for named in locals_]
-        for named, start, mine in (
-            zip(locals_, starts, sent, strict=True) if done and spec.outer.eager else ()
-        ):
+        for named, start, mine in zip(locals_, starts, sent, strict=True) if done else ():
             for key, value in named.items():
                 start[key] = anchor[key] - spec.outer.learning_rate * mine[key]
                 value.data = start[key].clone()
@@ -197,12 +188,10 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
     return {stage: {n: value for (s, n), value in anchor.items() if s == stage} for stage in stages}
 
 
-@pytest.mark.parametrize(
-    ("ahead", "eager"), [(0, False), (3, False), (3, True), pytest.param(1, False, marks=pytest.mark.slow)]
-)
-def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int, eager: bool) -> None:
+@pytest.mark.parametrize("ahead", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "outer.overlap": ahead, "outer.learning_rate": 0.7}
-    spec = spec_of(TWO, rounds=4, **dense, **{"outer.eager": eager})
+    spec = spec_of(TWO, rounds=4, **dense)
 
     async def scenario(swarm: VirtualSwarm) -> dict[int, dict[str, Tensor]]:
         swarm.start()
@@ -211,10 +200,7 @@ def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int, eager: bo
         return {stage: outer.anchor for stage, outer in swarm.trainer("a").outer.items()}
 
     found, expected = play(scenario, TWO, spec), reference(spec, 2, ahead)
-    if eager:
-        other = reference(spec_of(TWO, rounds=4, **dense), 2, ahead)
-    else:
-        other = reference(spec, 2, ahead + 1 if ahead < 3 else 2)
+    other = reference(spec, 2, ahead + 1 if ahead < 3 else 2)
     for stage, named in expected.items():
         for name, value in named.items():
             torch.testing.assert_close(found[stage][name], value, rtol=1e-3, atol=1e-5, msg=name)
@@ -272,7 +258,7 @@ def test_the_match_window_counts_the_steps_that_were_trained_ahead(play: Play) -
     """Steps trained ahead are done when a round begins, so H - D seconds of training stand for H steps."""
     spec = spec_of(
         TWO,
-        **{"inner.steps": 20, "outer.overlap": 15, "timing.match_window": 100.0, "timing.least_window": 1.0},
+        **{"inner.steps": 20, "outer.overlap": 15, "timing.match_window": 100.0},
     )
 
     async def scenario(swarm: VirtualSwarm) -> None:

@@ -11,6 +11,7 @@ import pytest
 from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
 from node.exchange.transport import ExchangeResult
 from protocol.algorithm.sampling import sample_range
+from protocol.spec.fixed import EXTRA_STEPS
 from protocol.types import PayloadDescriptor, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
@@ -49,17 +50,12 @@ def holding_only_its_own(rounds: set[int], stage: int) -> Any:
     return alone
 
 
-EAGER = {"outer.eager": True}
-with_and_without_estimates = pytest.mark.parametrize("start", [{}, EAGER], ids=["", "eager"])
-
-
-@with_and_without_estimates
 def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
-    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any]
+    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VirtualTransport, "exchange", holding_only_its_own({2, 3}, stage=1))
     monkeypatch.setattr(VirtualArbiter, "arbitrate", not_found)
-    spec = spec_of(MIXED, rounds=5, **LOSSLESS, **start)
+    spec = spec_of(MIXED, rounds=5, **LOSSLESS)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -73,9 +69,8 @@ def test_what_was_learned_around_an_aborted_round_counts_in_the_next(
     play(scenario, MIXED, spec)
 
 
-@with_and_without_estimates
 def test_a_replica_whose_payload_is_left_out_loses_nothing(
-    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any]
+    play: Play, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = VirtualTransport.exchange
 
@@ -102,25 +97,24 @@ def test_a_replica_whose_payload_is_left_out_loses_nothing(
         assert [swarm.peer("c") in each for each in owners] == [True, True, False, True, True]
         assert_balanced(swarm, records, *FULL)
 
-    play(scenario, FULL, spec_of(FULL, **LOSSLESS, **start))
+    play(scenario, FULL, spec_of(FULL, **LOSSLESS))
 
 
 @pytest.mark.parametrize(
-    ("name", "moment", "start"),
+    ("name", "moment"),
     [
-        ("b", Moment.PHASE, {}),
-        ("p", Moment.NORM, EAGER),
-        pytest.param("p", Moment.NORM, {}, marks=pytest.mark.slow),
-        pytest.param("q", Moment.COOL_DOWN, {}, marks=pytest.mark.slow),
-        pytest.param("q", Moment.APPLY, {}, marks=pytest.mark.slow),
+        ("b", Moment.PHASE),
+        ("p", Moment.NORM),
+        pytest.param("q", Moment.COOL_DOWN, marks=pytest.mark.slow),
+        pytest.param("q", Moment.APPLY, marks=pytest.mark.slow),
     ],
 )
 def test_a_node_that_is_killed_in_overlapping_steps_comes_back_and_all_peers_agree(
-    play: Play, plan: FaultPlan, records: Records, name: str, moment: Moment, start: dict[str, Any]
+    play: Play, plan: FaultPlan, records: Records, name: str, moment: Moment
 ) -> None:
     # The second step of round 4 overlaps with the exchange of round 3.
     plan.fail_at(name, None, 4, moment, Action.KILL, step=1)
-    spec = spec_of(MIXED, rounds=7, **{"inner.microbatches": 3, **LOSSLESS, **start})
+    spec = spec_of(MIXED, rounds=7, **{"inner.microbatches": 3, **LOSSLESS})
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -138,14 +132,12 @@ def test_a_node_that_is_killed_in_overlapping_steps_comes_back_and_all_peers_agr
     play(scenario, MIXED, spec)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "start"), [(10, {}), (10, EAGER), pytest.param(600, {}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("seconds", [10, pytest.param(600, marks=pytest.mark.slow)])
 def test_without_a_coordinator_replicas_train_the_overlap_and_then_a_bounded_number_of_steps(
-    play: Play, plan: FaultPlan, records: Records, seconds: int, start: dict[str, Any]
+    play: Play, plan: FaultPlan, records: Records, seconds: int
 ) -> None:
     plan.fail_at("a", 0, 3, Moment.GATHERED, Action.DELAY, seconds=0.0)
-    spec = spec_of(MIXED, **{"recovery.extra_steps": 6, **LOSSLESS, **start})
+    spec = spec_of(MIXED, **LOSSLESS)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -159,7 +151,7 @@ def test_without_a_coordinator_replicas_train_the_overlap_and_then_a_bounded_num
         found = measured_of(swarm)
         assert {each["steps"] for each in found.values()} == {spec.inner.steps}
         extra = {each["extra_steps"] for (_, round_number), each in found.items() if round_number == 3}
-        assert extra == {6} if seconds == 600 else max(extra) <= 6
+        assert extra == {EXTRA_STEPS} if seconds == 600 else max(extra) <= EXTRA_STEPS
         assert {each["extra_steps"] for (_, round_number), each in found.items() if round_number != 3} == {0}
         expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
         for stage in (0, 1):
@@ -264,12 +256,11 @@ def test_a_node_that_drains_finishes_its_round_and_keeps_what_it_has_not_sent(
     play(scenario, MIXED, spec)
 
 
-@with_and_without_estimates
 def test_a_late_member_has_no_overlap_in_its_first_round_and_the_same_as_others_later(
-    play: Play, records: Records, start: dict[str, Any]
+    play: Play, records: Records
 ) -> None:
     members = {**TWO, "late": Role.REPLICA}
-    spec = spec_of(TWO, rounds=8, **LOSSLESS, **start)
+    spec = spec_of(TWO, rounds=8, **LOSSLESS)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start(*TWO)

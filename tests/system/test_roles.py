@@ -34,9 +34,7 @@ def test_nodes_with_different_memory_get_different_roles(play: Play) -> None:
 def test_a_full_replica_becomes_a_stage_peer_and_a_full_replica_again(play: Play) -> None:
     """Its stages are built anew each time, between two rounds, and all anchors agree at the end."""
     members = {"a": RoleWish.REPLICA, "b": RoleWish.AUTO, "s": RoleWish.STAGE}
-    spec = swarm_spec(
-        {"a": Role.REPLICA}, 21, **{"grouping.settle_rounds": 1, "recovery.checkpoint_every": 1}
-    )
+    spec = swarm_spec({"a": Role.REPLICA}, 40, **{"recovery.checkpoint_every": 1})
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("a", "b")

@@ -336,7 +336,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         assert swarm.committed(0) == [1, 2, 3, 4, 5, 6]
         assert_samples_tile(swarm)
 
-    play(scenario, MIXED, swarm_spec(MIXED, 6, **{"timing.least_window": 20.0}))
+    play(scenario, MIXED, swarm_spec(MIXED, 6, **{"timing.straggler": 1e6, "timing.match_window": 20.0}))
 
 
 def assert_samples_tile(swarm: VirtualSwarm) -> None:

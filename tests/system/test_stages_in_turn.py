@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from coordinator.state.events import PeerLost, StageSkipped
@@ -24,8 +22,7 @@ from tests.virtual.scenario import (
 )
 from tests.virtual.swarm import VirtualSwarm
 
-TURNS = {"outer.turns": 2}
-EAGER = {**TURNS, "outer.overlap": 1, "outer.eager": True}
+TURNS = {"outer.turns": 2, "outer.overlap": 1}
 
 
 def assert_turns(swarm: VirtualSwarm) -> None:
@@ -40,8 +37,7 @@ def assert_turns(swarm: VirtualSwarm) -> None:
         ]
 
 
-@pytest.mark.parametrize("options", [TURNS, EAGER], ids=["", "eager"])
-def test_full_and_pipeline_replicas_exchange_the_stages_in_turn(play: Play, options: dict[str, Any]) -> None:
+def test_full_and_pipeline_replicas_exchange_the_stages_in_turn(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
         await swarm.until_over()
@@ -61,7 +57,7 @@ def test_full_and_pipeline_replicas_exchange_the_stages_in_turn(play: Play, opti
             in_round += payload_tokens(swarm.spec, replica, payload)
         assert state.tokens == swarm.spec.rounds * in_round
 
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=5, **options))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=5, **TURNS))
 
 
 def test_who_is_killed_comes_back_by_replay(play: Play, plan: FaultPlan) -> None:
@@ -117,4 +113,4 @@ def test_a_rollback_is_one_of_all_stages(play: Play) -> None:
         assert (swarm.committed(0), swarm.committed(1)) == ([2, 4, 6, 7], [1, 3, 7])
         assert swarm.state.aborted == 0
 
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=7, **EAGER, **{"recovery.checkpoint_every": 1}))
+    play(scenario, MIXED, swarm_spec(MIXED, rounds=7, **TURNS, **{"recovery.checkpoint_every": 1}))

@@ -31,10 +31,8 @@ SHAPE = {
     "link.least_k": 16,
     "link.most_k": 16,
     "link.uncompressed": True,
-    "link.dtype": "fp32",
     "inner.microbatch_size": 32,
     "inner.steps": 4,
-    "grouping.margin": 1.0,  # members stay where they are: only k follows the lines
 }
 
 

@@ -12,6 +12,7 @@ from coordinator.state.events import PeerLost
 from coordinator.state.text import short
 from coordinator.status.messages import run_message
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import EXTRA_STEPS
 from protocol.types import Lifecycle, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
@@ -195,7 +196,7 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
 
 
 def test_replicas_train_a_bounded_number_of_steps_while_the_coordinator_is_away(play: Play) -> None:
-    spec = swarm_spec(FULL, rounds=4, **{"recovery.extra_steps": 6})
+    spec = swarm_spec(FULL, rounds=4)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -211,7 +212,7 @@ def test_replicas_train_a_bounded_number_of_steps_while_the_coordinator_is_away(
             line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]
         ]
         taken = {(line["peer"], line["round"]): (line["steps"], line["extra_steps"]) for line in measured}
-        assert {taken[swarm.peer(name), 3] for name in FULL} == {(spec.inner.steps, 6)}
+        assert {taken[swarm.peer(name), 3] for name in FULL} == {(spec.inner.steps, EXTRA_STEPS)}
         assert {extra for (_, round_number), (_, extra) in taken.items() if round_number != 3} == {0}
 
     play(scenario, spec=spec)

@@ -1,4 +1,4 @@
-"""Quantizers that keep values as floats: float32 for payloads, float32 and bfloat16 for links."""
+"""Quantizers that keep values as floats: float32 for payloads, bfloat16 for links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from protocol.algorithm.quantizers.quantizer import (
     Floats,
-    Lengths,
     QuantizedValues,
     Shape,
     finite,
@@ -22,37 +21,19 @@ from protocol.types import DType, TensorHeader
 
 
 class Float32Values:
-    """Payload values as float32. `scaled` has no effect."""
+    """Payload values as float32."""
 
-    scaled = False
-
-    def __init__(self, scaled: bool = False) -> None:
-        pass
-
-    def quantize(self, values_s: Floats, lengths_c: Lengths) -> QuantizedValues:
+    def quantize(self, values_s: Floats) -> QuantizedValues:
         return QuantizedValues(values_s)
 
-    def parts(self, rows: Lengths) -> tuple[TensorHeader, ...]:
-        return (TensorHeader("values", DType.F32, (int(rows.sum()),)),)
+    def parts(self, rows: int) -> tuple[TensorHeader, ...]:
+        return (TensorHeader("values", DType.F32, (rows,)),)
 
-    def pack(self, values: QuantizedValues, rows: Lengths) -> list[NDArray[Any]]:
+    def pack(self, values: QuantizedValues, rows: int) -> list[NDArray[Any]]:
         return [values.codes_s.astype("<f4", copy=False)]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Lengths) -> QuantizedValues:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: int) -> QuantizedValues:
         return QuantizedValues(finite(parts[0]))
-
-
-class Float32:
-    """Link values as float32."""
-
-    def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:
-        return (TensorHeader("", DType.F32, rows),)
-
-    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
-        return [little_endian(values.to(torch.float32))]
-
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
-        return torch.from_numpy(parts[0].view("<f4").astype(np.float32)).view(rows)
 
 
 class BFloat16:

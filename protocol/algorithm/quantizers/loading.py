@@ -14,28 +14,26 @@ from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 @cache
 def link_quantizer(dtype: str) -> LinkQuantizer:
     """The quantizer that a link's `dtype` names; KeyError for a name that no specification accepts."""
-    quantizer: LinkQuantizer = _CLASSES[LINK_QUANTIZERS[dtype].path]()
+    quantizer: LinkQuantizer = _class_at(LINK_QUANTIZERS[dtype].path)()
     return quantizer
 
 
 def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
-    """The quantizer of the payloads of a round whose codec is `outer` (OuterSpec.of_round)."""
-    return _payload_quantizer(outer.value_quantizer, outer.codebook)
+    """The quantizer of the payloads of a run."""
+    return _payload_quantizer(outer.value_quantizer)
 
 
 @cache
-def _payload_quantizer(name: str, codebook: str) -> PayloadQuantizer:
-    quantizer: PayloadQuantizer = _CLASSES[PAYLOAD_QUANTIZERS[name]](codebook == "chunk")
+def _payload_quantizer(name: str) -> PayloadQuantizer:
+    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[name])()
     return quantizer
 
 
 def _class_at(path: str) -> Any:
-    module, _, name = path.partition(".")
-    return getattr(import_module(f"protocol.algorithm.quantizers.{module}"), name)
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 # All of them now, and not when one is first used: the others of a round wait for the first step.
-_CLASSES = {
-    path: _class_at(path)
-    for path in (*PAYLOAD_QUANTIZERS.values(), *(each.path for each in LINK_QUANTIZERS.values()))
-}
+for _path in (*PAYLOAD_QUANTIZERS.values(), *(each.path for each in LINK_QUANTIZERS.values())):
+    _class_at(_path)

@@ -1,13 +1,8 @@
-"""Payload values in 1 or 2 bits: a sign, one of the magnitudes of the tensor, optionally a scale per chunk.
+"""Payload values in 1 or 2 bits: a sign, and one of the magnitudes of the tensor.
 
-Magnitudes, one (1 bit) or two (2 bits), are fitted to the values of the whole tensor. With the codebook
-"chunk" each chunk has a scale of one byte too: the fit is to values divided by it, and receivers multiply by
-it. A scale is a float of 4 exponent and 4 mantissa bits: (16 + m) / 32 x 2^(e - 15), and 0 for the lowest
-byte.
+Magnitudes, one (1 bit) or two (2 bits), are fitted to the values of the whole tensor.
 
-A value at the receiver has the same bits on every machine: it is at most one product of two float32 numbers.
-
-Shapes: s values of a tensor, c chunks, m magnitudes.
+Shapes: s values of a tensor, m magnitudes.
 """
 
 from __future__ import annotations
@@ -19,14 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.algorithm.quantizers.quantizer import Floats, Lengths, QuantizedValues, finite
+from protocol.algorithm.quantizers.quantizer import Floats, QuantizedValues, finite
 from protocol.types import DType, TensorHeader
 
-SCALES = np.ldexp(1.0 + (np.arange(256) & 15) / 16, (np.arange(256) >> 4) - 16).astype(np.float32)
-"""The value of every byte of a scale, ascending."""
-SCALES[0] = 0.0
-
-_BETWEEN_SCALES = (SCALES[:-1].astype(np.float64) + SCALES[1:]) / 2
 BLOCK = 1 << 16
 
 
@@ -35,60 +25,35 @@ class Magnitudes:
 
     Args:
         count: 1 (the mean magnitude) or 2.
-        scaled: whether every chunk has a scale.
     """
 
-    def __init__(self, count: int, scaled: bool = False) -> None:
-        self.count, self.scaled = count, scaled
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-    def quantize(self, values_s: Floats, lengths_c: Lengths) -> QuantizedValues:
-        """Fit the scales and the magnitudes, then give each finite value the nearest magnitude.
-
-        Raises:
-            FloatingPointError: values divided by their scales are beyond float32.
-        """
-        absolute_s, scales_s = np.abs(values_s), None
-        if not self.scaled:
-            magnitudes = fit_magnitudes(absolute_s, self.count)
-        else:
-            scales_s = np.repeat(fit_scales(absolute_s, lengths_c), lengths_c)
-            # In float64, as a quotient by a small scale may be beyond float32.
-            absolute_s = absolute_s.astype(np.float64)
-            # Values of a chunk with scale 0 are lost: they must not count in the fit.
-            counts_s = scales_s > 0
-            np.divide(absolute_s, SCALES[scales_s], out=absolute_s, where=counts_s)
-            with np.errstate(over="ignore"):
-                magnitudes = fit_magnitudes(absolute_s[counts_s], self.count)
-            if not np.isfinite(magnitudes).all():
-                raise FloatingPointError("values too large for a scale per chunk")
+    def quantize(self, values_s: Floats) -> QuantizedValues:
+        """Fit the magnitudes, then give each finite value the nearest one."""
+        absolute_s = np.abs(values_s)
+        magnitudes = fit_magnitudes(absolute_s, self.count)
         codes_s = (values_s < 0).astype(np.uint8) * np.uint8(self.count)
         if self.count > 1:
             # The nearer of two magnitudes: the mean separates them.
             codes_s += absolute_s > magnitudes.astype(np.float64).mean()
-        return QuantizedValues(codes_s, magnitudes, scales_s)
+        return QuantizedValues(codes_s, magnitudes)
 
-    def parts(self, rows: Lengths) -> tuple[TensorHeader, ...]:
+    def parts(self, rows: int) -> tuple[TensorHeader, ...]:
         magnitudes = TensorHeader("magnitudes", DType.F32, (self.count,))
-        scales = (TensorHeader("scales", DType.U8, (len(rows),)),) if self.scaled else ()
-        codes = TensorHeader("codes", DType.U8, ((int(rows.sum()) * self.count + 7) // 8,))
-        return (magnitudes, *scales, codes)
+        return (magnitudes, TensorHeader("codes", DType.U8, ((rows * self.count + 7) // 8,)))
 
-    def pack(self, values: QuantizedValues, rows: Lengths) -> list[NDArray[Any]]:
+    def pack(self, values: QuantizedValues, rows: int) -> list[NDArray[Any]]:
         assert values.magnitudes is not None
-        arrays: list[NDArray[Any]] = [values.magnitudes.astype("<f4")]
-        if values.scales_s is not None:
-            # All values of a chunk have its scale: the first one tells it.
-            firsts_c = np.cumsum(rows) - rows
-            arrays.append(values.scales_s[firsts_c])
-        return [*arrays, self._pack_codes(values.codes_s)]
+        return [values.magnitudes.astype("<f4"), self._pack_codes(values.codes_s)]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Lengths) -> QuantizedValues:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: int) -> QuantizedValues:
         magnitudes = finite(parts[0])
         # A negative or descending magnitude would give one content two valid forms.
         if np.signbit(magnitudes).any() or (np.diff(magnitudes) < 0).any():
             raise ValueError("the magnitudes are not ascending positive numbers")
-        scales_s = np.repeat(parts[1], rows) if self.scaled else None
-        return QuantizedValues(self._unpack_codes(parts[-1], int(rows.sum())), magnitudes, scales_s)
+        return QuantizedValues(self._unpack_codes(parts[1], rows), magnitudes)
 
     def _pack_codes(self, codes_s: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Codes one after the other, the first in the lowest bits of the first byte."""
@@ -108,29 +73,6 @@ class Magnitudes:
 
 OneBit = partial(Magnitudes, 1)
 TwoBits = partial(Magnitudes, 2)
-
-
-def value_table(magnitudes: NDArray[np.float32], scaled: bool) -> NDArray[np.float32]:
-    """The value of each code: float32 [2 m]; with scales [256, 2 m], by scale and code."""
-    signed = np.concatenate((magnitudes, -magnitudes))
-    return np.multiply.outer(SCALES, signed) if scaled else signed
-
-
-def fit_scales(absolute_s: Floats, lengths_c: Lengths) -> NDArray[np.uint8]:
-    """The scales [c] nearest to the means of the chunks' \\|values\\|; the largest mean has the last byte.
-
-    Args:
-        absolute_s: \\|values\\|, chunk after chunk.
-        lengths_c: values of each chunk, none of them 0.
-    """
-    starts_c = np.cumsum(lengths_c) - lengths_c
-    mean_c = np.add.reduceat(absolute_s, starts_c, dtype=np.float64) / lengths_c
-    largest = mean_c.max()
-    if largest == 0:
-        return np.zeros(len(lengths_c), np.uint8)
-    wanted_c = mean_c / largest * float(SCALES[-1])
-    scales_c: NDArray[np.uint8] = np.searchsorted(_BETWEEN_SCALES, wanted_c).astype(np.uint8)
-    return scales_c
 
 
 def fit_magnitudes(absolute_s: Floats, count: int) -> NDArray[np.float32]:

@@ -1,9 +1,9 @@
 """What every quantizer does: it turns values into a few arrays of fixed size, and back.
 
 A link quantizes the activations and gradients of a microbatch, one row per token; a payload the values sent
-of one tensor, one row per chunk. The size of every array follows from the rows alone, so a receiver knows it.
+of one tensor, a row each. The size of every array follows from the rows alone, so a receiver knows it.
 
-Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor, c chunks, m magnitudes.
+Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor, m magnitudes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from torch import Tensor
 from protocol.types import TensorHeader
 
 Floats = NDArray[np.floating]
-Lengths = NDArray[np.int64]
-"""[c]: the number of values sent of each chunk, none of them 0."""
 Shape = tuple[int, ...]
 
 Values = TypeVar("Values")
@@ -51,27 +49,20 @@ class QuantizedValues(NamedTuple):
         codes_s: uint8: the number of the magnitude, plus m where the value is negative; without magnitudes
             the float values themselves.
         magnitudes: float32 [m], ascending, or None.
-        scales_s: uint8: the scale of each value's chunk, or None where chunks have no scales.
     """
 
     codes_s: NDArray[Any]
     magnitudes: NDArray[np.float32] | None = None
-    scales_s: NDArray[np.uint8] | None = None
 
 
-class PayloadQuantizer(Quantizer[QuantizedValues, Lengths], Protocol):
-    """A quantizer of payloads. The last of its arrays follows the indices, the others precede them."""
+class PayloadQuantizer(Quantizer[QuantizedValues, int], Protocol):
+    """A quantizer of payloads. The last of its arrays follows the indices, the others precede them.
 
-    @property
-    def scaled(self) -> bool:
-        """Whether chunks have scales."""
+    Its rows are the number of values sent of one tensor.
+    """
 
-    def quantize(self, values_s: Floats, lengths_c: Lengths) -> QuantizedValues:
-        """What a receiver will see of finite values; lossless afterwards.
-
-        Raises:
-            FloatingPointError: the quantizer cannot represent values as large as these.
-        """
+    def quantize(self, values_s: Floats) -> QuantizedValues:
+        """What a receiver will see of finite values; lossless afterwards."""
 
 
 class LinkQuantizer(Quantizer[Tensor, Shape], Protocol):

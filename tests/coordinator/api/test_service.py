@@ -21,6 +21,7 @@ from coordinator.state.state import State
 from node.net.group_reports import GroupReports
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode
@@ -205,7 +206,7 @@ async def test_a_heartbeat_tells_when_the_round_closes(run: Running) -> None:
     waiting = run.match(A, 0, 1)
     while not (reply := await run.stub(B).Heartbeat(beat)).closing:
         assert not waiting.done()
-    assert 0 < reply.closes_seconds <= run.spec.timing.least_window
+    assert 0 < reply.closes_seconds <= LEAST_WINDOW_SECONDS
     reply = await run.match(B, 0, 1)
     assert reply.seconds == run.spec.timing.fetch
     await waiting

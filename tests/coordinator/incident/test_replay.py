@@ -43,7 +43,7 @@ def recorded(run: Run) -> Incident:
 
 def eventful() -> Run:
     """A run in which much goes wrong: losses, strikes, rejections, divergence, restarts, a ban."""
-    spec = spec_of(2, 3, 0, 12, timing__least_window=3.0)
+    spec = spec_of(2, 3, 0, 12)
     run = Run(spec)
 
     def act(command: Any) -> None:

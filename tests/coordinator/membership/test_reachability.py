@@ -14,6 +14,7 @@ from coordinator.state.events import LinkFailed, PayloadOffered, PlanAdopted
 from coordinator.state.transaction import Transaction
 from coordinator.status.causes import peer_cause, run_cause
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.status import CauseCode, RunPhase
 from protocol.types import Reachability, Role
 from tests.builders import Keyed, keyed, spec_of
@@ -93,7 +94,7 @@ class TestFailedLinks:
         for stage in (0, 1):
             offer(run, A, A.payload(run.spec, stage, 1))
         # As soon as half of the weight has answered, the round closes after the least window of 5 s.
-        assert closes_at(run.state) == run.now + LINK_SECONDS > run.now + run.spec.timing.least_window
+        assert closes_at(run.state) == run.now + LINK_SECONDS > run.now + LEAST_WINDOW_SECONDS
         run.now += LINK_SECONDS - 1
         run.accept(Tick())
         assert run.state.round_of(0, 1).group is None

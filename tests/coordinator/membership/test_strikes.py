@@ -13,6 +13,7 @@ from coordinator.state.commands import Attest, Heartbeat, Offer, Report, Start, 
 from coordinator.state.events import PayloadRejected, PeerQuarantined, PeerStruck, PlanAdopted
 from coordinator.status.messages import event_message
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.types import Decision, PayloadDescriptor, Rejection
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run
@@ -168,7 +169,7 @@ class TestStrikesWithoutReports:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, weight=0.5)))
 
     def test_a_weight_below_the_least_share_is_refused_and_the_least_one_taken(self, run: Run) -> None:
-        least = run.spec.recovery.least_share
+        least = LEAST_SHARE
         light = Offer(BAD.peer, BAD.payload(run.spec, 0, 1, weight=0.99 * least))
         run.refuse(light, ErrorCode.BAD_REQUEST)
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1, weight=least)))

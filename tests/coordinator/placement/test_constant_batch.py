@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
-import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.placement.rules import is_whole, largest_share
-from coordinator.placement.tuning import batch_in_time, fair_shares, share_out
-from protocol.algorithm.batch import batch_of, learning_rate_factor, with_shares
-from protocol.spec.resolve import resolve
-from protocol.types import Replica
+from coordinator.placement.rules import largest_share
+from coordinator.placement.tuning import fair_shares
+from protocol.algorithm.batch import batch_of
 from tests.support.coordinator_run import (
     ALL,
     Run,
@@ -73,52 +68,6 @@ class TestDivision:
         assert all(one <= other for one, other in zip(small, large, strict=True))
 
 
-class TestTime:
-    """`longest_phase` of H = 2 steps."""
-
-    @staticmethod
-    def fitting(seconds: Sequence[float], longest: float, present: int = 0, **more: Any) -> int:
-        batch = {"grouping.batch": "constant", "grouping.global_batch": 64, "inner.steps": 2}
-        spec = resolve("nano", overrides={**batch, "grouping.longest_phase": longest, **more})
-        return batch_in_time(spec, seconds, [32] * len(seconds), present)
-
-    def test_the_whole_batch_is_kept_while_there_is_time_for_it(self) -> None:
-        assert self.fitting([1.0, 1.0], 32.0) == 32
-        assert self.fitting([1.0, 1.0], 0.0) == 32
-        assert self.fitting([0.0, 1.0], 2.0) == 32, "the speed of a replica is not known"
-
-    def test_a_slow_swarm_trains_what_fits(self) -> None:
-        assert self.fitting([1.0, 2.0], 20.0) == 10 + 5
-        assert self.fitting([1.0, 2.0], 20.0, **{"grouping.balance": False}) == 5 + 5
-        assert self.fitting([100.0, 100.0], 20.0) == 2, "one microbatch of each replica"
-
-    def test_a_smaller_batch_stays_while_speeds_change_little(self) -> None:
-        assert self.fitting([1.0, 2.0], 20.0, present=16) == 16
-        assert self.fitting([1.0, 2.0], 20.0, present=20) == 15
-        assert self.fitting([0.5, 0.5], 32.0, present=16) == 32
-
-    @given(SPEEDS, st.floats(0.1, 1000))
-    def test_the_batch_never_takes_longer_than_allowed(self, seconds: list[float], longest: float) -> None:
-        spec = resolve(
-            "nano",
-            overrides={
-                "grouping.batch": "constant",
-                "grouping.global_batch": 2 * 64,
-                "grouping.longest_phase": longest,
-                "inner.steps": 1,
-            },
-        )
-        count = len(seconds)
-        given_replicas = [Replica(i, (), ()) for i in range(count)]
-        limits = [largest_share(64, count)] * count
-        shared, _ = share_out(spec, given_replicas, seconds, limits, are_changed=True)
-        taken = [spec.microbatches_of(each) for each in shared]
-        assert is_whole(spec, shared)
-        assume(sum(taken) < 64)
-        assert all(n == 1 or n * s <= longest * (1 + 1e-9) for n, s in zip(taken, seconds, strict=True))
-        assert learning_rate_factor(spec, shared) == pytest.approx(sqrt(sum(taken) / 64))
-
-
 class TestChurn:
     def test_the_first_plan_divides_the_batch_equally(self) -> None:
         assert shares(constant(22, 2)) == [6, 5]
@@ -162,28 +111,3 @@ class TestChurn:
         attest(run, C)
         play_round(run)
         assert shares(run) == [8, 8, 8]
-
-    def test_the_batch_of_other_replicas_is_no_reason_to_keep_it(self) -> None:
-        more = {"grouping.global_batch": 64, "grouping.longest_phase": 20.0, "inner.steps": 1}
-        spec = resolve("nano", overrides={"grouping.batch": "constant", **more})
-        present = with_shares(spec, [Replica(0, (), ()), Replica(1, (), ())], [16, 6])
-        kept, _ = share_out(spec, present, [1.0, 20.0], [32, 32], are_changed=False)
-        changed, _ = share_out(spec, present, [1.0, 20.0], [32, 32], are_changed=True)
-        assert [sum(map(spec.microbatches_of, each)) for each in (kept, changed)] == [22, 21]
-
-    def test_a_smaller_batch_is_told_with_its_learning_rate(self) -> None:
-        spec = resolve(
-            "nano",
-            overrides={
-                "grouping.batch": "constant",
-                "grouping.global_batch": 64,
-                "grouping.longest_phase": 16.0,
-            },
-        )
-        present = with_shares(spec, [Replica(0, (), ()), Replica(1, (), ())], [16, 16])
-        shared, reasons = share_out(spec, present, [1.0, 1.0], [32, 32], are_changed=False)
-        assert [spec.microbatches_of(each) for each in shared] == [8, 8]
-        assert reasons[-1] == (
-            "the batch has 32 samples instead of 64, as many as fit in inner phases of 16 s, and the "
-            "learning rate is 0.71 times as high"
-        )

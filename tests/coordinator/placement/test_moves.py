@@ -10,6 +10,7 @@ from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.rules import links_between
 from coordinator.state.commands import Attest
 from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.builders import spec_of
 from tests.support.coordinator_run import (
@@ -169,7 +170,7 @@ class TestMoves:
     def test_members_of_a_broken_pipeline_move_only_after_settle_rounds(self) -> None:
         run = started_and_attested(1, 2)
         leave(run, C, E)
-        settle = run.spec.grouping.settle_rounds
+        settle = SETTLE_ROUNDS
         play_rounds(run, settle)
         assert (slot_of(run, B), slot_of(run, D)) == ((1, 0), (2, 0))
         play_rounds(run, 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.placement import member_exchange, shares
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import MOST_SHARE
 from coordinator.placement.search import ExchangeMoves, exchange_members
@@ -17,6 +17,7 @@ from coordinator.placement.tuning import fair_shares, fit_k
 from coordinator.state.commands import Offer
 from coordinator.state.text import short
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Capacity, Member, Role
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
@@ -63,19 +64,20 @@ class TestSpeed:
         assert all(run.state.takes_part(peer.peer, 3) for peer in (A, B, C, D))
         assert sum(run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas) == 4
 
-    def test_no_member_changes_places_for_less_than_the_margin(self) -> None:
-        run = self.mixed(grouping__margin=0.9)
+    def test_no_member_changes_places_for_less_than_the_margin(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(member_exchange, "MARGIN", 0.9)
+        run = self.mixed()
         play_rounds(run, 3)
         assert members_by_replica(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
 
     def test_members_do_not_change_places_again_before_settle_rounds(self) -> None:
-        run = self.mixed(grouping__settle_rounds=4)
+        run = self.mixed()
         play_rounds(run)
         assert run.state.rebalanced_at == 3
         flops = {peer: 1e9 if i % 2 else 1e8 for i, peer in enumerate(_chain_order(run))}
         for peer, value in flops.items():
             measure(run, _keyed_of(peer), value)
-        play_rounds(run, 3)
+        play_rounds(run, SETTLE_ROUNDS - 1)
         assert len(run.state.plans) == 2
         play_rounds(run)
         assert len(run.state.plans) == 3
@@ -146,7 +148,7 @@ class TestK:
 
     def test_a_link_becomes_uncompressed_and_compressed_again_as_its_line_changes(self) -> None:
         ladder = {"link__least_k": 8, "link__most_k": 8, "link__k": 8, "link__uncompressed": True}
-        run = started_and_attested(1, 2, grouping__balance=False, grouping__margin=1.0, **ladder)
+        run = started_and_attested(1, 2, grouping__balance=False, **ladder)
         members = ALL[1:5]
         for peer in members[:2]:
             measure(run, peer, 1e6, bandwidth=1e9)
@@ -245,11 +247,12 @@ class TestShares:
         play_rounds(run, 2)
         assert len(run.state.plans) == 1
 
-    @pytest.mark.parametrize("options", [{"grouping__balance": False}, {"grouping__margin": 0.6}])
+    @pytest.mark.parametrize("balance", [False, True])
     def test_shares_stay_equal_without_balancing_or_below_the_margin(
-        self, options: Mapping[str, object]
+        self, balance: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        run = started_and_attested(2, inner__microbatches=4, **options)
+        monkeypatch.setattr(shares, "MARGIN", 0.6)
+        run = started_and_attested(2, inner__microbatches=4, grouping__balance=balance)
         self.report_speeds(run, 1.0, 2.0)
         play_rounds(run, 2)
         assert len(run.state.plans) == 1
@@ -272,9 +275,9 @@ class TestShares:
         self.report_speeds(run, 1e-20, *[1.0] * 5)
         play_rounds(run, 2)
         assert self.shares(run) == [20, *[8] * 5], "a share grows to twice its value"
-        play_rounds(run, run.spec.grouping.settle_rounds)
+        play_rounds(run, SETTLE_ROUNDS)
         assert self.shares(run) == [30, *[6] * 5], "a share is at most half of all"
-        play_rounds(run, run.spec.grouping.settle_rounds)
+        play_rounds(run, SETTLE_ROUNDS)
         assert self.shares(run) == [30, *[6] * 5]
 
     @pytest.mark.parametrize("flops", [5e-324, 1e-290, 1e300])
@@ -299,7 +302,7 @@ class TestShares:
         self.report_speeds(run, 1e-20, 1.0, 1.0, 1.0)
         play_rounds(run, 2)
         assert self.shares(run) == [16, 6, 5, 5]
-        settle = run.spec.grouping.settle_rounds
+        settle = SETTLE_ROUNDS
         for _ in range(settle):
             play_round(run, done={0: 0.6})
         assert self.shares(run) == [10, 8, 7, 7]
@@ -314,7 +317,7 @@ class TestShares:
         self.report_speeds(run, 1.0, 2.0)
         play_rounds(run, 2)
         assert self.shares(run) == [5, 3]
-        for _ in range(run.spec.grouping.settle_rounds):
+        for _ in range(SETTLE_ROUNDS):
             play_round(run, done={0: 0.5, 1: 0.5})
         assert self.shares(run) == [5, 3]
 

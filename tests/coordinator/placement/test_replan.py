@@ -131,9 +131,7 @@ steps = st.lists(
 def test_plans_after_any_history_are_valid_and_do_not_depend_on_order(
     script: list[tuple[str, int, float]], spares: int, seed: int
 ) -> None:
-    run = started_and_attested(
-        1, 3, rounds=60, grouping__spares=spares, grouping__settle_rounds=1, link__least_k=2, link__most_k=16
-    )
+    run = started_and_attested(1, 3, rounds=60, grouping__spares=spares, link__least_k=2, link__most_k=16)
     for what, number, flops in script:
         peer = ALL[number]
         known = run.state.peers.get(peer.peer)

@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.placement.cost_model import memory_needed
 from coordinator.state.commands import Drain
 from coordinator.state.events import RoleChanged
+from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Role, StageRange
 from tests.builders import Keyed, spec_of
 from tests.support.coordinator_run import (
@@ -26,8 +27,8 @@ from tests.support.coordinator_run import (
 )
 
 A, B, C, D, E, F = ALL[:6]
-PATIENCE = 2
-"""Rounds before a change, with `grouping.settle_rounds` 1."""
+PATIENCE = 2 * SETTLE_ROUNDS
+"""Rounds before a change."""
 WHOLE = memory_needed(spec_of(stages=2), StageRange(0, 2), 1, "cpu")
 LITTLE = int(WHOLE * 0.8 / 0.9)
 
@@ -38,7 +39,7 @@ def auto(run: Run, peer: Keyed, **more: Any) -> None:
 
 
 def running(replicas: int, pipelines: int = 0, **more: Any) -> Run:
-    return started_and_attested(replicas, pipelines, grouping__settle_rounds=1, **more)
+    return started_and_attested(replicas, pipelines, **more)
 
 
 def changes(run: Run) -> list[tuple[str, Role]]:

@@ -21,6 +21,7 @@ from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
 from coordinator.state.state import Peer
 from protocol.roles import POLICIES
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
@@ -314,7 +315,7 @@ def test_memory_can_demand_a_longer_chain_than_usual() -> None:
 
 def test_memory_for_microbatches_in_flight_does_not_depend_on_the_microbatches_of_a_step() -> None:
     spec = spec_of(2, 1, **{"inner.microbatches": 1})
-    first = memory_needed(spec, StageRange(0, 1), 2) / (1 - spec.grouping.reserve)
+    first = memory_needed(spec, StageRange(0, 1), 2) / (1 - MEMORY_RESERVE)
     for size, is_enough in ((first * 1.01, True), (first * 0.99, False)):
         weak = replace(peer(1), capacity=replace(peer(1).capacity, memory_bytes=int(size)))
         chains = form_pipelines(spec, survey([weak, peer(2)]), [weak, peer(2)], 1)

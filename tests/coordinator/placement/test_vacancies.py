@@ -15,6 +15,7 @@ from coordinator.state.persistent_map import PersistentMap
 from coordinator.state.transaction import Transaction
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.status import CauseCode, RunPhase
 from protocol.types import Lifecycle, ReservedAssignment, Role, StageRange
 from tests.builders import keyed, spec_of
@@ -127,7 +128,7 @@ class TestReservations:
     def test_a_peer_with_too_little_memory_for_the_vacancies_starts_a_pipeline(self) -> None:
         """The last stage takes less memory than the first, which has more in flight."""
         spec = spec_of(2, 0, 1, 40)
-        weak = int(memory_needed(spec, StageRange(1, 2), 1, "cpu") / (1 - spec.grouping.reserve)) + 1
+        weak = int(memory_needed(spec, StageRange(1, 2), 1, "cpu") / (1 - MEMORY_RESERVE)) + 1
         assert weak < memory_needed(spec, StageRange(0, 1), 2, "cpu")
         run = started(0, 1)
         for peer in (C, D, E):

@@ -17,6 +17,7 @@ from coordinator.rounds.deadlines import (
 )
 from coordinator.state.commands import Attest, Heartbeat, Leave, Offer, Report, Start, Tick
 from coordinator.state.state import KEPT_ROUNDS
+from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.types import ExchangeGroup
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run
@@ -100,7 +101,7 @@ class TestClosing:
         run.now += 3600
         run.accept(Start())
         run.accept(Tick())
-        assert closes_at(run.state) == run.now + run.spec.timing.least_window
+        assert closes_at(run.state) == run.now + LEAST_WINDOW_SECONDS
         assert run.state.round_of(0, 1).group is None
 
 
@@ -173,7 +174,7 @@ class TestMinorities:
 
         def window(phase: float) -> float:
             timing = run.spec.timing
-            return began + phase + min(max(phase, timing.least_window), timing.match_window)
+            return began + phase + min(max(phase, LEAST_WINDOW_SECONDS), timing.match_window)
 
         closes = closes_at(state)
         assert closes is not None

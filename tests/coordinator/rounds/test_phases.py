@@ -10,6 +10,7 @@ from coordinator.rounds.phases import FASTER, expected_seconds, half_time
 from coordinator.state.commands import Await, Heartbeat, Offer, Report, Start
 from coordinator.state.state import KEPT_PHASES
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import LEAST_SHARE
 from protocol.types import Role
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_run import Run, joined_run, measure, settle
@@ -72,7 +73,7 @@ class TestExpectation:
             run.now += 5
             for peer in (A, B, C):
                 run.accept(Await(peer.peer, 0, number, withheld=1))
-        assert expected(run, A) == pytest.approx(5 / run.spec.recovery.least_share)
+        assert expected(run, A) == pytest.approx(5 / LEAST_SHARE)
 
     def test_a_replica_that_withholds_at_once_shows_nothing(self, run: Run) -> None:
         rounds(run, 10)

@@ -15,6 +15,7 @@ from coordinator.state.events import (
     RoundAborted,
 )
 from protocol.errors import ErrorCode
+from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.types import Decision, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run, beat_for, joined_run, offer, settle, started
@@ -42,7 +43,7 @@ class TestOffers:
 
     def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        beat_for(run, run.spec.timing.least_window - 1, A, B)
+        beat_for(run, LEAST_WINDOW_SECONDS - 1, A, B)
         assert run.state.round_of(0, 1).group is None
         beat_for(run, 1, A, B)
         group = run.state.round_of(0, 1).group
@@ -307,7 +308,7 @@ class TestWeight:
         for host, payload in zip(hosts, payloads, strict=True):
             run.accept(Offer(host.peer, payload))
         live = [peer for peer in map(keyed, range(5)) if run.state.peers[peer.peer].is_live]
-        beat_for(run, 2 * run.spec.timing.least_window, *live)
+        beat_for(run, 2 * LEAST_WINDOW_SECONDS, *live)
         for host in hosts if run.state.round_of(0, number).group else ():
             run.accept(Report(host.peer, 0, number, payloads))
         return run.state.decisions.get((0, number))

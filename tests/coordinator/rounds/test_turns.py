@@ -44,7 +44,7 @@ A, B = keyed(0), keyed(1)
 @pytest.fixture
 def run() -> Run:
     """Stage 1 is due in odd rounds, stage 0 in even ones, and both in the last."""
-    return started_and_attested(rounds=5, outer__turns=2)
+    return started_and_attested(rounds=5, outer__turns=2, outer__overlap=1)
 
 
 def test_all_other_stages_are_skipped_with_the_first_decision_of_a_round(run: Run) -> None:
@@ -102,7 +102,7 @@ def test_the_message_of_the_run_speaks_of_due_stages_alone(run: Run) -> None:
 
 
 def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
-    run = started(rounds=9, outer__turns=2)
+    run = started(rounds=9, outer__turns=2, outer__overlap=1)
     play_rounds(run, 3)
     text = text_of(asked(run)(2))
     assert "committed at stage 0" in text
@@ -112,7 +112,7 @@ def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
 
 def test_a_member_that_is_silent_in_all_its_turns_loses_its_assignment() -> None:
     timing = {"timing__link": 20.0, "timing__match_window": 10.0}
-    run = started(1, 1, rounds=60, outer__turns=2, **timing)
+    run = started(1, 1, rounds=60, outer__turns=2, outer__overlap=1, **timing)
     full, upper, lower = keyed(0), keyed(1), keyed(2)
     for stage, peers in ((0, (full, upper)), (1, (full, lower))):
         for peer in peers:

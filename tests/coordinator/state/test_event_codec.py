@@ -35,7 +35,6 @@ LATER_KINDS = {
     "RunResumed",
     "PeerNamed",
     "AlarmRaised",
-    "CompressedWeighed",
     "RunRolledBack",
     "ResultReported",
 }

@@ -23,7 +23,7 @@ CERTIFICATE_LIFE = "180s"
 @contextmanager
 def training_swarm(folder: Path) -> Iterator[ProcessSwarm]:
     """It trains until the end of the block."""
-    spec = spec_of(replicas=1, pipelines=1, rounds=100_000, timing__least_window=1.0, timing__heartbeat=1.0)
+    spec = spec_of(replicas=1, pipelines=1, rounds=100_000, timing__heartbeat=1.0)
     with ProcessSwarm(spec, folder, HONEST) as swarm:
         swarm.start_coordinator("--certificate-life", CERTIFICATE_LIFE)
         for name in HONEST:

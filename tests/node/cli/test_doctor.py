@@ -33,6 +33,7 @@ from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
@@ -320,7 +321,7 @@ def test_the_stages_that_fit_into_memory_are_named() -> None:
     assert nothing.code is ErrorCode.DEVICE_UNAVAILABLE
     assert nothing.remedy
     smallest = memory_needed(spec, StageRange(3, 4), 1, "cuda")
-    some = check_memory(spec, Capacity("cuda", int(smallest / (1 - spec.grouping.reserve)) + 1, 1))
+    some = check_memory(spec, Capacity("cuda", int(smallest / (1 - MEMORY_RESERVE)) + 1, 1))
     assert some.severity is Severity.OK
     assert "stage 3" in some.found
     assert "of 4 stages" in some.found

@@ -78,15 +78,6 @@ def test_lines_that_are_too_slow_for_the_time_to_gather_give_a_warning(tmp_path:
     assert json.loads(plan("--config", str(file), *options).output)["warnings"] == []
 
 
-def test_the_time_to_gather_the_payloads_of_a_dense_round_counts(tmp_path: Path) -> None:
-    options = ("--stage-peers", "4", "--pipelines", "1", "--replicas", "6", "--bandwidth", "5", "--json")
-    file = tmp_path / "run.toml"
-    file.write_text('preset = "178m"\n[outer]\ndense_every = 10\n')
-    assert json.loads(plan("--preset", "178m", *options).output)["warnings"] == []
-    (warning,) = json.loads(plan("--config", str(file), *options).output)["warnings"]
-    assert "payloads of a dense round takes" in warning
-
-
 def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:
     result = plan("--k", "4", "figure2", "--out", str(tmp_path))
     assert isinstance(result.exception, HetnodeError)

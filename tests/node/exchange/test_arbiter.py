@@ -54,7 +54,7 @@ def described(payload: bytes, **changes: object) -> PayloadDescriptor:
 
 def arbiter_of(donors: Donors, folder: Path) -> tuple[PayloadArbiter, PayloadStore]:
     store = PayloadStore(folder, KEEP_ROUNDS)
-    return PayloadArbiter({0: StagePayloads(lambda _: LAYOUT, store, donors)}), store
+    return PayloadArbiter({0: StagePayloads(LAYOUT, store, donors)}), store
 
 
 async def test_a_valid_payload_is_held_and_kept_until_it_is_forgotten(tmp_path: Path) -> None:

@@ -49,10 +49,6 @@ def test_data_parallel_training_has_as_many_steps_in_rounds_of_one() -> None:
     assert trial.spec.total_steps == usual.total_steps == trial.spec.rounds
     assert (trial.spec.inner.steps, trial.spec.outer.dense, trial.spec.outer.overlap) == (1, True, 0)
     assert trial.variation.average_gradients
-    sparse = nano(**{"outer.selection": "random", "outer.dense_every": 2, "outer.dense_quantizer": "1bit"})
-    assert (
-        trial_in_mode(sparse, Mode.DATA_PARALLEL, 4).key == trial_in_mode(nano(), Mode.DATA_PARALLEL, 4).key
-    )
 
 
 @pytest.mark.parametrize(
@@ -102,11 +98,8 @@ def test_an_experiment_starts_from_the_seed() -> None:
 @pytest.mark.parametrize(
     ("mode", "changes", "words"),
     [
-        (Mode.UNIFORM, {"basis_every": 1}, "there are none"),
-        (Mode.SPARSELOCO, {"grassmann_every": 1}, "there are none"),
-        (Mode.UNIFORM, {"k_by_round": [[1, 33]]}, "exceeds model.width 32"),
-        (Mode.UNIFORM, {"uncompressed_pipelines": 3}, "3 uncompressed_pipelines of 2 pipelines"),
-        (Mode.SPARSELOCO, {"uncompressed_pipelines": 1}, "1 uncompressed_pipelines of 0 pipelines"),
+        (Mode.UNIFORM, {"replicas_by_round": [[1, 3]]}, "more replicas"),
+        (Mode.SPARSELOCO, {"grassmann_every": 1}, "need links"),
     ],
 )
 def test_a_variation_that_the_replicas_cannot_have_is_refused(
@@ -118,7 +111,7 @@ def test_a_variation_that_the_replicas_cannot_have_is_refused(
 
 @pytest.mark.parametrize("change", [{"weight_projection": True}, {"grassmann_every": 1}])
 def test_what_follows_compressed_links_needs_some(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"link\.k is 0"):
+    with pytest.raises(ValueError, match="need links"):
         trial_in_mode(nano(**{"link.k": 0}), Mode.UNIFORM, 2, changes=change)
 
 
@@ -219,15 +212,10 @@ def test_links_that_are_compared_with_bf16_send_no_more_bytes() -> None:
                 assert token_bytes(row) <= token_bytes(bf16), (table.name, row.name)
 
 
-def token_bytes(row: Row) -> float:
-    """Of a token over one link, there and back, as the mean over all rounds."""
-    trial = next(iter(row.trials.values())).trial
-    sent, k = 0, trial.spec.link.k
-    changes = dict(trial.variation.k_by_round)
-    for number in range(1, trial.spec.rounds + 1):
-        k = changes.get(number, k)
-        sent += sum(trial.spec.link.token_bytes(k))
-    return sent / trial.spec.rounds
+def token_bytes(row: Row) -> int:
+    """Bytes of a token over one link, there and back."""
+    link = next(iter(row.trials.values())).trial.spec.link
+    return sum(link.token_bytes(link.k))
 
 
 def with_tokenizer(folder: Path, vocabulary: int = 300, corpus: str = "corpus.txt") -> MatrixFile:

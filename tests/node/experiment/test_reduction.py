@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from node.experiment.in_process_swarm import LocalSwarm
-from node.experiment.variation import Variation
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of
 
@@ -41,8 +40,7 @@ def test_a_reduction_without_loss_is_the_gathered_exchange() -> None:
 
 
 def test_an_interrupted_reduction_continues_with_the_same_bits(tmp_path: Path) -> None:
-    reduced, leaves = spec(**{"outer.exchange": "reduced"}), Variation(reducer_leaves_every=2)
-    swarm, resumed = LocalSwarm(reduced, variation=leaves), LocalSwarm(reduced, variation=leaves)
+    swarm, resumed = (LocalSwarm(spec(**{"outer.exchange": "reduced"})) for _ in range(2))
     for _ in range(2):
         swarm.train_round()
     swarm.save(tmp_path)
@@ -51,12 +49,3 @@ def test_an_interrupted_reduction_continues_with_the_same_bits(tmp_path: Path) -
     resumed.train_round()
     assert len(digests(swarm)) == 1
     assert digests(swarm) == digests(resumed)
-    assert swarm.reduction is not None
-    assert resumed.reduction is not None
-    assert swarm.reduction.lost_norm == resumed.reduction.lost_norm
-    assert min(swarm.reduction.lost_norm) > 0
-
-
-def test_only_a_reduction_has_reducers_that_leave() -> None:
-    with pytest.raises(ValueError, match="reducer_leaves_every"):
-        LocalSwarm(spec(), variation=Variation(reducer_leaves_every=1))

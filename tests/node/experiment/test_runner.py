@@ -383,7 +383,7 @@ def test_what_is_saved_of_trials_that_are_no_longer_planned_is_mentioned(folder:
         ("--mode", "dense"),
         ("--variation", "magic=1"),
         ("--variation", "magic"),
-        ("--variation", "k_by_round=[[1,99]]"),
+        ("--variation", "replicas_by_round=[[1,99]]"),
         ("--fraction", "0.3"),
     ],
 )

@@ -22,7 +22,6 @@ from node.hugging_face.card import Measured
 from node.hugging_face.export import export
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import DTYPES
-from protocol.errors import HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
@@ -223,14 +222,6 @@ def test_a_tokenizer_file_gives_the_ids_of_training(tmp_path: Path, special: boo
 def _assert_no_trace(folder: Path, place: Path) -> None:
     for path in folder.iterdir():
         assert str(place).encode() not in path.read_bytes(), path.name
-
-
-def test_a_model_that_transformers_lacks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    spec = resolve("nano", overrides={"model.stage_embeddings": True})
-    stored = global_model.verify(write_model(tmp_path, spec))
-    with pytest.raises(HetnodeError, match="stage_embeddings"):
-        export(stored, tmp_path / "hf", DTYPES["fp32"], GB)
-    assert not (tmp_path / "hf").exists()
 
 
 def test_nothing_tells_where_anything_lay(tmp_path: Path) -> None:

@@ -47,8 +47,6 @@ def spec_of(dtype: str) -> RunSpec:
     ("dtype", "bytes_per_token"),
     [
         ("bf16", lambda k: 2 * k),
-        ("fp32", lambda k: 4 * k),
-        ("int8", lambda k: k + 4),
         ("int4", lambda k: k // 2 + 1),
         ("dither5", lambda k: 5 * k // 8 + 1),
     ],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from node.optimizer.inner import InnerOptimizer, StageAdamW
+from protocol.spec.fixed import COLD_STEPS
 from tests.support.reference import small_spec
 
 RATE = 0.01
@@ -19,7 +20,7 @@ class Stage:
         self.parameters = {
             name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()
         }
-        spec = small_spec(inner={"weight_decay": 0.0, **inner}, recovery={"cold_steps": 4})
+        spec = small_spec(inner={"weight_decay": 0.0, **inner})
         self.optimizer = StageAdamW(spec, self.parameters, {undecayed})
 
     def step(self, gradient: float = 1.0) -> dict[str, Tensor]:
@@ -48,8 +49,8 @@ def test_moments_that_start_in_mid_run_raise_the_rate_step_by_step_across_rounds
     stage.optimizer.begin_round(7)
     lengths = [stage.length() for _ in range(2)]
     stage.optimizer.begin_round(8)
-    lengths += [stage.length() for _ in range(3)]
-    assert lengths == pytest.approx([RATE / 4, RATE / 2, RATE * 3 / 4, RATE, RATE], rel=1e-4)
+    lengths += [stage.length() for _ in range(4)]
+    assert lengths == pytest.approx([RATE * part for part in (0.2, 0.4, 0.6, 0.8, 1.0, 1.0)], rel=1e-4)
 
 
 def test_moments_are_cold_again_after_they_were_given_up() -> None:
@@ -62,7 +63,7 @@ def test_moments_are_cold_again_after_they_were_given_up() -> None:
     assert stage.length() == pytest.approx(RATE, rel=1e-4), "still the start of the run"
     stage.optimizer.load_state_dict(None)
     stage.optimizer.begin_round(2)
-    assert stage.length() == pytest.approx(RATE / 4, rel=1e-4)
+    assert stage.length() == pytest.approx(RATE / COLD_STEPS, rel=1e-4)
 
 
 @pytest.mark.parametrize("first_round", [1, 5])

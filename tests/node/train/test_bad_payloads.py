@@ -207,9 +207,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
     await stray.call(Build(SPEC, StageRange(0, 1)))
     await _train(stray, len(honest))
     payload = await stray.call(Propose(0))
-    return Round(
-        plan, (honest[0], honest[1]), peers[2], payload, built[0].payloads[0, False].codec, coordinator.run
-    )
+    return Round(plan, (honest[0], honest[1]), peers[2], payload, built[0].payloads[0].codec, coordinator.run)
 
 
 async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:

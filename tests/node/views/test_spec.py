@@ -36,15 +36,6 @@ def test_activations_and_gradients_of_unlike_formats_have_a_line_each() -> None:
     assert "4 B" in gradients
 
 
-def test_dense_rounds_and_random_positions_are_shown() -> None:
-    assert "dense" not in shown()
-    text = shown(**{"outer.dense_every": 5, "outer.selection": "random"})
-    assert "rm2bit-v1:4096/128, dense2bit-v1" in text
-    assert "every 5 rounds, of 14.8 kB per replica" in text
-    [line] = [each for each in text.splitlines() if "positions" in each]
-    assert "random" in line
-
-
 def test_tables_of_links_are_shown_with_their_memory() -> None:
     assert "link tables" not in shown()
     [line] = [each for each in shown(**{"link.table": True}).splitlines() if "link tables" in each]

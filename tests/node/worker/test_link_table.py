@@ -13,7 +13,7 @@ from torch import Tensor
 from node.data.stream import open_stream
 from node.experiment.in_process_replica import LocalReplica
 from node.model.link_table import LINK_TABLE, LinkTable
-from node.model.shapes import embedding_name, parameter_shapes
+from node.model.shapes import parameter_shapes
 from node.worker.compute import Compute
 from node.worker.trainer import Trainer
 from protocol.spec.run import RunSpec
@@ -54,21 +54,6 @@ def test_only_members_behind_a_link_have_one_and_it_begins_at_zero() -> None:
     assert first.hosted.table is None
     assert not values_of(second)["rows"].any()
     assert pipeline(spec_of(**{**TABLE, "link.table": False})).members[1].hosted.table is None
-
-
-def test_behind_a_link_that_loses_nothing_it_learns_what_a_stage_embedding_learns() -> None:
-    spec = spec_of(**TABLE, **{"inner.weight_decay": 0.5})
-    width = spec.model.width
-    behind = pipeline(spec, k=width)
-    embedded_spec = spec_of(
-        **{**TABLE, "link.table": False, "model.stage_embeddings": True, "inner.weight_decay": 0.5}
-    )
-    embedded = pipeline(embedded_spec, k=0)
-    for replica, each in ((behind, spec), (embedded, embedded_spec)):
-        train(replica, each)
-    expected = embedded.members[1].parameters(1)[embedding_name(embedded_spec, 1)]
-    assert expected.any()
-    torch.testing.assert_close(values_of(behind.members[1])["rows"], expected.detach(), rtol=1e-3, atol=1e-5)
 
 
 def test_a_link_that_compresses_gets_it_back_and_an_uncompressed_one_does_not() -> None:

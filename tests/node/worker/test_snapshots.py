@@ -36,7 +36,6 @@ WITH_SNAPSHOTS = spec_of(
     **{
         "swarm.stages": 2,
         "inner.microbatches": 3,
-        "recovery.cold_steps": 3,
         "link.embedding_every": 2,
     }
 )

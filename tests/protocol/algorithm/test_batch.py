@@ -1,8 +1,7 @@
-"""The batch of the whole swarm: how it is divided, and what follows for the learning rate."""
+"""The batch of the whole swarm: how it is divided."""
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
 import pytest
@@ -12,12 +11,8 @@ from hypothesis import strategies as st
 from protocol.algorithm.batch import (
     batch_of,
     equal_shares,
-    learning_rate_factor,
     whole_batch,
     with_equal_shares,
-    with_shares,
-    work_behind,
-    work_of,
 )
 from protocol.algorithm.sampling import sample_range
 from protocol.errors import HetnodeError
@@ -50,32 +45,22 @@ def test_a_constant_batch_does_not_follow_the_replicas(count: int) -> None:
     spec = constant(24)
     shared = with_equal_shares(spec, replicas(count))
     assert batch_of(spec, shared) == 24
-    assert learning_rate_factor(spec, shared) == 1.0
     assert sum(each.weight for each in shared) * spec.inner.microbatches == pytest.approx(12)
     plan = Plan(1, 1, 0, tuple(shared), "")
     trained = [n for each in shared for n in sample_range(plan, spec, 1, each.index)]
     assert trained == list(range(24 * spec.inner.steps))
 
 
-def test_more_replicas_than_microbatches_take_one_each_at_the_same_learning_rate() -> None:
+def test_more_replicas_than_microbatches_take_one_each() -> None:
     spec = constant(24)
     assert whole_batch(spec, 13) == 13
     shared = with_equal_shares(spec, replicas(13))
     assert batch_of(spec, shared) == 26
-    assert learning_rate_factor(spec, shared) == 1.0
 
 
-def test_the_learning_rate_falls_with_the_square_root_of_a_smaller_batch() -> None:
-    spec = constant(24)
-    shared = with_shares(spec, replicas(2), [4, 2])
-    assert learning_rate_factor(spec, shared) == pytest.approx(sqrt(0.5))
-
-
-def test_a_variable_batch_follows_the_replicas_at_the_same_learning_rate() -> None:
+def test_a_variable_batch_follows_the_replicas() -> None:
     spec = resolve("nano")
     assert whole_batch(spec, 5) == 5 * spec.inner.microbatches
-    shared = with_shares(spec, replicas(2), [1, 1])
-    assert learning_rate_factor(spec, shared) == 1.0
     assert with_equal_shares(spec, replicas(3)) == replicas(3)
 
 
@@ -85,7 +70,6 @@ def test_a_variable_batch_follows_the_replicas_at_the_same_learning_rate() -> No
         {"grouping.batch": "constant", "grouping.global_batch": 23},  # microbatches of 2
         {"grouping.batch": "constant", "grouping.global_batch": 2},  # of two replicas
         {"grouping.global_batch": 24},
-        {"grouping.longest_phase": 60.0},
     ],
 )
 def test_batches_that_cannot_be_divided_are_refused(overrides: dict[str, Any]) -> None:
@@ -101,18 +85,8 @@ def test_the_token_budget_of_a_constant_batch() -> None:
 
 
 def test_specifications_with_a_variable_batch_have_no_field_for_it() -> None:
-    left_out = {"batch", "global_batch", "longest_phase", "weights"}
-    assert not left_out & resolve("nano").model_dump()["grouping"].keys()
-    spec = constant(24, **{"grouping.longest_phase": 60.0})
+    left_out = {"batch", "global_batch", "longest_phase"}
+    assert not left_out & resolve("nano").tree["grouping"].keys()
+    spec = constant(24)
+    assert left_out <= spec.tree["grouping"].keys()
     assert RunSpec.from_json(spec.canonical_json) == spec
-
-
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(2, 8))
-def test_behind_a_payload_of_the_whole_weight_is_all_of_the_work(
-    usual: int, share: int, eighths: int
-) -> None:
-    spec = constant(**{"inner.microbatches": usual})
-    work = share / usual
-    replica = Replica(0, (), (), weight=work * (eighths / 8), microbatches=share)
-    assert work_behind(spec, replica, replica.weight) == work_of(spec, replica) == work
-    assert work_behind(spec, replica, replica.weight / 2) == pytest.approx(work / 2)

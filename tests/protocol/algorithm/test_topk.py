@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,7 @@ OUTERS = st.builds(
     OuterSpec,
     chunk=st.just(16),
     top_k=st.integers(1, 16),
-    layout=st.sampled_from(["flat", "tiles"]),
-    short_chunk=st.sampled_from(["proportional", "clip"]),
     quantizer=st.sampled_from(["2bit", "1bit", "none"]),
-    codebook=st.sampled_from(["tensor", "chunk"]),
 )
 
 
@@ -76,24 +72,13 @@ def test_rows_of_every_kind_side_by_side_are_chosen_as_by_a_stable_sort(size: in
 
 
 @given(SHAPES, OUTERS, st.sampled_from([1, 16, 48, 1 << 19]))
-def test_chunks_hold_every_element_once_and_positions_name_it(
-    shape: tuple[int, ...], outer: OuterSpec, block: int
-) -> None:
+def test_blocks_hold_every_element_once(shape: tuple[int, ...], outer: OuterSpec, block: int) -> None:
     layout = TensorLayout(shape, outer)
-    elements = torch.arange(math.prod(shape))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topk, "BLOCK", block)
         blocks = list(layout.blocks())
-    chunks = [layout.chunks_of(block, elements[block.start : block.stop]) for block in blocks]
-    in_chunk_order = torch.cat([chunk.flatten() for chunk in chunks])
-    assert torch.equal(in_chunk_order.sort().values, elements)
-    assert torch.equal(layout.row_major(elements), in_chunk_order)
-    assert torch.equal(layout.positions(in_chunk_order), elements)
-    assert [tuple(chunk.shape) for chunk in chunks] == [(b.chunks.count, b.chunks.size) for b in blocks]
-    assert [(block.start, block.stop) for block in blocks[1:]] == [
-        (before.stop, before.stop + len(chunk.flatten()))
-        for before, chunk in zip(blocks, chunks[1:], strict=False)
-    ]
+    bounds = [0, *(block.stop for block in blocks)]
+    assert bounds == [*(block.start for block in blocks), layout.numel]
     cut = [(size, k) for group in layout.groups for size, k in [(group.size, group.k)] * group.count]
     assert cut == [(b.chunks.size, b.chunks.k) for b in blocks for _ in range(b.chunks.count)]
     assert layout.lengths_c.tolist() == [k for _, k in cut]
@@ -128,25 +113,15 @@ def test_what_is_sent_are_distinct_elements_and_the_layout_knows_how_many(
         assert torch.equal(sparse.values_s, tensor.flatten()[sparse.indices_s])
 
 
-def test_flat_layout_gives_the_short_last_chunk_its_share() -> None:
+def test_the_layout_gives_the_short_last_chunk_its_share() -> None:
     proportional = TensorLayout((100, 100), OuterSpec(chunk=4096, top_k=32))
     assert proportional.groups == (ChunkGroup(2, 4096, 32), ChunkGroup(1, 1808, 14))
-    clipped = TensorLayout((100, 100), OuterSpec(chunk=4096, top_k=32, short_chunk="clip"))
-    assert clipped.groups == (ChunkGroup(2, 4096, 32), ChunkGroup(1, 1808, 32))
 
 
 @pytest.mark.parametrize(("size", "k"), [(1, 1), (63, 1), (64, 1), (191, 1), (192, 2), (320, 3), (4096, 32)])
 def test_proportional_k_rounds_half_up_and_never_to_nothing(size: int, k: int) -> None:
     (group,) = TensorLayout((size,), OuterSpec(chunk=4096, top_k=32)).groups
     assert group.k == k
-
-
-def test_tiles_take_the_largest_divisors_up_to_the_side() -> None:
-    outer = OuterSpec(chunk=4096, top_k=32, layout="tiles")
-    assert TensorLayout((256, 128), outer).groups == (ChunkGroup(8, 4096, 32),)
-    # 352 = 8 * 44 and 96 = 2 * 48.
-    assert TensorLayout((352, 96), outer).groups == (ChunkGroup(16, 44 * 48, 17),)
-    assert TensorLayout((128,), outer).groups == (ChunkGroup(2, 64, 1),)
 
 
 def test_dense_sends_every_element_exactly() -> None:
@@ -158,6 +133,5 @@ def test_dense_sends_every_element_exactly() -> None:
 
 def test_zeros_stay_zeros() -> None:
     for quantizer in ("2bit", "1bit", "none"):
-        for codebook in ("tensor", "chunk"):
-            outer = OuterSpec(quantizer=quantizer, codebook=codebook)
-            assert not sparsify(torch.zeros(64, 64), TensorLayout((64, 64), outer)).values_s.any()
+        outer = OuterSpec(quantizer=quantizer)
+        assert not sparsify(torch.zeros(64, 64), TensorLayout((64, 64), outer)).values_s.any()

@@ -15,8 +15,8 @@ STAGES = range(4)
 
 
 def spec_of(turns: int, rounds: int, **overrides: Any) -> RunSpec:
-    tree = {"swarm.stages": 4, "model.layers": 4, "outer.turns": turns, "rounds": rounds, **overrides}
-    return resolve("nano", overrides=tree)
+    run = {"swarm.stages": 4, "rounds": rounds, "outer.turns": turns, "outer.overlap": 1}
+    return resolve("nano", overrides=run | overrides)
 
 
 @pytest.mark.parametrize("turns", [1, 2])
@@ -38,7 +38,7 @@ def test_each_stage_has_one_turn_in_each_cycle_and_the_progress_of_all_rounds_is
 
 def test_a_run_without_turns_does_not_mention_them() -> None:
     usual = spec_of(1, 5)
-    assert usual.hash == resolve("nano", overrides={"swarm.stages": 4, "model.layers": 4, "rounds": 5}).hash
+    assert usual.hash == resolve("nano", overrides={"swarm.stages": 4, "rounds": 5, "outer.overlap": 1}).hash
     assert "turns" not in usual.canonical_json
     assert RunSpec.from_json(spec_of(2, 5).canonical_json).outer.turns == 2
 
@@ -49,17 +49,10 @@ def test_a_run_without_turns_does_not_mention_them() -> None:
         ({"outer.turns": 3}, "turns"),
         ({"swarm.stages": 1, "swarm.pipelines": 0, "swarm.replicas": 2}, "swarm.stages"),
         ({"outer.exchange": "reduced"}, "turns"),
-        ({"outer.selection": "random"}, "selection"),
-        ({"outer.dense_every": 6}, "dense_every"),
+        ({"outer.overlap": 0}, "overlap is 0"),
     ],
 )
 def test_what_cannot_take_turns_is_refused(overrides: dict[str, Any], match: str) -> None:
     with pytest.raises(HetnodeError, match=match) as caught:
         spec_of(2, 5, **overrides)
     assert caught.value.code is ErrorCode.BAD_SPEC
-
-
-def test_dense_rounds_come_to_all_stages() -> None:
-    spec = spec_of(2, 1000, **{"outer.dense_every": 9})
-    dense = [number for number in range(1, 40) if spec.outer.is_dense_in(number)]
-    assert {stage for stage in STAGES for number in dense if is_due(spec, stage, number)} == {*STAGES}

@@ -74,7 +74,9 @@ def _dense(nested: Any) -> SparseTensor:
 
 
 @pytest.mark.parametrize(
-    "run", SPARSELOCO["runs"], ids=lambda run: f"{run['layout']}-{run['short_chunk_rule']}"
+    "run",
+    [run for run in SPARSELOCO["runs"] if run["layout"] == "flat"],
+    ids=lambda run: f"{run['short_chunk_rule']}-{run['outer_lr']}",
 )
 def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, Any]) -> None:
     tolerance, beta = SPARSELOCO["tol"], SPARSELOCO["beta"]
@@ -83,11 +85,8 @@ def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, A
         error_decay=beta,
         chunk=run["chunk"],
         top_k=run["k"],
-        layout={"flat": "flat", "2d": "tiles"}[run["layout"]],
-        short_chunk={"clip": "clip", "prop": "proportional"}[run["short_chunk_rule"]],
         quantizer="none",
     )
-    layouts = {name: TensorLayout(tuple(shape), outer) for name, shape in SPARSELOCO["shapes"].items()}
     anchor = {name: f64(value) for name, value in SPARSELOCO["theta_init"].items()}
     errors = [{name: torch.zeros_like(value) for name, value in anchor.items()} for _ in range(2)]
     assert len(run["steps"]) == SPARSELOCO["T"]
@@ -95,9 +94,9 @@ def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, A
         payloads = []
         for replica, error in enumerate(errors):
             sent = {}
-            for name, layout in layouts.items():
+            for name in anchor:
                 error[name] = beta * error[name] + f64(pseudo_gradients[replica][name])
-                sent[name] = sparsify(error[name], layout)
+                sent[name] = _sparse(error[name], outer, run["short_chunk_rule"])
                 sent[name].add_to(error[name].view(-1), -1.0)
                 _assert_sent(
                     sent[name], step["selected"][replica][name], step["sent_values"][replica][name], tolerance
@@ -110,6 +109,22 @@ def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, A
             assert_close(mean_update, step["mean_update"][name], tolerance)
             assert_close(value, step["theta_after"][name], tolerance)
         anchor = moved
+
+
+def _sparse(tensor: Tensor, outer: OuterSpec, short_chunk_rule: str) -> SparseTensor:
+    """What is sent of `tensor`: of a short last chunk a share of k, or with the rule "clip" k values."""
+    if short_chunk_rule == "prop":
+        return sparsify(tensor, TensorLayout(tuple(tensor.shape), outer))
+    flat, rest = tensor.reshape(-1), tensor.numel() % outer.chunk
+    clipped = outer.model_copy(update={"chunk": max(rest, 1), "top_k": min(outer.top_k, rest)})
+    cut = len(flat) - rest
+    sent = [
+        (start, sparsify(part, TensorLayout((len(part),), rule)))
+        for start, part, rule in ((0, flat[:cut], outer), (cut, flat[cut:], clipped))
+        if len(part)
+    ]
+    indices = [start + each.indices_s for start, each in sent if each.indices_s is not None]
+    return SparseTensor(torch.cat(indices), torch.cat([each.codes_s for _, each in sent]))
 
 
 def _assert_sent(sent: SparseTensor, selected: list[int], values: list[float], tolerance: float) -> None:
@@ -191,8 +206,6 @@ def test_whole_round_of_a_full_and_a_pipeline_replica_matches() -> None:
         error_decay=options["beta"],
         chunk=options["chunk"],
         top_k=options["k"],
-        layout=options["layout"],
-        short_chunk=options["short_chunk_rule"],
         quantizer="none",
     )
     anchor = {name: f64(TINY["params"][name]) for name in TINY["param_order"]}
@@ -203,7 +216,7 @@ def test_whole_round_of_a_full_and_a_pipeline_replica_matches() -> None:
         for name, parameter in local.items():
             assert_close(parameter, ROUND["theta_local"][replica][name], tolerance)
             error = anchor[name] - parameter.detach()
-            sent[name] = sparsify(error, TensorLayout(tuple(error.shape), outer))
+            sent[name] = _sparse(error, outer, options["short_chunk_rule"])
             sent[name].add_to(error.view(-1), -1.0)
             last_error[name] = error
             _assert_sent(

@@ -36,10 +36,8 @@ OUTERS = st.builds(
     chunk=st.just(16),
     top_k=st.sampled_from([0, 1, 4]),
     reduced_top_k=st.sampled_from([None, 0, 2, 16]),
-    short_chunk=st.sampled_from(["proportional", "clip"]),
     indices=st.sampled_from(["elias-fano", "enumerative"]),
     quantizer=st.sampled_from(["none", "1bit", "2bit"]),
-    codebook=st.sampled_from(["tensor", "chunk"]),
 )
 FRACTIONS = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.5]), min_size=1, max_size=5).filter(any)
 EXACT = OuterSpec(exchange="reduced", chunk=16, top_k=0, quantizer="none")

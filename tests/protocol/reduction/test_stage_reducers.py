@@ -18,7 +18,7 @@ from protocol.wire.payload_codec import encode
 
 LAYOUT = ReductionLayout(
     {"emb": (9, 11), "norm": (5,), "wq": (16, 8)},
-    OuterSpec(exchange="reduced", chunk=16, top_k=4, reduced_top_k=1, short_chunk="clip"),
+    OuterSpec(exchange="reduced", chunk=16, top_k=4, reduced_top_k=1),
 )
 CHUNKS = LAYOUT.chunks.total
 PARTS = st.lists(st.integers(0, CHUNKS), min_size=2, max_size=5, unique=True).map(

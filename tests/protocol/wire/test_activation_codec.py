@@ -24,12 +24,11 @@ def some_activation() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16])
-def test_fp32_and_bf16_come_back_as_rounded(source: torch.dtype) -> None:
+def test_bf16_comes_back_as_rounded(source: torch.dtype) -> None:
     x = some_activation().to(source)
-    for dtype, rounded in [("fp32", x.float()), ("bf16", x.bfloat16().float())]:
-        headers, data = pack_activation("x", x, dtype)
-        assert sum(header.nbytes for header in headers) == len(data)
-        assert torch.equal(unpack_activation(headers, data, "x", SHAPE, dtype), rounded)
+    headers, data = pack_activation("x", x, "bf16")
+    assert sum(header.nbytes for header in headers) == len(data)
+    assert torch.equal(unpack_activation(headers, data, "x", SHAPE, "bf16"), x.bfloat16().float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,31 +38,21 @@ def test_a_token_takes_as_many_bytes_as_the_spec_says(dtype: str, width: int) ->
     assert len(data) == 10 * LinkSpec(dtype=dtype).token_bytes(width)[0]
 
 
-def test_int8_is_within_half_a_step_of_each_tokens_own_scale() -> None:
-    x = some_activation()
-    x[0, 1] *= 1000
-    x[1, 2] = 0
-    headers, data = pack_activation("x", x, "int8")
-    step = x.abs().amax(dim=-1, keepdim=True) / 127
-    error = (unpack_activation(headers, data, "x", SHAPE, "int8") - x).abs()
-    assert (error <= 0.5001 * step).all()
-
-
 def test_tensors_of_a_frame_are_found_by_name_in_any_order() -> None:
     x, ids = some_activation(), torch.arange(10).view(2, 5)
-    packed_x, packed_ids = pack_activation("x", x, "int8"), pack_ids("ids", ids, 300)
+    packed_x, packed_ids = pack_activation("x", x, "int4"), pack_ids("ids", ids, 300)
     for first, second in [(packed_x, packed_ids), (packed_ids, packed_x)]:
         headers, data = first[0] + second[0], first[1] + second[1]
         assert torch.equal(unpack_ids(headers, data, "ids", (2, 5), 300), ids)
-        assert unpack_activation(headers, data, "x", SHAPE, "int8").shape == SHAPE
+        assert unpack_activation(headers, data, "x", SHAPE, "int4").shape == SHAPE
 
 
 @pytest.mark.parametrize("view", ["transposed", "slice"])
 def test_views_are_packed_in_row_major_order(view: str) -> None:
     x = some_activation()
     x = x.transpose(0, 1) if view == "transposed" else x[:, 1:4]
-    headers, data = pack_activation("x", x, "fp32")
-    assert torch.equal(unpack_activation(headers, data, "x", tuple(x.shape), "fp32"), x)
+    headers, data = pack_activation("x", x, "bf16")
+    assert torch.equal(unpack_activation(headers, data, "x", tuple(x.shape), "bf16"), x.bfloat16().float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

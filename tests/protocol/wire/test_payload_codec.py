@@ -6,7 +6,6 @@ import hashlib
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from node.model.shapes import parameter_shapes
-from protocol.algorithm.random_mask import RoundMask
 from protocol.algorithm.topk import SparseTensor, TensorLayout, sparsify
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.outer import OuterSpec
@@ -24,37 +22,19 @@ from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
-
-def outer_of(
-    top_k: int, selection: str, dense_every: int, dense_quantizer: str | None, **fields: Any
-) -> OuterSpec:
-    """A valid section: what its other fields give no meaning is left out."""
-    if top_k:
-        fields |= {"selection": selection, "dense_every": dense_every}
-    if not top_k or dense_every:
-        fields["dense_quantizer"] = dense_quantizer
-    return OuterSpec(top_k=top_k, **fields)
-
-
 OUTERS = st.builds(
-    outer_of,
-    selection=st.sampled_from(["largest", "random"]),
-    dense_every=st.integers(0, 3),
-    dense_quantizer=st.sampled_from([None, *PAYLOAD_QUANTIZERS]),
+    OuterSpec,
     chunk=st.sampled_from([16, 64]),
     top_k=st.integers(0, 16),
-    layout=st.sampled_from(["flat", "tiles"]),
-    short_chunk=st.sampled_from(["proportional", "clip"]),
     indices=st.sampled_from(["elias-fano", "enumerative"]),
     quantizer=st.sampled_from(list(PAYLOAD_QUANTIZERS)),
-    codebook=st.sampled_from(["tensor", "chunk"]),
 )
 SHAPES = st.dictionaries(
     st.sampled_from(["emb", "0.wq", "0.norm1", "head"]),
     st.one_of(st.tuples(st.integers(1, 70)), st.tuples(st.integers(1, 12), st.integers(1, 12))),
     min_size=1,
 )
-LAYOUTS = st.builds(PayloadLayout.of_round, SHAPES, OUTERS, st.integers(0, 2**63 - 1), st.integers(1, 10**7))
+LAYOUTS = st.builds(PayloadLayout, SHAPES, OUTERS)
 
 
 def some_content(layout: PayloadLayout, seed: int) -> dict[str, SparseTensor]:
@@ -68,7 +48,7 @@ def some_content(layout: PayloadLayout, seed: int) -> dict[str, SparseTensor]:
 def assert_same(left: dict[str, SparseTensor], right: dict[str, SparseTensor]) -> None:
     assert list(left) == list(right)
     for name, sparse in left.items():
-        for attribute in ("indices_s", "codes_s", "magnitudes", "scales_s"):
+        for attribute in ("indices_s", "codes_s", "magnitudes"):
             mine, theirs = getattr(sparse, attribute), getattr(right[name], attribute)
             assert (mine is None) == (theirs is None)
             assert mine is None or (mine.dtype == theirs.dtype and torch.equal(mine, theirs))
@@ -129,45 +109,14 @@ def test_a_payload_for_other_shapes_or_another_codec_is_refused() -> None:
     for other in (
         PayloadLayout({"0.wk": (16, 16)}, mine.outer),
         PayloadLayout({"0.wq": (8, 32)}, mine.outer),
-        PayloadLayout(mine.shapes, OuterSpec(chunk=64, top_k=4, layout="tiles")),
-        PayloadLayout(mine.shapes, OuterSpec(chunk=64, top_k=4, short_chunk="clip")),
+        PayloadLayout(mine.shapes, OuterSpec(chunk=32, top_k=2)),
     ):
-        assert other.nbytes == mine.nbytes, "or the length alone would have told"
-        with pytest.raises(HetnodeError, match="header"):
+        with pytest.raises(HetnodeError, match="header" if other.nbytes == mine.nbytes else "bytes"):
             decode(other, data)
-
-
-def test_a_payload_of_another_kind_of_round_or_of_another_mask_is_refused() -> None:
-    outer = OuterSpec(chunk=64, top_k=4, selection="random", dense_every=3)
-    shapes = {"0.wq": (16, 16)}
-    mine, dense = (PayloadLayout.of_round(shapes, outer, 7, number) for number in (1, 3))
-    data = encode(mine, some_content(mine, 0))
-    with pytest.raises(HetnodeError, match="bytes instead of"):
-        decode(dense, data)
-    for seed, number in ((7, 2), (8, 1)):
-        other = PayloadLayout.of_round(shapes, outer, seed, number)
-        assert (other.codec, other.nbytes) == (mine.codec, mine.nbytes)
-        with pytest.raises(HetnodeError, match="header"):
-            decode(other, data)
-
-
-def test_a_layout_has_a_mask_if_and_only_if_positions_are_random() -> None:
-    for selection, mask in (("largest", RoundMask(0, 1)), ("random", None)):
-        with pytest.raises(ValueError, match="mask"):
-            PayloadLayout({}, OuterSpec(selection=selection), mask)
-
-
-def test_values_at_random_positions_are_those_of_the_tensor() -> None:
-    outer = OuterSpec(chunk=64, top_k=8, selection="random", quantizer="none", layout="tiles")
-    layout = PayloadLayout.of_round({"0.wq": (24, 40)}, outer, 3, 5)
-    tensor = torch.randn(24, 40)
-    [sparse] = decode(layout, encode(layout, {"0.wq": sparsify(tensor, layout.tensors["0.wq"])})).values()
-    assert sparse.indices_s is not None
-    assert torch.equal(sparse.values_s, tensor.reshape(-1)[sparse.indices_s])
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -1.0, -0.0])
-@pytest.mark.parametrize("options", [{}, {"quantizer": "1bit"}, {"codebook": "chunk"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quantizer": "1bit"}], ids=str)
 def test_magnitudes_that_are_not_finite_and_positive_are_refused(
     poison: float, options: dict[str, Any]
 ) -> None:
@@ -197,15 +146,9 @@ BYTES_PER_CHUNK = [
     ({}, 44.0),
     ({"indices": "enumerative"}, 33.375 + 8),
     ({"quantizer": "1bit"}, 36 + 4.0),
-    ({"codebook": "chunk"}, 36 + 8 + 1.0),
-    ({"indices": "enumerative", "quantizer": "1bit", "codebook": "chunk"}, 33.375 + 4 + 1),
+    ({"indices": "enumerative", "quantizer": "1bit"}, 33.375 + 4),
     ({"quantizer": "none"}, 36 + 128.0),
     ({"top_k": 0}, 4.0 * 4096),
-    ({"top_k": 0, "dense_quantizer": "2bit"}, 4096 / 4),
-    ({"top_k": 0, "dense_quantizer": "1bit", "codebook": "chunk"}, 4096 / 8 + 1),
-    # As many values as fit into the bytes of the 32 largest, 4 and 5.5 times as many.
-    ({"top_k": 128, "selection": "random", "codebook": "chunk"}, 32 + 1.0),
-    ({"top_k": 176, "selection": "random"}, 44.0),
 ]
 
 
@@ -214,7 +157,7 @@ def bytes_per_chunk(options: dict[str, Any]) -> float:
 
 
 def layout_of(shapes: dict[str, tuple[int, ...]], options: dict[str, Any]) -> PayloadLayout:
-    return PayloadLayout.of_round(shapes, OuterSpec(**options), 0, 1)
+    return PayloadLayout(shapes, OuterSpec(**options))
 
 
 @pytest.mark.parametrize(("options", "nbytes"), BYTES_PER_CHUNK, ids=str)
@@ -277,16 +220,13 @@ def test_the_form_of_every_codec_is_this(options: dict[str, Any]) -> None:
 
 def plain_content(layout: TensorLayout) -> SparseTensor:
     """Content that no floating-point operation has touched."""
-    indices = None if layout.outer.dense else layout.masked_indices if layout.mask else even_indices(layout)
+    indices = None if layout.outer.dense else even_indices(layout)
     numbers = torch.arange(layout.sent)
     if layout.outer.value_quantizer == "none":
         return SparseTensor(indices, numbers / 8)
     magnitudes = torch.tensor([0.75, 1.5])[: {"2bit": 2, "1bit": 1}[layout.outer.value_quantizer]]
     codes = (numbers % (2 * len(magnitudes))).to(torch.uint8)
-    scales = None
-    if layout.outer.codebook == "chunk":
-        scales = torch.from_numpy(np.repeat(np.arange(len(layout.lengths_c)) * 50, layout.lengths_c)).byte()
-    return SparseTensor(indices, codes, magnitudes, scales)
+    return SparseTensor(indices, codes, magnitudes)
 
 
 def even_indices(layout: TensorLayout) -> Tensor:
@@ -303,14 +243,9 @@ FORMS = {
     "ef2bit-v1:4096/32": "1d8e37fd14dc86fb",
     "en2bit-v1:4096/32": "cd8bfb495b207d36",
     "ef1bit-v1:4096/32": "6d65231fff05ac9a",
-    "ef2bit-v1:4096/32/scaled": "1a27456c694fff60",
-    "en1bit-v1:4096/32/scaled": "ec473a96debe5021",
+    "en1bit-v1:4096/32": "cca800a8e745a994",
     "ef32-v1:4096/32": "cd36c09bc84616b4",
     "dense32-v1": "6b776d96ad4971b6",
-    "dense2bit-v1": "fbeb1e1ad0cb2a55",
-    "dense1bit-v1:4096/scaled": "9a4be283bd61d17f",
-    "rm2bit-v1:4096/128/scaled": "a0e21f9e400da46d",
-    "rm2bit-v1:4096/176": "0c8e91e7ed1ab7ee",
 }
 
 
@@ -319,18 +254,13 @@ def test_codecs_are_named_with_their_parameters() -> None:
         return layout_of({}, outer).codec
 
     assert codec() == "ef2bit-v1:4096/32"
-    assert codec(quantizer="none", layout="tiles", short_chunk="clip") == "ef32-v1:4096/32/tiles/clip"
-    assert codec(top_k=0, indices="enumerative", codebook="chunk") == "dense32-v1"
-    assert codec(indices="enumerative", quantizer="1bit", codebook="chunk") == "en1bit-v1:4096/32/scaled"
-    assert codec(quantizer="none", codebook="chunk") == codec(quantizer="none"), "values have no codebook"
-    assert codec(selection="random", indices="enumerative", layout="tiles") == "rm2bit-v1:4096/32/tiles"
-    assert codec(dense_every=1, layout="tiles") == "dense2bit-v1"
-    assert codec(dense_every=1, dense_quantizer="1bit", codebook="chunk") == "dense1bit-v1:4096/scaled"
-    assert codec(dense_every=1, dense_quantizer="none") == "dense32-v1"
+    assert codec(quantizer="none") == "ef32-v1:4096/32"
+    assert codec(indices="enumerative", quantizer="1bit") == "en1bit-v1:4096/32"
+    assert codec(top_k=0, indices="enumerative") == codec(top_k=0, chunk=64) == "dense32-v1"
 
 
 def test_unused_bits_of_the_codes_must_be_zero() -> None:
-    layout = PayloadLayout({"norm_f": (5,)}, OuterSpec(chunk=16, top_k=16, short_chunk="clip"))
+    layout = PayloadLayout({"norm_f": (5,)}, OuterSpec(chunk=16, top_k=16))
     data = encode(layout, some_content(layout, 0))
     with pytest.raises(HetnodeError, match="unused bits"):
         decode(layout, data[:-1] + bytes([data[-1] | 0x80]))

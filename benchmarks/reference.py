@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import pairwise
@@ -20,12 +21,16 @@ from node.monitoring import node_metrics
 from protocol import errors as error_codes
 from protocol.errors import ErrorCode, ExitCode
 from protocol.server.metrics import SHARED, Metric
+from protocol.spec.fixed import FIXED
 from protocol.spec.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import Section
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _NOTE = "Made from the code by `python -m benchmarks.reference`; a test fails when it is not fresh.\n"
+
+_ALIKE = """\
+The hash covers these, too, so the JSON has them, and no run file does (`protocol/spec/fixed.py`)."""
 
 
 def settings() -> str:
@@ -47,6 +52,11 @@ def settings() -> str:
             section = type(field.default)
             text = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
             lines += ["", *_table(f"## {name}", section.model_fields, text)]
+    alike = {name: entry for name, entry in FIXED.items() if entry.is_hashed}
+    lines += ["", "## What all runs have alike", "", _ALIKE, "", "| field | value | why |", "|---|---|---|"]
+    for name, entry in alike.items():
+        beside = f", only beside `{entry.beside}`" if entry.beside else ""
+        lines.append(f"| `{name}` | `{json.dumps(entry.value)}`{beside} | {_cell(entry.why)} |")
     return "\n".join(lines) + "\n"
 
 

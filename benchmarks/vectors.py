@@ -446,7 +446,6 @@ def error_feedback() -> dict[str, Any]:
     for number, (what, progress) in enumerate(
         (("commit", 1.0), ("abort", 1.0), ("commit without it", 1.0), ("commit", 64.0), ("commit", 1.0))
     ):
-        stage.open_round(number + 1)
         for i, value in enumerate(local.values()):
             value.sub_(_eighths(value.numel(), 7 * number + i, progress / 16).view_as(value))
         trained, error_before = _named(local), _named(stage.error)

@@ -30,10 +30,11 @@ def closes_at(state: State) -> float | None:
     """When the groups of the current round close at the latest; None while nothing tells.
 
     By weight, half of the live replicas decide: the wait begins when half have answered, and not before half
-    are expected to. It lasts `straggler` times the inner phase until then, at least `least_window` and at
-    most `match_window` seconds. So a minority that answers early does not end the round for the others, and
-    a minority that is slow or silent does not hold them up. In the first round of a plan it lasts at least
-    LINK_SECONDS while a pipeline has not answered: so a link that cannot be opened is known before it ends.
+    are expected to. It lasts `straggler` times the inner phase until then, at least LEAST_WINDOW_SECONDS and
+    at most `match_window` seconds. So a minority that answers early does not end the round for the others,
+    and a minority that is slow or silent does not hold them up. In the first round of a plan it lasts at
+    least LINK_SECONDS while a pipeline has not answered: so a link that cannot be opened is known before it
+    ends.
 
     Without an answer there is no deadline: an inner phase may take any time. As long as fewer than half have
     answered, the round closes `match_window` later than if these had come in time; if it is not known how

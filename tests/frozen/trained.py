@@ -83,7 +83,7 @@ def _computed(folder: Path) -> Mapping[str, Any]:
     return {
         "killed": play("killed", killed, MIXED, 5, **{"link.dtype": "int4", "outer.optimizer": "nesterov"}),
         "rolled back": play("back", rolled_back, FULL, 4, **{"recovery.checkpoint_every": 1}),
-        "late updates": play("late", undisturbed, MIXED, 3, **{"outer.overlap": 1, "outer.eager": True}),
+        "late updates": play("late", undisturbed, MIXED, 3, **{"outer.overlap": 1}),
         "exported": _exported(folder),
     }
 

@@ -352,27 +352,6 @@ def test_no_figures_make_judging_raise(rounds: list[RoundFigures], most_sigmas: 
     assert all(each.sentence.isprintable() and len(each.sentence) < 1000 for each in found.findings)
 
 
-@pytest.mark.parametrize("dense_every", [2, 3, 4])
-@pytest.mark.parametrize("factor", [5.0, 30.0])
-def test_dense_rounds_are_compared_with_each_other_alone(dense_every: int, factor: float) -> None:
-    """Their payloads have several times the norm, and agree more."""
-
-    def dense(payload: PayloadFigures) -> PayloadFigures:
-        assert payload.cosine is not None
-        return replace(payload, norm=factor * payload.norm, cosine=min(1.0, 5 * payload.cosine))
-
-    rounds = [
-        replace(each, payloads=tuple(map(dense, each.payloads)), is_dense=True)
-        if each.round_number % dense_every == 0
-        else each
-        for each in healthy(30)
-    ]
-    assert not [each.findings for each in judged(rounds) if each.findings]
-    # The rounds between two dense ones were aborted, so they have no figures.
-    kept = [each for each in rounds if not 20 < each.round_number < 24 or each.is_dense]
-    assert not [each.findings for each in judged(kept) if each.findings]
-
-
 @pytest.mark.parametrize("turns", [1, 2])
 def test_payloads_that_do_not_agree_any_more_raise_an_alarm_also_where_stages_exchange_in_turn(
     turns: int,

@@ -185,7 +185,7 @@ def test_what_is_sent_of_a_tensor_is_the_same_wherever_the_tensor_is(options: di
         assert torch.equal(here.indices_s, there.indices_s)
 
 
-@pytest.mark.parametrize("options", [{}, {"layout": "tiles"}, {"top_k": 0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"top_k": 0}], ids=str)
 def test_a_proposal_from_a_gpu_and_its_error_feedback_are_all_that_was_learned(
     options: dict[str, Any],
 ) -> None:

@@ -36,7 +36,7 @@ class StagePayloads:
 
 
 CallsOf = Callable[[int, int, PayloadStore, CheckpointServer], Awaitable[PayloadCalls]]
-"""Given a stage, the length of its payloads, and what is served: the calls of a service that answers from now on."""
+"""Given a stage, the length of its payloads, and what is served: the calls of a service that answers now."""
 
 
 class PayloadArbiter:

@@ -146,7 +146,10 @@ class TestK:
         play_rounds(run, 3)
         assert len(run.state.plans) == 2
 
-    def test_a_link_becomes_uncompressed_and_compressed_again_as_its_line_changes(self) -> None:
+    def test_a_link_becomes_uncompressed_and_compressed_again_as_its_line_changes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(member_exchange, "MARGIN", 1.0)  # members keep their places
         ladder = {"link__least_k": 8, "link__most_k": 8, "link__k": 8, "link__uncompressed": True}
         run = started_and_attested(1, 2, grouping__balance=False, **ladder)
         members = ALL[1:5]

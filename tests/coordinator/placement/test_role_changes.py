@@ -157,7 +157,7 @@ class TestToStagePeer:
     def test_two_roles_do_not_alternate(self) -> None:
         run = self.run_with_a_lonely_stage_peer(B, rounds=400)
         since = []
-        for _ in range(60):
+        for _ in range(180):
             before = len(changes(run))
             play_rounds(run)
             if len(changes(run)) > before:

@@ -26,6 +26,7 @@ from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
 from protocol.algorithm.batch import work_of
 from protocol.algorithm.sampling import sample_range
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
@@ -209,6 +210,11 @@ class Invariants:
         _require(fits, f"{reserved.peer} gets stages {reserved.stages}, which need {needed} bytes")
 
     def _check_plan(self, before: State, plan: Plan) -> None:
+        for broken in violations(before, plan):
+            raise InvariantBroken(f"plan {plan.epoch}: {broken}")
+        for replica in plan.replicas:
+            work, what = work_of(self._spec, replica), f"plan {plan.epoch}: {replica.name}"
+            _require(replica.weight == work, f"{what} weighs {replica.weight}, not {work}")
 
     def _check_plans_kept(self, state: State) -> None:
         kept, oldest = len(state.plans), state.current_round - KEPT_DECISIONS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement import member_exchange, shares
+from coordinator.placement import search, tuning
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import MOST_SHARE
 from coordinator.placement.search import ExchangeMoves, exchange_members
@@ -65,7 +65,7 @@ class TestSpeed:
         assert sum(run.spec.microbatches_of(replica) for replica in run.state.plans[-1].replicas) == 4
 
     def test_no_member_changes_places_for_less_than_the_margin(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(member_exchange, "MARGIN", 0.9)
+        monkeypatch.setattr(search, "MARGIN", 0.9)
         run = self.mixed()
         play_rounds(run, 3)
         assert members_by_replica(run) == {0: [A.peer, B.peer], 1: [C.peer, D.peer]}
@@ -149,7 +149,7 @@ class TestK:
     def test_a_link_becomes_uncompressed_and_compressed_again_as_its_line_changes(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(member_exchange, "MARGIN", 1.0)  # members keep their places
+        monkeypatch.setattr(search, "MARGIN", 1.0)  # members keep their places
         ladder = {"link__least_k": 8, "link__most_k": 8, "link__k": 8, "link__uncompressed": True}
         run = started_and_attested(1, 2, grouping__balance=False, **ladder)
         members = ALL[1:5]
@@ -254,7 +254,7 @@ class TestShares:
     def test_shares_stay_equal_without_balancing_or_below_the_margin(
         self, balance: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(shares, "MARGIN", 0.6)
+        monkeypatch.setattr(tuning, "MARGIN", 0.6)
         run = started_and_attested(2, inner__microbatches=4, grouping__balance=balance)
         self.report_speeds(run, 1.0, 2.0)
         play_rounds(run, 2)

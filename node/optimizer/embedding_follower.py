@@ -10,6 +10,7 @@ from node.model.payloads import payload_layout
 from node.model.shapes import EMBEDDING
 from node.optimizer.outcome import Outcome, contents_of
 from node.optimizer.outer_stage import with_state
+from node.optimizer.received import ReceivedPayloads
 from protocol.algorithm.outer_optimizer import outer_optimizer
 from protocol.algorithm.outer_step import apply_update
 from protocol.spec.run import RunSpec
@@ -30,7 +31,7 @@ class EmbeddingFollower:
     """
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
-        self._layout = payload_layout(spec, 0)
+        self._received = ReceivedPayloads(payload_layout(spec, 0))
         self._optimizer = outer_optimizer(spec.outer)
         self.committed: dict[str, Tensor] = {}
         self.load({EMBEDDING: table_vd})
@@ -46,5 +47,6 @@ class EmbeddingFollower:
 
     def commit(self, outcome: Outcome) -> None:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""
-        decoded, weights = contents_of(self._layout, outcome)
+        decoded, weights = contents_of(self._received, outcome)
+        self._received.clear()
         self.committed = apply_update(self.committed, decoded, weights, self._optimizer)

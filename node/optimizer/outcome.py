@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from node.optimizer.received import Payload, ReceivedPayloads, sha256_of
 from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
 from protocol.algorithm.topk import SparseTensor
 from protocol.reduction.partition import PartRange
@@ -12,8 +13,8 @@ from protocol.reduction.parts import ReductionLayout, decode_result
 from protocol.reduction.pieces import Piece, ReducedTensor, piece_of
 from protocol.wire.payload_codec import PayloadLayout, decode
 
-WeightedPayload = tuple[bytes, float]
-"""The bytes of a payload, and the weight of the replica that sent it."""
+WeightedPayload = tuple[Payload, float]
+"""A payload, and the weight of the replica that sent it."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,13 @@ Outcome = Sequence[WeightedPayload] | ReducedResult
 
 
 def contents_of(
-    layout: PayloadLayout, outcome: Outcome
+    received: ReceivedPayloads, outcome: Outcome
 ) -> tuple[Sequence[Mapping[str, SentTensor]], list[float]]:
     """What outer_step.apply_update applies, with its weights. Raises HetnodeError PAYLOAD_CORRUPT."""
     if isinstance(outcome, ReducedResult):
+        layout = received.layout
         return [decode_result(ReductionLayout(layout.shapes, layout.outer), outcome.data)], [1.0]
-    return [decode(layout, data) for data, _ in outcome], [weight for _, weight in outcome]
+    return [received.decoded(payload) for payload, _ in outcome], [weight for _, weight in outcome]
 
 
 def left_out(
@@ -52,7 +54,7 @@ def left_out(
         contents: of the outcome, as :func:`contents_of`.
     """
     if not isinstance(outcome, ReducedResult):
-        mine = [data for data, _ in outcome].index(own)
+        mine = [sha256_of(payload) for payload, _ in outcome].index(sha256_of(own))
         return contents[mine], 1.0 - clipping_scales([payload_norm(each) for each in contents])[mine]
     if not outcome.missing:
         return {}, 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypedDict, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from node.model.shapes import EMBEDDING
 from node.optimizer.embedding_follower import EmbeddingFollower
 from node.optimizer.outcome import Outcome
-from node.optimizer.outer_stage import CommittedState, OuterStage, OuterStageState
+from node.optimizer.outer_stage import CommittedState, OuterStage, OuterStageState, Probe
+from node.optimizer.overlap import Overlap
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
 from node.ranks.parameters import OwnedParameters
@@ -28,11 +30,13 @@ log = logging.getLogger(__name__)
 class OuterStateDict(TypedDict):
     """State dict of :class:`OuterState`. `rounds` and `stages` are keyed by stage; see OuterStageState.
 
+    `covered` has the parameters at the pending proposals of stages whose training has continued since.
     `embedding` and `embedding_round` are set on members that keep the embedding without stage 0, else None.
     """
 
     rounds: dict[int, int]
     stages: dict[int, OuterStageState]
+    covered: dict[int, dict[str, Tensor]]
     embedding: CommittedState | None
     embedding_round: int | None
 
@@ -80,6 +84,7 @@ class OuterState(Mapping[int, OuterStage]):
         self.rounds = dict.fromkeys(parameters, 0)
         self.follower = None if embedding is None else EmbeddingFollower(spec, embedding)
         self._followed_round = 0
+        self._overlaps: dict[int, Overlap] = {}
         self._training_continues = False
 
     def __getitem__(self, stage: int) -> OuterStage:
@@ -110,14 +115,14 @@ class OuterState(Mapping[int, OuterStage]):
         """Digest of the committed embedding and its optimizer state. Equal on all members of all replicas."""
         if self.follower is not None:
             return anchor_digest(self.follower.committed)
-        return with_all(self.group, embedding_of(self._stages[0].shared_committed()), anchor_digest) or ""
+        return with_all(self.group, embedding_of(self.shared_committed(0)), anchor_digest) or ""
 
     def embedding_snapshot(self, round_number: int) -> Tensor | None:
         """TE after `round_number`, which is the last one, as a snapshot carries it; on other ranks None."""
         assert self.embedding_round == round_number, f"the embedding is after round {self.embedding_round}"
         if self.follower is not None:
             return snapshot(self.embedding)
-        shared = {EMBEDDING: self._stages[0].shared_committed()[EMBEDDING]}
+        shared = {EMBEDDING: self.shared_committed(0)[EMBEDDING]}
         return with_all(self.group, shared, lambda tensors: snapshot(tensors[EMBEDDING]))
 
     def begin_round(self) -> None:
@@ -130,16 +135,16 @@ class OuterState(Mapping[int, OuterStage]):
         None if training has produced a value that is not finite. The stage then restarts from the anchor and
         contributes nothing to this round.
         """
-        outer, local = self._stages[stage], self._local[stage].read()
-        drops_older = outer.pending is not None
-        payload = outer.propose(local)
+        outer = self._stages[stage]
+        if outer.pending is not None:  # the caller failed before it sent that payload
+            with self._settled(stage):
+                outer.abort()
+        payload = outer.propose(self._local[stage].read())
         if payload is None:
-            outer.reset(local)
-        if payload is None or drops_older:
-            self._local[stage].write(local)
-        if payload is not None and self._training_continues:
+            self.forget_error(stage)
+        elif self._training_continues:
             # Inner steps of the next round already run, so local changes before this round is decided.
-            self._remember(stage)
+            self._begin_overlap(stage)
         return payload
 
     def keep_training(self) -> None:
@@ -149,23 +154,46 @@ class OuterState(Mapping[int, OuterStage]):
         parameters become the estimate from which these steps start.
         """
         self._training_continues = True
-        for stage in self._stages:
-            self._remember(stage)
+        for stage, outer in self._stages.items():
+            if outer.pending is not None and stage not in self._overlaps:
+                self._begin_overlap(stage)
 
-    def _remember(self, stage: int) -> None:
+    def _begin_overlap(self, stage: int) -> None:
         local = self._local[stage].read()
-        self._stages[stage].remember(local)
+        self._overlaps[stage] = Overlap.begin(local, self._stages[stage].estimate())
         self._local[stage].write(local)
 
-    def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
+    @contextmanager
+    def _settled(self, stage: int) -> Iterator[Mapping[str, Tensor]]:
+        """The parameters of the proposal, for the outer step to change; the training since is added after.
+
+        After an error the overlap goes on.
+        """
+        local, overlap = self._local[stage].read(), self._overlaps.get(stage)
+        if overlap is None:
+            yield local
+        else:
+            estimate = self._stages[stage].estimate()
+            yield overlap.covered
+            overlap.end(local, estimate)
+            del self._overlaps[stage]
+        self._local[stage].write(local)
+
+    def commit(
+        self,
+        stage: int,
+        round_number: int,
+        outcome: Outcome,
+        mine_included: bool,
+        probe: Probe | None = None,
+    ) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
 
         Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         self._require_next(stage, round_number)
-        local = self._local[stage].read()
-        self._stages[stage].commit(outcome, mine_included, local)
-        self._local[stage].write(local)
+        with self._settled(stage) as local:
+            self._stages[stage].commit(outcome, mine_included, local, probe)
         self.rounds[stage] = round_number
         return self._stages[stage].digest()
 
@@ -185,9 +213,8 @@ class OuterState(Mapping[int, OuterStage]):
     def abort(self, stage: int, round_number: int) -> None:
         """The round is aborted. Anchor, error feedback and the progress since the anchor stay unchanged."""
         self._require_next(stage, round_number)
-        local = self._local[stage].read()
-        self._stages[stage].abort(local)
-        self._local[stage].write(local)
+        with self._settled(stage):
+            self._stages[stage].abort()
         self.rounds[stage] = round_number
 
     def drop_proposals(self) -> None:
@@ -198,13 +225,13 @@ class OuterState(Mapping[int, OuterStage]):
         """
         for stage, outer in self._stages.items():
             if outer.pending is not None:
-                local = self._local[stage].read()
-                outer.abort(local)
-                self._local[stage].write(local)
+                with self._settled(stage):
+                    outer.abort()
 
     def forget_error(self, stage: int) -> None:
         """Error feedback := 0 and local := anchor. See OuterStage.reset."""
         local = self._local[stage].read()
+        self._overlaps.pop(stage, None)
         self._stages[stage].reset(local)
         self._local[stage].write(local)
 
@@ -218,6 +245,7 @@ class OuterState(Mapping[int, OuterStage]):
     def load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
         """Copy the committed state after `round_number`; error feedback := 0 and local := anchor."""
         local = self._local[stage].read()
+        self._overlaps.pop(stage, None)
         self._stages[stage].load(committed, local)
         self._local[stage].write(local)
         self.rounds[stage] = round_number
@@ -228,6 +256,11 @@ class OuterState(Mapping[int, OuterStage]):
         for name in local.keys() & values.keys():
             local[name].detach().copy_(values[name])
         self._local[stage].write(local)
+
+    def shared_committed(self, stage: int) -> dict[str, SharedTensor]:
+        """The committed state of all ranks, for rank 0 to read."""
+        outer = self._stages[stage]
+        return outer.ownership.shared(outer.committed_shapes, outer.committed)
 
     def shared_moved(self, stage: int) -> dict[str, SharedTensor]:
         """The live parameters that differ from the anchor, for rank 0 to read."""
@@ -256,6 +289,7 @@ class OuterState(Mapping[int, OuterStage]):
         return {
             "rounds": dict(self.rounds),
             "stages": {stage: outer.state_dict() for stage, outer in self._stages.items()},
+            "covered": {stage: overlap.covered for stage, overlap in self._overlaps.items()},
             "embedding": embedding,
             "embedding_round": None if self.follower is None else self._followed_round,
         }
@@ -265,6 +299,9 @@ class OuterState(Mapping[int, OuterStage]):
         for stage, held in state["stages"].items():
             self._stages[stage].load_state_dict(held)
             self.rounds[stage] = state["rounds"][stage]
+            self._overlaps.pop(stage, None)
+            if stage in state["covered"]:
+                self._overlaps[stage] = Overlap(state["covered"][stage])
         embedding, round_number = state["embedding"], state["embedding_round"]
         if self.follower is not None and embedding is not None and round_number is not None:
             self.load_embedding(round_number, embedding["anchor"] | embedding["optimizer"])

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from node.ranks.group import RankGroup
-from node.ranks.remote_tensors import SharedTensor
+from node.ranks.remote_tensors import SharedTensor, with_all
+from protocol.algorithm.outer_step import anchor_digest
+from protocol.wire.payload_codec import PayloadLayout, join
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,6 +47,24 @@ class Ownership:
     def is_mine(self, name: str) -> bool:
         """Whether this rank owns it."""
         return self.owner_of(name) == self.group.rank
+
+    def join(self, layout: PayloadLayout, parts: Mapping[str, bytes]) -> bytes | None:
+        """The payload of the encoded tensors of all ranks. None if a rank lacks some of its own."""
+        own = [name for name in layout.shapes if self.is_mine(name)]
+        if self.group.any(parts.keys() != {*own}):
+            return None  # nothing is pending: a round never sees half a stage
+        found = {}
+        for rank, data in enumerate(self.group.exchange(b"".join(parts.values()))):
+            start = 0
+            for name, length in layout.lengths.items():
+                if self.owner_of(name) == rank:
+                    found[name] = data[start : start + length]
+                    start += length
+        return join(layout, (found[name] for name in layout.tensors))
+
+    def digest(self, shapes: Mapping[str, tuple[int, ...]], held: Mapping[str, Tensor]) -> str:
+        """Digest of the tensors of `shapes` of all ranks, of which this rank has `held`; "" but on rank 0."""
+        return with_all(self.group, self.shared(shapes, held), anchor_digest) or ""
 
     def shared(
         self, shapes: Mapping[str, tuple[int, ...]], held: Mapping[str, Tensor]

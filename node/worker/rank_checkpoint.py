@@ -32,7 +32,7 @@ def shared_state(outer: OuterState, moments: Mapping[int, AdamWState | None]) ->
     """All that a checkpoint holds, for rank 0 to read; local parameters that have moved only."""
     found: dict[Key, SharedTensor] = {}
     for stage, each in outer.items():
-        found |= {(stage, "committed", name): shared for name, shared in each.shared_committed().items()}
+        found |= {(stage, "committed", name): shared for name, shared in outer.shared_committed(stage).items()}
         found |= {
             (stage, "error", name): shared
             for name, shared in each.ownership.shared(each.layout.shapes, each.error).items()
@@ -80,7 +80,7 @@ def handed_out(
     for stage, names in told.committed.items():
         owned = outer[stage].ownership
         given = found.stages[stage] if found else {}
-        stages[stage] = owned.hand_out(given, outer[stage].shapes_of(names))
+        stages[stage] = owned.hand_out(given, {name: outer[stage].committed_shapes[name] for name in names})
         if told.private is None:
             continue
         state = found.private[stage] if found and found.private else None

@@ -42,6 +42,7 @@ from node.model.link_table import LINK_TABLE
 from node.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.optimizer.inner import InnerOptimizer
 from node.optimizer.outcome import Outcome
+from node.optimizer.outer_stage import Probe
 from node.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import with_all
@@ -253,9 +254,16 @@ class Trainer:
 
     # The outer round
 
-    def commit(self, stage: int, round_number: int, outcome: Outcome, mine_included: bool) -> str:
+    def commit(
+        self,
+        stage: int,
+        round_number: int,
+        outcome: Outcome,
+        mine_included: bool,
+        probe: Probe | None = None,
+    ) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
-        digest = self.outer.commit(stage, round_number, outcome, mine_included)
+        digest = self.outer.commit(stage, round_number, outcome, mine_included, probe)
         if stage == 0:
             self._refresh_link()
         return digest

@@ -27,6 +27,7 @@ from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.model.payloads import payload_layout
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.optimizer.agreement_probe import AgreementProbe
 from node.optimizer.outcome import Outcome, ReducedResult
 from node.ranks.group import RankGroup, form_group
 from node.worker.compute import Compute, check_device, memory_in_use
@@ -186,9 +187,9 @@ class Worker:
 
         Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
         """
-        self.trainer.outer[call.stage].comparison = call.comparison
         weighted = list(zip(call.payloads, call.weights, strict=True))
-        return self._committed(call.stage, call.round_number, weighted, call.mine_included)
+        probe = None if call.comparison is None else AgreementProbe(call.comparison, self._group)
+        return self._committed(call.stage, call.round_number, weighted, call.mine_included, probe)
 
     def commit_reduced(self, call: calls.CommitReduced) -> calls.CommitResult:
         """As :meth:`commit`."""
@@ -197,18 +198,22 @@ class Worker:
         found, position = CountedResult.from_bytes(layout, call.result), call.position
         is_mine = position is not None and found.counts(position)
         missing = found.uncounted(layout, position) if position is not None and is_mine else ()
-        stage.comparison = None
         return self._committed(call.stage, call.round_number, ReducedResult(found.result, missing), is_mine)
 
     def _committed(
-        self, stage: int, round_number: int, outcome: Outcome, is_mine: bool
+        self,
+        stage: int,
+        round_number: int,
+        outcome: Outcome,
+        is_mine: bool,
+        probe: AgreementProbe | None = None,
     ) -> calls.CommitResult:
         outer = self.trainer.outer
-        digest = self.trainer.commit(stage, round_number, outcome, is_mine)
+        digest = self.trainer.commit(stage, round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every
         embedding = outer.embedding_digest() if follows else None
-        return calls.CommitResult(digest, embedding, outer[stage].agreement, *norms)
+        return calls.CommitResult(digest, embedding, None if probe is None else probe.result(), *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
         """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""

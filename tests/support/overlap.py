@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.optimizer import outer_stage
+from node.optimizer.outer_stage import Probe
 from node.optimizer.outer_state import OuterState
 from node.worker.hosted_stages import Message
 from node.worker.trainer import Trainer
@@ -83,13 +83,17 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
         return propose(self, stage)
 
     def note_commit(
-        self: Trainer, stage: int, round_number: int, payloads: list[tuple[bytes, float]], mine: bool
+        self: Trainer,
+        stage: int,
+        round_number: int,
+        payloads: list[tuple[bytes, float]],
+        mine: bool,
+        probe: Probe | None = None,
     ) -> str:
         record, outer = records[current_machine()], self.outer[stage]
         if mine:
             assert outer.pending is not None
-            # The swarm has replaced this decoder with one that has a cache.
-            decoded = [outer_stage.decode(outer.layout, data) for data, _ in payloads]
+            decoded = [outer.received.decoded(data) for data, _ in payloads]
             position = [data for data, _ in payloads].index(outer.pending["payload"])
             scale = clipping_scales([payload_norm(each) for each in decoded])[position]
             for name, sparse in decoded[position].items():
@@ -97,7 +101,7 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
                 sparse.add_to(sent.view(-1), scale)
                 record.balance[stage, name] = record.balance[stage, name] - sent.double()
         record.applied[round_number, stage] = record.since.pop(stage, -1)
-        return commit(self, stage, round_number, payloads, mine)
+        return commit(self, stage, round_number, payloads, mine, probe)
 
     def note_abort(self: OuterState, stage: int, round_number: int) -> None:
         record = records[current_machine()]

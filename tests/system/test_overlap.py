@@ -16,7 +16,7 @@ from coordinator.rounds.deadlines import closes_at
 from node.data.stream import open_stream
 from node.model.stage import Stage, next_token_loss
 from node.optimizer.adamw import AdamW
-from node.optimizer.outer_stage import OuterStage
+from node.optimizer.outer_state import OuterState
 from node.optimizer.schedule import learning_rate
 from protocol.spec.run import RunSpec
 from protocol.wire.payload_codec import decode
@@ -46,7 +46,8 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(rounds: list[tup
     """A round: the steps before its decision, and its end; "cut off" means that no decision arrives."""
     spec = spec_of(TWO, **LOSSLESS)
     local = {name: p.detach().clone() for name, p in Stage(spec, 1).canonical_parameters().items()}
-    outer, chance = OuterStage(spec, 1, local), torch.Generator().manual_seed(1)
+    state, chance = OuterState(spec, {1: local}, None), torch.Generator().manual_seed(1)
+    outer = state[1]
     initial = {name: value.double() for name, value in local.items()}
     brought = {name: torch.zeros_like(value) for name, value in initial.items()}  # by others, to the anchor
     learned = {name: torch.zeros_like(value) for name, value in initial.items()}
@@ -60,17 +61,18 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(rounds: list[tup
             learned[name] += before - value.double()
 
     for ahead, end in rounds:
+        state.begin_round()
         train(2)
-        payload = outer.propose(local)
+        payload, number = state.propose(1), state.rounds[1] + 1
         assert payload is not None
         if ahead:
-            outer.remember(local)
+            state.keep_training()
             train(ahead)
         if end == "aborted":
-            outer.abort(local)
+            state.abort(1, number)
         elif end != "cut off":
             anchor = {name: value.double() for name, value in outer.anchor.items()}
-            outer.commit([(payload, 1.0)], end == "counts", local)
+            state.commit(1, number, [(payload, 1.0)], end == "counts")
             for name, sparse in decode(outer.layout, payload).items():
                 values = torch.zeros_like(outer.anchor[name])
                 sparse.add_to(values.view(-1), 1.0)
@@ -78,7 +80,7 @@ def test_all_that_a_replica_learns_is_sent_or_kept_exactly_once(rounds: list[tup
                     sent[name] += values.double()
                 else:  # counts as the payload of another peer with the same bytes
                     brought[name] += anchor[name] - outer.anchor[name].double()
-    outer.abort(local)
+    state.drop_proposals()
     for name, value in local.items():
         kept = outer.error[name].double() + outer.anchor[name].double() - value.double()
         torch.testing.assert_close(sent[name] + kept, learned[name], rtol=0, atol=1e-5)

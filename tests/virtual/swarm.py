@@ -284,8 +284,7 @@ class VirtualSwarm:
             patch("node.runtime.transport_in_use", lambda: VirtualPackage(self.rpc, self.dht)),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
             checkpoint_faults(),
-            patch("node.optimizer.outer_stage.decode", decode := cached_decode()),
-            patch("node.optimizer.outcome.decode", decode),
+            patch("node.optimizer.received.decode", cached_decode()),
         ):
             yield
 

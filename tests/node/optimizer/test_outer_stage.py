@@ -19,7 +19,10 @@ from torch import Tensor
 
 from node.model.init import initial_parameters
 from node.optimizer.embedding_follower import EmbeddingFollower
+from node.optimizer.agreement_probe import AgreementProbe
 from node.optimizer.outer_stage import OuterStage
+from node.optimizer.outer_state import OuterState
+from node.ranks.group import RankGroup
 from protocol.algorithm.clipping import payload_norm
 from protocol.algorithm.comparison import Comparison
 from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
@@ -45,8 +48,9 @@ class Replica:
     """One replica's stage, with an inner phase that moves its parameters at random."""
 
     def __init__(self, spec: RunSpec, seed: int, stage: int = 0) -> None:
-        self.local = initial_parameters(spec, stage)
-        self.outer = OuterStage(spec, stage, self.local)
+        self.local, self.stage = initial_parameters(spec, stage), stage
+        self.state = OuterState(spec, {stage: self.local}, None)
+        self.outer = self.state[stage]
         self._generator = torch.Generator().manual_seed(seed)
 
     def train(self) -> dict[str, Tensor]:
@@ -60,9 +64,17 @@ class Replica:
         return steps
 
     def propose(self) -> bytes:
-        payload = self.outer.propose(self.local)
+        payload = self.state.propose(self.stage)
         assert payload is not None
         return payload
+
+    def settle(self, payloads: list[tuple[bytes, float]], mine_included: bool = False) -> None:
+        """End the round: commit these payloads, or abort without any."""
+        number = self.state.rounds[self.stage] + 1
+        if payloads:
+            self.state.commit(self.stage, number, payloads, mine_included)
+        else:
+            self.state.abort(self.stage, number)
 
     def snapshot(self) -> list[Tensor]:
         return [
@@ -152,15 +164,15 @@ def test_a_commit_measures_the_payload_that_it_is_asked_for_and_changes_no_bit()
     for replica in replicas:
         replica.train()
         payloads.append((replica.propose(), 1.0))
-    replicas[0].outer.comparison = Comparison(position=1, alike=2)
+    probe = AgreementProbe(Comparison(position=1, alike=2), RankGroup())
     for replica in replicas:
-        replica.outer.commit(payloads, True, replica.local)
+        replica.outer.commit(payloads, True, replica.local, probe if replica is replicas[0] else None)
     assert len({replica.outer.digest() for replica in replicas}) == 1
-    found = replicas[0].outer.agreement
+    found = probe.result()
     assert found is not None
     assert found.norm == pytest.approx(payload_norm(decode(replicas[0].outer.layout, payloads[1][0])))
     assert found.alike is not None
-    assert found.unlike is replicas[1].outer.agreement is None
+    assert found.unlike is None
 
 
 def test_error_feedback_takes_in_what_neither_top_k_nor_quantization_let_through() -> None:
@@ -229,7 +241,7 @@ def test_an_aborted_round_leaves_no_trace() -> None:
     replica.train()
     before = replica.snapshot()
     first = replica.propose()
-    replica.outer.abort(replica.local)
+    replica.outer.abort()
     assert_unchanged(replica, before)
     assert replica.propose() == first, "the same contribution is made again"
 
@@ -276,7 +288,7 @@ def test_training_that_went_on_after_the_proposal_is_all_that_local_is_ahead_of_
     covered = {name: value.clone() for name, value in replica.local.items()}
     replica.train()
     later = {name: value - covered[name] for name, value in replica.local.items()}
-    replica.outer.commit([(payload, 1.0)], True, replica.local)
+    replica.settle([(payload, 1.0)], True)
     for name, anchor in replica.outer.anchor.items():
         assert torch.equal(replica.local[name], anchor + later[name])
 
@@ -292,7 +304,7 @@ def started(outer: dict[str, Any]) -> tuple[Replica, bytes, dict[str, Tensor]]:
     replica.train()
     proposed = {name: value.clone() for name, value in replica.local.items()}
     payload = replica.propose()
-    replica.outer.remember(replica.local)
+    replica.state.keep_training()
     return replica, payload, proposed
 
 
@@ -306,7 +318,7 @@ def test_eager_steps_start_from_what_a_round_of_the_own_payload_alone_would_comm
     alone.outer.commit([(payload, 1.0)], False, alone.local)
     assert anchor_digest(replica.local) == anchor_digest(alone.outer.anchor)
     start = {name: value.clone() for name, value in replica.local.items()}
-    replica.outer.remember(replica.local)
+    replica.state.keep_training()
     assert all(torch.equal(replica.local[name], value) for name, value in start.items()), "it starts once"
 
 
@@ -320,12 +332,13 @@ def test_after_an_eager_round_local_has_the_progress_and_not_the_estimate(end: s
     anchor = dict(replica.outer.anchor)
     later = replica.train()
     if end == "aborted":
-        replica.outer.abort(replica.local)
+        replica.settle([])
     elif end == "proposed again":
+        replica.state.begin_round()
         replica.propose()
     else:
         mine = end == "counts"
-        replica.outer.commit([(payload, 1.0)] * mine + [(theirs, 1.0)], mine, replica.local)
+        replica.settle([(payload, 1.0)] * mine + [(theirs, 1.0)], mine)
     for name, value in replica.local.items():
         ahead = 0.0 if end == "counts" else proposed[name] - anchor[name]
         expected = replica.outer.anchor[name] + ahead + later[name]
@@ -335,12 +348,12 @@ def test_after_an_eager_round_local_has_the_progress_and_not_the_estimate(end: s
 def test_an_eager_stage_that_is_loaded_in_mid_overlap_continues_with_the_same_bits() -> None:
     replica, payload, _ = started({"optimizer": "nesterov"})
     again = Replica(small_spec(outer=OUTER | {"optimizer": "nesterov"}), 0)
-    again.outer.load_state_dict(replica.outer.state_dict())
+    again.state.load_state_dict(replica.state.state_dict())
     replica.train()
     for name, value in replica.local.items():
         again.local[name].copy_(value)
     for each in (replica, again):
-        each.outer.commit([(payload, 1.0), (payload, 0.5)], True, each.local)
+        each.settle([(payload, 1.0), (payload, 0.5)], True)
     assert_unchanged(again, replica.snapshot())
     assert again.outer.digest() == replica.outer.digest()
 
@@ -401,7 +414,7 @@ def test_a_proposal_that_was_never_offered_gives_way_to_the_next_one() -> None:
 def test_misuse_of_the_transaction_is_caught() -> None:
     replica = Replica(SPEC, 0)
     payload = replica.propose()
-    replica.outer.abort(replica.local)
+    replica.outer.abort()
     with pytest.raises(AssertionError, match="not proposed"):
         replica.outer.commit([(payload, 1.0)], True, replica.local)
     for weights in ([], [0.0], [-1.0], [float("inf")], [float("nan")]):
@@ -450,19 +463,20 @@ class NothingIsLost(RuleBasedStateMachine):
     @rule()
     def propose(self) -> None:
         """Also again, where the former proposal was never offered."""
+        self.mine.state.begin_round()
         self.pending, self.remembered = self.mine.propose(), False
 
     @precondition(lambda self: self.pending is not None)
     @rule()
     def go_on_training(self) -> None:
         """Once the proposal is made, and again: what is covered by it stays what it was."""
-        self.mine.outer.remember(self.mine.local)
+        self.mine.state.keep_training()
         self.remembered = True
 
     @rule()
     def abort(self) -> None:
-        self.mine.outer.abort(self.mine.local)
-        self.pending, self.remembered = None, False
+        self.mine.settle([])
+        self._end()
 
     @precondition(lambda self: self.pending is not None)
     @rule(with_other=st.booleans())
@@ -480,12 +494,14 @@ class NothingIsLost(RuleBasedStateMachine):
     def _commit(self, payloads: list[tuple[bytes, float]], with_other: bool, mine_included: bool) -> None:
         self.other.train()
         payloads = payloads + [(self.other.propose(), 1.0)] * with_other
-        self.mine.outer.commit(payloads, mine_included, self.mine.local)
-        if with_other:
-            self.other.outer.commit(payloads, True, self.other.local)
-        else:
-            self.other.outer.abort(self.other.local)
-            self.other.outer.commit(payloads, False, self.other.local)
+        self.mine.settle(payloads, mine_included)
+        if not with_other:
+            self.other.settle([])
+        self.other.settle(payloads, with_other)
+        self._end()
+
+    def _end(self) -> None:
+        self.mine.state.begin_round()
         self.pending, self.remembered = None, False
 
     # While an estimate stands in for the anchor, local also contains the difference to the proposal.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.optimizer.received import Payload, ReceivedPayloads, sha256_of
+from node.optimizer.received import ReceivedPayloads, sha256_of
 from protocol.algorithm.clipping import SentTensor, clipping_scales, payload_norm
 from protocol.algorithm.topk import SparseTensor
 from protocol.reduction.partition import PartRange
@@ -13,7 +13,7 @@ from protocol.reduction.parts import ReductionLayout, decode_result
 from protocol.reduction.pieces import Piece, ReducedTensor, piece_of
 from protocol.wire.payload_codec import PayloadLayout, decode
 
-WeightedPayload = tuple[Payload, float]
+WeightedPayload = tuple[bytes, float]
 """A payload, and the weight of the replica that sent it."""
 
 

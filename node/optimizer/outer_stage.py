@@ -26,7 +26,7 @@ from torch import Tensor
 from node.model.payloads import payload_layout
 from node.model.transfer import copy_into, to_device
 from node.optimizer.outcome import Outcome, contents_of, left_out
-from node.optimizer.received import Payload, ReceivedPayloads
+from node.optimizer.received import ReceivedPayloads
 from node.ranks.ownership import Ownership
 from protocol.algorithm.clipping import SentTensor, outliers, payload_norm
 from protocol.algorithm.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
@@ -171,7 +171,7 @@ class OuterStage:
                 kept[run] = learned
             yield learned
 
-    def screen(self, payloads: Sequence[Payload]) -> list[str]:
+    def screen(self, payloads: Sequence[bytes]) -> list[str]:
         """For each gathered payload of one round: the reason to reject it, or "" to accept. Never raises.
 
         The norms of the decodable payloads are compared with each other, so pass all gathered payloads,
@@ -199,9 +199,9 @@ class OuterStage:
 
         Args:
             outcome: the payloads of the manifest in its order, or the result of the reducers.
-            mine_included: whether the pending proposal is part of the outcome. If true, error feedback becomes
-                that of the proposal plus the part that clipping removed or reducers missed. If false, the
-                proposal is dropped, and `local` moves by the same amount as the anchor.
+            mine_included: whether the pending proposal is part of the outcome. If true, error feedback
+                becomes that of the proposal plus the part that clipping removed or reducers missed. If false,
+                the proposal is dropped, and `local` moves by the same amount as the anchor.
             local: the parameters as they were at the proposal.
 
         Raises:

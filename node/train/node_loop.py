@@ -20,7 +20,7 @@ from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
 from node.monitoring.figures import Activity
 from node.net.membership import PeerAssignment, RunView, jittered, until_answered
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
-from node.train.outer_exchange import OuterExchange, run_is_over
+from node.train.member_anchors import MemberAnchors, run_is_over
 from node.train.recovery import Recovery
 from node.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.train.replica_session import ReplicaSession, Superseded
@@ -69,7 +69,7 @@ class NodeLoop:
         self._given_up_epoch = 0  # assignments of plans up to this one do not count any more
         # Set by _build_stages:
         self._stages: StageRange
-        self._exchange: OuterExchange
+        self._anchors: MemberAnchors
         self._recovery: Recovery
         self._is_built = False
 
@@ -83,9 +83,9 @@ class NodeLoop:
             try:
                 await self._train_all_rounds()
             finally:
-                self._exchange.attestations.drop()
-                if self._exchange.snapshots is not None:
-                    await self._exchange.snapshots.close()
+                self._anchors.attestations.drop()
+                if self._anchors.snapshots is not None:
+                    await self._anchors.snapshots.close()
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
@@ -116,7 +116,7 @@ class NodeLoop:
 
     async def _train_all_rounds(self) -> None:
         failure: BaseException | None = None
-        while self._exchange.position < self._spec.rounds:
+        while self._anchors.position < self._spec.rounds:
             session = self._services.membership.run_view.session
             try:
                 if failure is not None:
@@ -138,8 +138,8 @@ class NodeLoop:
         """Write a checkpoint from which a later start of this node continues. Call it before an early end."""
         if self._is_built:
             await self._abandon()
-        if self._is_built and self._exchange.is_even:
-            await self._write_checkpoint(self._exchange.position)
+        if self._is_built and self._anchors.is_even:
+            await self._write_checkpoint(self._anchors.position)
 
     # Following, until a plan assigns this node to a replica
 
@@ -161,31 +161,31 @@ class NodeLoop:
         )
         await services.transport.host_stages(hosted)
         await services.directory.take_stages(stages)
-        self._exchange = OuterExchange(services, stages, stage_info, self._checkpoints)
-        self._recovery = Recovery(services, self._exchange, self._checkpoints)
+        self._anchors = MemberAnchors(services, stages, stage_info, self._checkpoints)
+        self._recovery = Recovery(services, self._anchors, self._checkpoints)
         await self._note_kept()
         await self._recovery.load_at_start()
         self._is_built = True
 
     async def _follow_until_assigned(self) -> bool:
         """Apply decisions until a plan assigns this node to a replica; False where the run is over before."""
-        membership, exchange = self._services.membership, self._exchange
+        membership, anchors = self._services.membership, self._anchors
         self._services.figures.activity = Activity.FOLLOWING
         await self._recovery.catch_up()
         attested_round = -1
-        while exchange.position < self._spec.rounds:
+        while anchors.position < self._spec.rounds:
             if await self._recovery.roll_back():
-                await self._write_checkpoint_if_due(exchange.position)
-            next_round = exchange.position + 1
-            is_caught_up = exchange.position >= membership.run_view.round_number - 1
-            if is_caught_up and attested_round < exchange.position and self._has_own_reservation:
-                await exchange.attest_all()
-                attested_round = exchange.position
+                await self._write_checkpoint_if_due(anchors.position)
+            next_round = anchors.position + 1
+            is_caught_up = anchors.position >= membership.run_view.round_number - 1
+            if is_caught_up and attested_round < anchors.position and self._has_own_reservation:
+                await anchors.attest_all()
+                attested_round = anchors.position
             membership.progress = (next_round, 0)
             self._assignment = await self._assignment_or_decision(next_round)
             if self._assignment is not None:
                 return True
-            await exchange.follow(next_round)
+            await anchors.follow(next_round)
             await self._write_checkpoint_if_due(next_round)
         return False
 
@@ -226,7 +226,7 @@ class NodeLoop:
             return found if found is not None and found.plan.epoch > self._given_up_epoch else None
 
         assigned = asyncio.create_task(self._services.membership.until(assignment_in))
-        decided = asyncio.create_task(self._exchange.decision(self._stages.first, round_number))
+        decided = asyncio.create_task(self._anchors.decision(self._stages.first, round_number))
         try:
             with self._services.figures.waits.on(Wait.ASSIGNMENT):
                 await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
@@ -244,14 +244,14 @@ class NodeLoop:
     async def _train_assignment(self) -> None:
         """Train under this node's assignment until it ends."""
         assert self._assignment is not None, "only a node with an assignment trains"
-        assignment, first_round = self._assignment, self._exchange.position + 1
+        assignment, first_round = self._assignment, self._anchors.position + 1
         log.info(
             "%s: %s, %s, from round %d",
             *(assignment.plan.reason, assignment.replica.name, _text_of(self._stages), first_round),
         )
         self._services.figures.activity = Activity.TRAINING
         session = ReplicaSession(
-            self._services, assignment, self._exchange, self._leaving, self._write_checkpoint_if_due
+            self._services, assignment, self._anchors, self._leaving, self._write_checkpoint_if_due
         )
         try:
             await session.run()
@@ -288,7 +288,7 @@ class NodeLoop:
 
     async def _abandon(self) -> None:
         """Drop an unfinished inner step. A decision that is being applied is applied first."""
-        async with self._exchange.between_steps:
+        async with self._anchors.between_steps:
             await self._services.worker.call(Abandon())
 
     async def _give_up_assignment(self, reason: BaseException) -> None:
@@ -315,7 +315,7 @@ class NodeLoop:
         rollback = run_view.rollback
         # Peers that are away now have no other checkpoint from which they could go on after a rollback.
         is_due = round_number % every == 0 or (rollback is not None and rollback.round_number == round_number)
-        if not is_due or is_old or not self._exchange.is_even:
+        if not is_due or is_old or not self._anchors.is_even:
             return
         try:
             await self._write_checkpoint(round_number)
@@ -327,7 +327,7 @@ class NodeLoop:
     async def _write_checkpoint(self, round_number: int) -> None:
         """Write a checkpoint. Everything that this node holds must be after that round."""
         folder = self._checkpoints / round_folder(round_number)
-        async with self._exchange.between_steps:
+        async with self._anchors.between_steps:
             await self._services.worker.call(WriteCheckpoint(folder, round_number))
         self.newest_checkpoint = folder
         await self._note_kept()

@@ -16,11 +16,13 @@ from typing import TypeVar
 from node.ipc.worker_calls import Connect, KeepTraining
 from node.net.membership import PeerAssignment, RunView
 from node.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
+from node.train.exchange_round import RoundExchange, RoundOutcome
 from node.train.inner_phase import InnerLoop, empty_measurement
 from node.train.measurements import Measurements
-from node.train.outer_exchange import OuterExchange, Overlap, RoundOutcome
+from node.train.member_anchors import MemberAnchors
 from node.train.pipeline import Pipeline
 from node.train.replica_links import have_same_links, open_links
+from node.train.round_gates import RoundGates
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.spec.fixed import EXTRA_STEPS
@@ -43,7 +45,7 @@ class ReplicaSession:
     """One assignment of this node, and those of later plans that keep its replica.
 
     Args:
-        assignment: training starts in the round after the position of `exchange`.
+        assignment: training starts in the round after the position of `anchors`.
         leaving: set when this node has to leave: it then trains to the end of the round.
         after_round: called after every round, to write a checkpoint where one is due.
 
@@ -55,12 +57,13 @@ class ReplicaSession:
         self,
         services: Services,
         assignment: PeerAssignment,
-        exchange: OuterExchange,
+        anchors: MemberAnchors,
         leaving: asyncio.Event,
         after_round: Callable[[int], Awaitable[None]],
     ) -> None:
         self.assignment = assignment
-        self._spec, self._services, self._exchange = services.spec, services, exchange
+        self._spec, self._services, self._anchors = services.spec, services, anchors
+        self._exchange = RoundExchange(services, anchors)
         self._leaving, self._after_round = leaving, after_round
         self._measurements = Measurements(self._tell, lambda: self.assignment.plan.size)
         self._last: int | None = None  # the round after which this node leaves
@@ -71,7 +74,7 @@ class ReplicaSession:
         Raises Superseded, or HetnodeError (alone or in an ExceptionGroup) where the replica cannot go on.
         """
         spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
-        first = self._exchange.position + 1
+        first = self._anchors.position + 1
         async with AsyncExitStack() as stack:
             stack.callback(self._measurements.drop)
             opening, waits = (
@@ -86,7 +89,7 @@ class ReplicaSession:
             if first == 1:
                 before = empty_measurement(assignment, 0)
                 await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
-            inner = InnerLoop(self._services, pipeline, self._exchange.between_steps)
+            inner = InnerLoop(self._services, pipeline, self._anchors.between_steps)
             for round_number in range(first, spec.rounds + 1):
                 may_begin = self._until_not_held(round_number)
                 if not await self._cancel_when_superseded(may_begin, round_number):
@@ -94,7 +97,7 @@ class ReplicaSession:
                     return
                 # Where other replicas have another anchor, training from it is of no use.
                 training = cancel_when(
-                    self._exchange.attestations.failure(), self._train_round(pipeline, inner, round_number)
+                    self._anchors.attestations.failure(), self._train_round(pipeline, inner, round_number)
                 )
                 outcome = await self._cancel_when_superseded(training, round_number)
                 await self._after_round(round_number)
@@ -114,7 +117,7 @@ class ReplicaSession:
                 await self._adopt(PeerAssignment(plan, replica, assignment.position), pipeline)
             await pipeline.part()
             await self._measurements.told()
-        await self._exchange.attestations.told()
+        await self._anchors.attestations.told()
 
     async def _until_not_held(self, round_number: int) -> bool:
         """Wait for the end of a pause of the run. False where this node has to leave before that.
@@ -203,7 +206,7 @@ class ReplicaSession:
         """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
         if inner.round_number < round_number:
             # The others do not wait for a snapshot that does not come, and it may never come.
-            preparing = self._exchange.prepare_links(round_number)
+            preparing = self._anchors.prepare_links(round_number)
             await self._cancel_when_superseded(preparing, round_number, is_opening=True)
             await inner.begin(self.assignment, round_number)
         else:  # the overlap with the round before has begun it
@@ -217,7 +220,7 @@ class ReplicaSession:
             replace(
                 measured,
                 payload_bytes=outcome.payload_bytes,
-                payload_bytes_dense=4 * sum(self._exchange.stage_info.parameters.values()),
+                payload_bytes_dense=4 * sum(self._anchors.stage_info.parameters.values()),
                 progress_norm=outcome.progress_norm,
                 error_norm=outcome.error_norm,
                 agreements=outcome.agreements,
@@ -234,19 +237,19 @@ class ReplicaSession:
         Adds `extra_steps` and `outer_seconds`, for which the regular steps had to wait, to `measured`.
         """
         clock = asyncio.get_running_loop().time
-        began, overlap = clock(), Overlap(self._exchange.stages)
+        began, gates = clock(), RoundGates(self._anchors.stages)
         share = min(1.0, measured.steps / self._spec.inner.steps)
-        contribution = self._exchange.contribute(self.assignment.plan, round_number, share, overlap)
+        contribution = self._exchange.contribute(self.assignment.plan, round_number, share, gates)
         contributing = asyncio.create_task(contribution)
         try:
-            ahead = await cancel_when_failed(contributing, self._train_ahead(inner, round_number, overlap))
+            ahead = await cancel_when_failed(contributing, self._train_ahead(inner, round_number, gates))
             extra = self._train_while_away(pipeline, inner, round_number, contributing)
             extra_steps = await cancel_when_failed(contributing, extra)
             outcome = await contributing
         except HetnodeError:
-            if self._leaving.is_set() and not overlap.trained.is_set():
+            if self._leaving.is_set() and not gates.trained.is_set():
                 # The neighbours have a plan without this node, and may be gone. The round can still end well.
-                overlap.trained.set()
+                gates.trained.set()
                 await contributing
             raise
         finally:
@@ -254,19 +257,19 @@ class ReplicaSession:
             await asyncio.gather(contributing, return_exceptions=True)
         return outcome, replace(measured, extra_steps=extra_steps, outer_seconds=clock() - began - ahead)
 
-    async def _train_ahead(self, inner: InnerLoop, round_number: int, overlap: Overlap) -> float:
+    async def _train_ahead(self, inner: InnerLoop, round_number: int, gates: RoundGates) -> float:
         """Train the first steps of the next round, as many as overlap. Returns their seconds.
 
         They are trained under the present plan, which the decision of the round may change.
         """
         steps = self._spec.outer.overlap if round_number < self._spec.rounds else 0
-        await overlap.proposed.wait()
+        await gates.proposed.wait()
         if steps:
             await self._services.worker.call(KeepTraining())
-            await self._exchange.prepare_links(round_number + 1)
+            await self._anchors.prepare_links(round_number + 1)
             await inner.begin(self.assignment, round_number + 1)
             await inner.train(ahead=steps)
-        overlap.trained.set()
+        gates.trained.set()
         return inner.seconds if steps else 0.0
 
     async def _train_while_away(

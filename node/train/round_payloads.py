@@ -56,7 +56,7 @@ class RoundPayloads:
         )
         return sign_descriptor(descriptor, self._services.identity.sign)
 
-    async def check(
+    async def screen(
         self, plan: Plan, own: PayloadDescriptor, payload: bytes, held: Sequence[PayloadDescriptor]
     ) -> tuple[dict[PayloadDescriptor, bytes], list[Rejection]]:
         """The payloads of one (stage, round) that may count, with their bytes; and those that must not."""

@@ -32,7 +32,9 @@ def shared_state(outer: OuterState, moments: Mapping[int, AdamWState | None]) ->
     """All that a checkpoint holds, for rank 0 to read; local parameters that have moved only."""
     found: dict[Key, SharedTensor] = {}
     for stage, each in outer.items():
-        found |= {(stage, "committed", name): shared for name, shared in outer.shared_committed(stage).items()}
+        found |= {
+            (stage, "committed", name): shared for name, shared in outer.shared_committed(stage).items()
+        }
         found |= {
             (stage, "error", name): shared
             for name, shared in each.ownership.shared(each.layout.shapes, each.error).items()

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from node.model.init import initial_parameters
-from node.optimizer.embedding_follower import EmbeddingFollower
 from node.optimizer.agreement_probe import AgreementProbe
+from node.optimizer.embedding_follower import EmbeddingFollower
 from node.optimizer.outer_stage import OuterStage
 from node.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup

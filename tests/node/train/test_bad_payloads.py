@@ -29,7 +29,8 @@ from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
-from node.train.outer_exchange import OuterExchange, RoundOutcome
+from node.train.exchange_round import RoundExchange, RoundOutcome
+from node.train.member_anchors import MemberAnchors
 from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
@@ -80,7 +81,7 @@ class Peer:
 
 @dataclass
 class Honest(Peer):
-    exchange: OuterExchange
+    exchange: RoundExchange
     worker: WorkerClient
 
 
@@ -200,8 +201,9 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             membership,
             Directory(peer.transport, record),
         )
-        exchange = OuterExchange(services, StageRange(0, 1), stage_info, folder)
-        await exchange.refresh()
+        anchors = MemberAnchors(services, StageRange(0, 1), stage_info, folder)
+        await anchors.refresh()
+        exchange = RoundExchange(services, anchors)
         honest.append(Honest(peer.identity, peer.coordinator, peer.transport, exchange, worker))
     stray = await _worker(stack)
     await stray.call(Build(SPEC, StageRange(0, 1)))

@@ -31,11 +31,11 @@ def test_steps_beyond_h_survive_the_commit_of_their_round(stream: SampleStream) 
     (member,) = chain(stream, 1)
     inner_phase([member], 1)
     payloads = {stage: [payload] for stage, payload in proposals([member]).items()}
-    covered = state([member])
     member.outer.keep_training()
+    start = state([member])
     for step in (SPEC.inner.steps + 1, SPEC.inner.steps + 2):
         inner_step([member], step)
-    learned = {n: v - covered[n] for n, v in state([member]).items() if n.startswith("local")}
+    learned = {n: v - start[n] for n, v in state([member]).items() if n.startswith("local")}
     assert any(value.any() for value in learned.values())
     result = member.end_inner_phase()
     assert result.steps == SPEC.inner.steps  # steps beyond H do not belong to the round
@@ -50,14 +50,15 @@ def test_a_stage_that_proposes_only_after_training_went_on_loses_nothing(stream:
     """The coordinator becomes unreachable between the proposals of two stages."""
     (member,) = chain(stream, 1)
     inner_phase([member], 1)
-    payloads, covered = {0: [member.outer.propose(0) or b""]}, learned_by(member, 0)
+    payloads = {0: [member.outer.propose(0) or b""]}
     member.outer.keep_training()
+    start = learned_by(member, 0)
     inner_step([member], SPEC.inner.steps + 1)
     payloads[1] = [member.outer.propose(1) or b""]
-    covered |= learned_by(member, 1)
+    start |= learned_by(member, 1)
     inner_step([member], SPEC.inner.steps + 2)
     since = {
-        name: value - covered[name] for name, value in (learned_by(member, 0) | learned_by(member, 1)).items()
+        name: value - start[name] for name, value in (learned_by(member, 0) | learned_by(member, 1)).items()
     }
     assert all(any(value.any() for name, value in since.items() if name[0] == stage) for stage in (0, 1))
     commit([member], 1, payloads, True)

@@ -44,7 +44,7 @@ LAYERS = (
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.model node.extras node.ranks",
     "node.ipc node.data node.optimizer",
-    "node.checkpoint",
+    "node.checkpoint node.reduction",
     "node.generate node.exchange node.folder",
     "node.net",
     "node.guest node.measure node.monitoring node.worker",
@@ -84,6 +84,7 @@ PURE = [
     "coordinator.incident",
     "node.model",
     "node.optimizer",
+    "node.reduction",
 ]
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
 FACES = (

@@ -117,7 +117,7 @@ class LocalReplica:
     def settle(self, round_number: int, outcomes: Sequence[tuple[Outcome, bool]]) -> list[str]:
         """Apply the outcome of `round_number` to all stages.
 
-        `outcomes` has for each stage the accepted payloads in order, or the result of the reducers, and
+        `outcomes` has for each stage the accepted payloads in order, or one result, and
         whether our payload counts in it. A stage without payloads is aborted. Returns the digests of the
         committed stages.
         """

@@ -22,12 +22,11 @@ from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
-from node.experiment.reduction import LocalReduction
 from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.variation import UNVARIED, Variation
 from node.experiment.variation_runner import VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
-from node.optimizer.outcome import Outcome, WeightedPayload
+from node.optimizer.outcome import Outcome, WeightedPayload, agreed_results
 from node.optimizer.outer_stage import CommittedState
 from node.worker.compute import Compute
 from protocol.algorithm.sampling import sample_range
@@ -106,7 +105,7 @@ class LocalSwarm:
         replicas: in the order of the plan. If not all are resident, finish with one before taking the next.
         position: number of finished rounds.
         steering: applies the variation.
-        reduction: the reducers, if the exchange is "reduced".
+        exchange_of_all: that of an exchange whose members agree on one result; else None.
     """
 
     def __init__(
@@ -143,9 +142,8 @@ class LocalSwarm:
             )
         self.replicas = ReplicaOffload(len(planned), build, ready, parked)
         self.steering.connect(0, self.replicas)
-        self.reduction: LocalReduction | None = None
-        if spec.outer.exchange == "reduced":
-            self.reduction = LocalReduction(spec, len(planned))
+        results = agreed_results(spec)
+        self.exchange_of_all = None if results is None else results.local(spec, len(planned))
         self._phases: tuple[_Phase, ...] | None = None
         self._link_bytes = 0
         self._begin_round(1)
@@ -212,8 +210,8 @@ class LocalSwarm:
         stages = range(self.spec.swarm.stages)
         anchors = {stage: held.host_of(stage).outer[stage].committed for stage in stages}
         steering = self.steering.state_dict()
-        if self.reduction is not None:
-            steering |= self.reduction.state_dict()
+        if self.exchange_of_all is not None:
+            steering |= self.exchange_of_all.state_dict()
         swarm_checkpoint.write(
             folder, self.spec, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
         )
@@ -236,8 +234,8 @@ class LocalSwarm:
         self._initial.clear()
         self.position, self._link_bytes = found.position, found.link_bytes
         self.steering.load_state_dict(found.steering)
-        if self.reduction is not None:
-            self.reduction.load_state_dict(found.steering)
+        if self.exchange_of_all is not None:
+            self.exchange_of_all.load_state_dict(found.steering)
         self.steering.connect(found.position, self.replicas)
         if found.position < self.spec.rounds:
             self._trained = self._open_round(found.position + 1)
@@ -361,7 +359,7 @@ class LocalSwarm:
         self._initial.clear()  # all replicas exist, so the initial anchor can be freed
         digests: list[list[str]] = []
         shared: dict[int, CommittedState] = {}
-        committed = [self._reduced(stage, outcome) for stage, outcome in enumerate(outcomes)]
+        committed = [self._agreed(stage, outcome) for stage, outcome in enumerate(outcomes)]
 
         def settle(position: int, replica: LocalReplica) -> None:
             own = [
@@ -373,8 +371,8 @@ class LocalSwarm:
 
         self.replicas.each(settle)
 
-    def _reduced(self, stage: int, outcome: _Outcome) -> Outcome:
+    def _agreed(self, stage: int, outcome: _Outcome) -> Outcome:
         """What the replicas apply to `stage`; no payloads for an aborted round."""
-        if self.reduction is None or not outcome.payloads:
+        if self.exchange_of_all is None or not outcome.payloads:
             return outcome.payloads
-        return self.reduction.reduce(stage, outcome.payloads)
+        return self.exchange_of_all.result(stage, outcome.payloads)

@@ -327,8 +327,8 @@ class CommitEmbedding(Request[str]):
 
 
 @dataclass(frozen=True)
-class CommitReduced(Request[CommitResult]):
-    """As Commit, with the result of a reduction (protocol.reduction.counted_result).
+class CommitAgreed(Request[CommitResult]):
+    """As Commit, with the one result on which the group has agreed.
 
     `position` is this member's in the group; None if its payload cannot be in the result.
     """
@@ -340,7 +340,7 @@ class CommitReduced(Request[CommitResult]):
 
 
 @dataclass(frozen=True)
-class CommitReducedEmbedding(Request[str]):
+class CommitAgreedEmbedding(Request[str]):
     """As CommitEmbedding, with the result of stage 0."""
 
     round_number: int

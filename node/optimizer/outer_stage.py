@@ -198,9 +198,9 @@ class OuterStage:
         """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 
         Args:
-            outcome: the payloads of the manifest in its order, or the result of the reducers.
+            outcome: the payloads of the manifest in its order, or the one result of their group.
             mine_included: whether the pending proposal is part of the outcome. If true, error feedback
-                becomes that of the proposal plus the part that clipping removed or reducers missed. If false,
+                becomes that of the proposal plus the part that clipping removed or a result lacks. If false,
                 the proposal is dropped, and `local` moves by the same amount as the anchor.
             local: the parameters as they were at the proposal.
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from node.ipc.worker_calls import (
     Abort,
     Commit,
+    CommitAgreed,
+    CommitAgreedEmbedding,
     CommitEmbedding,
-    CommitReduced,
-    CommitReducedEmbedding,
     CommitResult,
     ResetError,
 )
@@ -62,7 +62,7 @@ class Commits:
         """Commit at the worker. Returns the new digests; stage 0 contains the embedding.
 
         Args:
-            outcome: the payloads of the decision in its order, or the one result of a reduction.
+            outcome: the payloads of the decision in its order, or the one result of their group.
         """
         stage, round_number = decision.stage, decision.round_number
         descriptors = [entry.descriptor for entry in decision.entries]
@@ -73,7 +73,7 @@ class Commits:
             position = proposal.position if proposal is not None and is_mine else None
             is_mine = position is not None
             [data] = outcome
-            result = await self._worker.call(CommitReduced(stage, round_number, data, position))
+            result = await self._worker.call(CommitAgreed(stage, round_number, data, position))
         else:
             weights = tuple(descriptor.weight for descriptor in descriptors)
             comparison = self._comparison(decision)
@@ -107,7 +107,7 @@ class Commits:
         """Commit the embedding without stage 0. An aborted round has no entries: then it stays as it is."""
         if decision.result is not None:
             [data] = outcome
-            digest = await self._worker.call(CommitReducedEmbedding(decision.round_number, data))
+            digest = await self._worker.call(CommitAgreedEmbedding(decision.round_number, data))
         else:
             weights = tuple(entry.descriptor.weight for entry in decision.entries)
             call = CommitEmbedding(decision.round_number, tuple(outcome), weights)

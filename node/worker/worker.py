@@ -28,7 +28,7 @@ from node.ipc.channel import serve
 from node.model.payloads import payload_layout
 from node.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.optimizer.agreement_probe import AgreementProbe
-from node.optimizer.outcome import Outcome, ReducedResult
+from node.optimizer.outcome import AgreedResult, Outcome, agreed_results
 from node.ranks.group import RankGroup, form_group
 from node.worker.compute import Compute, check_device, memory_in_use
 from node.worker.factories import TrainerFactories
@@ -37,11 +37,10 @@ from node.worker.trainer import Trainer
 from protocol.algorithm.digest import header_of, size_of
 from protocol.algorithm.outer_optimizer import committed_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.reduction.counted_result import CountedResult, most_nbytes
-from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire import snapshot_codec
+from protocol.wire.payload_codec import PayloadLayout
 from protocol.wire.typed_calls import handlers
 
 _BYTES, _CPU_BYTES = 16, 28  # of a parameter
@@ -191,14 +190,16 @@ class Worker:
         probe = None if call.comparison is None else AgreementProbe(call.comparison, self._group)
         return self._committed(call.stage, call.round_number, weighted, call.mine_included, probe)
 
-    def commit_reduced(self, call: calls.CommitReduced) -> calls.CommitResult:
+    def commit_agreed(self, call: calls.CommitAgreed) -> calls.CommitResult:
         """As :meth:`commit`."""
-        stage = self.trainer.outer[call.stage]
-        layout = ReductionLayout(stage.layout.shapes, self.trainer.spec.outer)
-        found, position = CountedResult.from_bytes(layout, call.result), call.position
-        is_mine = position is not None and found.counts(position)
-        missing = found.uncounted(layout, position) if position is not None and is_mine else ()
-        return self._committed(call.stage, call.round_number, ReducedResult(found.result, missing), is_mine)
+        layout = self.trainer.outer[call.stage].layout
+        result, is_mine = self._agreed(layout, call.result, call.position)
+        return self._committed(call.stage, call.round_number, result, is_mine)
+
+    def _agreed(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[AgreedResult, bool]:
+        results = agreed_results(self.trainer.spec)
+        assert results is not None, "the coordinator commits payloads where members gather them"
+        return results.read(layout, data, position)
 
     def _committed(
         self,
@@ -220,12 +221,10 @@ class Worker:
         weighted = list(zip(call.payloads, call.weights, strict=True))
         return self.trainer.commit_embedding(call.round_number, weighted)
 
-    def commit_reduced_embedding(self, call: calls.CommitReducedEmbedding) -> str:
+    def commit_agreed_embedding(self, call: calls.CommitAgreedEmbedding) -> str:
         """As :meth:`commit`."""
-        spec = self.trainer.spec
-        layout = ReductionLayout(parameter_shapes(spec, 0), spec.outer)
-        found = CountedResult.from_bytes(layout, call.result)
-        return self.trainer.commit_embedding(call.round_number, ReducedResult(found.result))
+        result, _ = self._agreed(payload_layout(self.trainer.spec, 0), call.result, None)
+        return self.trainer.commit_embedding(call.round_number, result)
 
     def abort(self, call: calls.Abort) -> None:
         self.trainer.outer.abort(call.stage, call.round_number)
@@ -356,9 +355,11 @@ def _payloads(spec: RunSpec, stages: Iterable[int]) -> dict[int, calls.PayloadIn
 
 
 def _capacities(spec: RunSpec, stages: Iterable[int]) -> dict[int, int]:
-    if spec.outer.exchange == "gathered":
-        return {stage: payload_layout(spec, stage).nbytes for stage in stages}
-    return {stage: most_nbytes(parameter_count(spec, stage)) for stage in stages}
+    results = agreed_results(spec)
+    return {
+        stage: results.most_nbytes(spec, stage) if results else payload_layout(spec, stage).nbytes
+        for stage in stages
+    }
 
 
 def _snapshot(spec: RunSpec) -> calls.PartInfo:

@@ -15,13 +15,17 @@ class ExchangeEntry:
 
     Attributes:
         settlement: module and class of its :class:`coordinator.state.settlement.Settlement`.
+        results: those of its :class:`node.optimizer.outcome.AgreedResults`; "" where members gather payloads.
     """
 
     settlement: str
+    results: str
 
 
 EXCHANGES: Mapping[str, ExchangeEntry] = {
-    "gathered": ExchangeEntry("coordinator.state.settlement.Settlement"),
-    "reduced": ExchangeEntry("coordinator.reduction.settlement.ReducedSettlement"),
+    "gathered": ExchangeEntry("coordinator.state.settlement.Settlement", ""),
+    "reduced": ExchangeEntry(
+        "coordinator.reduction.settlement.ReducedSettlement", "node.reduction.results.ReducedResults"
+    ),
 }
 """By the name in ``outer.exchange``."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from node.model.shapes import parameter_shapes
-from node.optimizer.outcome import ReducedResult, WeightedPayload
+from node.optimizer.outcome import WeightedPayload
+from node.reduction.result import ReducedResult
 from protocol.reduction.partition import partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.run import RunSpec
@@ -27,7 +28,7 @@ class LocalReduction:
             for layout, ranges in zip(self._layouts, self._ranges, strict=True)
         ]
 
-    def reduce(self, stage: int, payloads: Sequence[WeightedPayload]) -> ReducedResult:
+    def result(self, stage: int, payloads: Sequence[WeightedPayload]) -> ReducedResult:
         """The committed result of a round. Raises HetnodeError PAYLOAD_CORRUPT where the sum overflows."""
         layout, ranges, reducers = self._layouts[stage], self._ranges[stage], self._reducers[stage]
         cut = [cut_payload(layout, payload, ranges) for payload, _ in payloads]

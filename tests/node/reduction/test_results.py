@@ -9,8 +9,8 @@ import torch
 
 from node.model.init import initial_parameters
 from node.optimizer.embedding_follower import EmbeddingFollower
-from node.optimizer.outcome import ReducedResult
 from node.optimizer.outer_stage import OuterStage
+from node.reduction.result import ReducedResult
 from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.reduction.partition import PartRange, partition

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from protocol.wire.status_json import status_data
 from torch import Tensor
 
 from coordinator.state.apply import replay

@@ -43,7 +43,7 @@ def holding_only_its_own(rounds: set[int], stage: int) -> Any:
         **more: Any,
     ) -> ExchangeResult:
         if descriptor.stage == stage and descriptor.round_number in rounds:
-            await self._stages[stage].payloads.hold(descriptor, bytes(payload))
+            await self.server.services[stage].payloads.hold(descriptor, bytes(payload))
             return ExchangeResult((descriptor,), ())
         return await exchange(self, payload, descriptor, *args, **more)
 

@@ -160,17 +160,17 @@ class VirtualTransport(Transport):
     def __init__(self, rpc: VirtualGrpc, dht: Dht, identity: Identity, run: str, client_mode: bool) -> None:
         self._rpc, self._dht, self._run, self._client_mode = rpc, dht, run, client_mode
         self._identity, self._allow_list = identity, AllowList()
-        self._server = PayloadServer(rpc, dht, identity.peer, self._allow_list)
+        self.server = PayloadServer(rpc, dht, identity.peer, self._allow_list)
         self._reductions: dict[int, Any] = {}  # of a run with exchange "reduced"
         self._closed = asyncio.Event()
 
     async def host_stages(self, hosted: ServedStages) -> None:
-        listening = None if self._client_mode else await self._server.listen()
+        listening = None if self._client_mode else await self.server.listen()
         for stage, capacity in hosted.capacities.items():
             store = PayloadStore(hosted.folder_of(stage), hosted.keep_rounds)
             checkpoints = CheckpointServer.of(hosted)
-            own = self._identity.peer, stage, capacity, store, checkpoints, self._server
-            self._server.services[stage] = PayloadService(*own)
+            own = self._identity.peer, stage, capacity, store, checkpoints, self.server
+            self.server.services[stage] = PayloadService(*own)
             if hosted.spec is not None and hosted.exchange == "reduced":
                 from tests.virtual.reduction import reduction_peer  # noqa: PLC0415  it needs hivemind
 
@@ -216,7 +216,7 @@ class VirtualTransport(Transport):
         deadline: float,
     ) -> ExchangeResult:
         clock = asyncio.get_running_loop().time
-        ends, service = clock() + deadline, self._server.services[descriptor.stage]
+        ends, service = clock() + deadline, self.server.services[descriptor.stage]
         reduction = self._reductions.get(descriptor.stage)
         service.payloads.break_off()
         if reduction is not None:
@@ -238,7 +238,7 @@ class VirtualTransport(Transport):
             await reduction.end_round(ended)
 
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
-        service = self._server.services.get(entry.descriptor.stage) or self._any_service()
+        service = self.server.services.get(entry.descriptor.stage) or self._any_service()
         return await service.payloads.fetch(entry, deadline)
 
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
@@ -249,12 +249,12 @@ class VirtualTransport(Transport):
 
     async def close(self) -> None:
         self._closed.set()
-        await self._server.close()
+        await self.server.close()
 
     def _any_service(self, code: ErrorCode = ErrorCode.PAYLOAD_UNAVAILABLE) -> PayloadService:
-        if not self._server.services:
+        if not self.server.services:
             raise no_stage(code)
-        return next(iter(self._server.services.values()))
+        return next(iter(self.server.services.values()))
 
     async def _search(
         self, own: PayloadDescriptor, expected: int, seconds: float

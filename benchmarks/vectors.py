@@ -453,7 +453,7 @@ def error_feedback() -> dict[str, Any]:
         assert own is not None, "all values are finite"
         payloads = [own, *small] if what == "commit" else small
         if what == "abort":
-            stage.abort(local)
+            stage.abort()
         else:
             stage.commit([(data, 1.0) for data in payloads], what == "commit", local)
         steps.append(

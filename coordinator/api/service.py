@@ -150,7 +150,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             commands.Join(
                 *(request.protocol_version, spec_hash, peer, role, capacity),
                 endpoint=claims.endpoint if found.endpoint else "",
-                # A client that tells no addresses is believed, as by former coordinators.
+                # A client that tells no addresses is believed.
                 reachability=found.reachability if request.HasField("addresses") else None,
                 claimed=claims.endpoint,
                 problem=found.reason,

@@ -67,7 +67,7 @@ class Addresses:
         try:
             host, port = split_endpoint(address)
         except ValueError:
-            host, port = address, 1  # such a claim was refused, or is of an earlier version
+            host, port = address, 1  # such a claim was refused
         if host not in self._hosts:
             self._hosts[host] = self._documentation_host(host)
         ports = self._ports.setdefault(host, {})

@@ -102,6 +102,5 @@ def _check_run(signed_for: str, run: str) -> None:
         raise HetnodeError(
             ErrorCode.STORE_CORRUPT,
             f"The payloads in this folder are signed for run {signed_for}; its authority makes it {run}.",
-            "Restore authority.key and authority.pem. If an earlier version of hetnode began the run, end it "
-            "with that version.",
+            "Restore authority.key and authority.pem.",
         )

@@ -125,7 +125,7 @@ COMMANDS = {
     ),
     "plan": LazyCommand(
         "plan",
-        "plan_app",
+        "plan",
         "What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.",
     ),
     "experiment": LazyCommand(

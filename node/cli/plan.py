@@ -6,28 +6,23 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from coordinator.forecast.forecast import forecast, proposed
-from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.state.cause_text import cause_text
 from coordinator.state.state import Peer
 from node.cli.options import option, panel, records_as_options
 from node.cli.spec import SpecOptions, spec_option
 from node.command_runner import bad_option
-from node.folder import make_usable
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import Capacity, Lifecycle, PeerId, Role
-
-plan_app = typer.Typer(invoke_without_command=True)
 
 _LEAST = {
     "uplink_mbps": 1e-3,
@@ -42,17 +37,11 @@ COLUMNS = ("name", *_LEAST, "endpoint")
 _REMEDY = f"Give a CSV file with the header {','.join(COLUMNS)} and a line for every peer."
 
 _MOST_PEERS = 10_000
-_BANDWIDTHS = (10, 20, 30, 50, 70, 100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000)
-_NODES = range(100, 1001, 100)
 
 Hosts = dict[PeerId, tuple[Capacity, str]]
 """Peers with the capacity and the endpoint of each."""
 
-_peers, _figure = panel("Peers"), panel("Figure")
-Out = Annotated[Path, option("Folder for the CSV and the PNG file.")]
-Tflops = Annotated[float, _figure("What a member achieves in training, TFLOP/s.", min=1e-6)]
-Latency = Annotated[float, _figure("Between any two, one way, ms.", min=0)]
-Swarm = Annotated[int, _figure("Pipelines that exchange pseudo-gradients.", min=1)]
+_peers = panel("Peers")
 Mbps = Annotated[float, _peers("Their uplink and downlink, Mb/s.", min=1e-3)]
 PeerTflops = Annotated[float, _peers("What they achieve in training, TFLOP/s.", min=1e-6)]
 
@@ -102,10 +91,8 @@ class PeerOptions:
         return {PeerId(f"full-{i}"): (able, "listens") for i in range(self.replicas)}
 
 
-@plan_app.callback()
 @records_as_options(spec_options=("data", "tokenizer", "rounds", "replicas", "pipelines", "seed"))
 def plan(
-    context: typer.Context,
     spec_options: SpecOptions,
     peer_options: PeerOptions,
     microbatches: Annotated[int | None, spec_option("Per inner step and replica.", min=1)] = None,
@@ -117,9 +104,6 @@ def plan(
     N, and --replicas N for machines that hold the whole model. Nothing is started and no peer is asked: all
     figures follow from the cost model, and docs/operate.md says what it leaves out.
     """
-    if context.invoked_subcommand is not None:
-        _no_options_before(context)
-        return
     homes = peer_options.stage_hosts()
     chain = spec_options.spec().swarm.chain_length
     pipelines = (peer_options.pipelines or max(1, len(homes) // chain)) if homes else 0
@@ -151,125 +135,6 @@ def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> No
         sys.stdout.write(json.dumps(plan_json(spec, proposal, found), indent=2) + "\n")
     else:
         Console().print(plan_view(spec, proposal, found))
-
-
-def _no_options_before(context: typer.Context) -> None:
-    """Raises BAD_OPTION for an option that stands before the name of a subcommand, which has its own."""
-    subcommand = context.invoked_subcommand
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise bad_option(
-                f"--{name.replace('_', '-')} stands before '{subcommand}', which does not read it.",
-                f"Put it after the subcommand; 'hetnode plan {subcommand} --help' lists its options.",
-            )
-
-
-@dataclass(frozen=True)
-class Figure2Options:
-    out: Out = Path()
-    tflops: Tflops = 40.0
-    microbatches: Annotated[int, _figure("Per inner step.", min=1)] = 256
-    latency: Latency = 20.0
-    pipelines: Swarm = 2
-
-
-@dataclass(frozen=True)
-class Figure3Options(Figure2Options):
-    latency: Latency = 5.0
-    pipelines: Swarm = 4
-
-
-@plan_app.command()
-@records_as_options()
-def figure2(options: Figure2Options) -> None:
-    """Utilization of 70B in pipelines of 4 members against bandwidth, as in the paper's figure 2."""
-    _utilization("70b", "figure2", options, (1, 8, 16, 32, 64, 100))
-
-
-@plan_app.command()
-@records_as_options()
-def figure3(options: Figure3Options) -> None:
-    """Utilization of 512M in pipelines of 4 members against bandwidth: the paper's figure 3 is at 1 Gb/s."""
-    _utilization("512m", "figure3", options, (1, 8, 24, 96, 192, 384, 768))
-
-
-@plan_app.command("scaling")
-def plan_scaling(
-    out: Out = Path(),
-    preset: Annotated[str, _figure("Model.")] = "1b",
-    k: Annotated[int, _figure("Subspace width of the links.")] = 32,
-    inner_steps: Annotated[int, _figure("H.", min=1)] = 50,
-    microbatches: Annotated[int, _figure("Per inner step and replica, on the average.", min=1)] = 64,
-    home_share: Annotated[float, _figure("Nodes that are homes.", min=0, max=1)] = 0.8,
-    uplink: Annotated[float, _figure("Of a home, Mb/s.", min=1e-3)] = 50.0,
-    downlink: Annotated[float, _figure("Of a home, Mb/s.", min=1e-3)] = 200.0,
-    tflops: Tflops = 40.0,
-    replica_bandwidth: Annotated[float, _figure("Of a full replica, Mb/s.", min=1e-3)] = 1000.0,
-    replica_tflops: Annotated[float, _figure("Of a full replica.", min=1e-6)] = 400.0,
-    latency: Latency = 20.0,
-    embedding_every: Annotated[
-        int,
-        _figure(
-            "link.embedding_every: rounds between two snapshots of the embedding for members without "
-            "stage 0; 0: they fetch its update in every round.",
-            min=0,
-        ),
-    ] = 0,
-    exchange: Annotated[
-        Literal["gathered", "reduced"],
-        _figure("outer.exchange: replicas gather all payloads, or reduce them."),
-    ] = "gathered",
-) -> None:
-    """Weak and strong scaling of mixed swarms of 100 to 1000 nodes: homes in pipelines, and full replicas."""
-    from node.views.plan import payload_bytes, write_scaling  # noqa: PLC0415
-
-    given = SpecOptions(preset, inner_steps=inner_steps, k=k)
-    spec = given.spec(**{"inner.microbatches": microbatches, "outer.exchange": exchange})
-    points = scaling(
-        spec,
-        payload_bytes(spec),
-        home=capacity(uplink, downlink, 2 * latency, math.inf, tflops),
-        datacenter=capacity(replica_bandwidth, replica_bandwidth, 2 * latency, math.inf, replica_tflops),
-        home_share=home_share,
-        nodes=_NODES,
-        embedding_every=embedding_every,
-    )
-    title = (
-        f"{preset}, H {inner_steps}, k {k}: {home_share:.0%} homes with {uplink:g} Mb/s up in pipelines of "
-        f"{spec.swarm.stages}, the others full replicas with {replica_bandwidth:g} Mb/s"
-    )
-    if embedding_every:
-        title += f"; snapshots of the embedding every {embedding_every} rounds"
-    if exchange == "reduced":
-        title += "; payloads are reduced in parts"
-    _report(write_scaling(list(points), make_usable(out, "--out"), title))
-
-
-def _utilization(preset: str, name: str, options: Figure2Options, ratios: Sequence[int]) -> None:
-    from node.views.plan import payload_bytes, write_utilization  # noqa: PLC0415
-
-    given = SpecOptions(preset, inner_steps=50, stages=4)
-    spec = given.spec(**{"inner.microbatches": options.microbatches})
-    points = utilization_against_bandwidth(
-        spec,
-        payload_bytes(spec),
-        capacity(1.0, 1.0, 2 * options.latency, math.inf, options.tflops),
-        options.pipelines,
-        [round(spec.model.width / ratio) for ratio in ratios],
-        [1e6 * bandwidth for bandwidth in _BANDWIDTHS],
-    )
-    title = (
-        f"{preset} in 4 stages, H 50: members of {options.tflops:g} TFLOP/s, {options.microbatches} "
-        f"microbatches of {spec.inner.microbatch_size} x {spec.model.context} tokens, "
-        f"{options.latency:g} ms, {options.pipelines} pipelines"
-    )
-    out = make_usable(options.out, "--out")
-    _report(write_utilization(list(points), spec.model.width, out, name, title))
-
-
-def _report(files: Iterable[Path]) -> None:
-    Console().print(f"written: {', '.join(map(str, files))}", highlight=False, markup=False, soft_wrap=True)
 
 
 def capacity(

@@ -109,8 +109,7 @@ def ask(folder: Path, question: Ask) -> GuestState:
 def ask_for(folder: Path, question: Ask) -> Any:
     """The answer of the node in `folder`, as plain data.
 
-    Raises HetnodeError: NODE_NOT_RUNNING, also for a question that a node of a former version does not know;
-    BAD_OPTION if it is another user's; the node's own refusal.
+    Raises HetnodeError: NODE_NOT_RUNNING; BAD_OPTION if it is another user's; the node's own refusal.
     """
     try:
         with socket.socket(socket.AF_UNIX) as connection, _in(folder):

@@ -1,12 +1,10 @@
-"""The forecast for a swarm as tables, JSON, CSV files and charts."""
+"""The forecast for a swarm as tables and JSON."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,9 +13,7 @@ from rich.table import Table
 
 from coordinator.forecast.advice import Advice, advice
 from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
-from coordinator.forecast.sweeps import ScalingPoint, UtilizationPoint
 from coordinator.placement.tuning import batch_notes
-from node.extras import pyplot
 from node.model.payloads import payload_layout
 from node.views import run_history
 from protocol.algorithm.batch import batch_of
@@ -208,81 +204,3 @@ def _short(peer: PeerId) -> str:
 
 def _percent(shares: Sequence[float]) -> str:
     return " ".join(f"{100 * share:.0f}" for share in shares) + " %"
-
-
-def write_utilization(
-    points: Sequence[UtilizationPoint], width: int, folder: Path, name: str, title: str
-) -> tuple[Path, Path]:
-    """``NAME.csv`` and ``NAME.png`` of utilization against bandwidth, one line for every k of `width`.
-
-    Raises HetnodeError MISSING_EXTRA; nothing is written then.
-    """
-    table, chart = folder / f"{name}.csv", folder / f"{name}.png"
-    figure, axes, plots = _chart()
-    _write_csv(table, points)
-    for k in dict.fromkeys(point.k for point in points):
-        line = [point for point in points if point.k == k]
-        axes.plot(
-            [point.bandwidth / 1e6 for point in line],
-            [100 * point.utilization for point in line],
-            marker=".",
-            label=f"k/d {_ratio(k, width)}",
-        )
-    bound = 100 * points[0].bound
-    axes.axhline(bound, color="black", linestyle=":", label=f"links take no time ({bound:.1f} %)")
-    axes.axhline(97, color="grey", linewidth=0.8, label="97 %")
-    axes.set(xscale="log", ylim=(0, 101), xlabel="uplink and downlink of a member (Mb/s)")
-    axes.set(ylabel="share of a round spent computing (%)")
-    axes.set_title(title, fontsize=9)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(chart, dpi=120)
-    plots.close(figure)
-    return table, chart
-
-
-def write_scaling(points: Sequence[ScalingPoint], folder: Path, title: str) -> tuple[Path, Path]:
-    """``scaling.csv`` and ``scaling.png``: tokens per second and efficiency against nodes.
-
-    Raises HetnodeError MISSING_EXTRA; nothing is written then.
-    """
-    table, chart = folder / "scaling.csv", folder / "scaling.png"
-    figure, (left, right), plots = _chart(2)
-    _write_csv(table, points)
-    for kind in dict.fromkeys(point.kind for point in points):
-        line = [point for point in points if point.kind == kind]
-        nodes = [point.nodes for point in line]
-        left.plot(nodes, [point.tokens_per_second / 1e6 for point in line], marker=".", label=kind)
-        right.plot(nodes, [100 * point.efficiency for point in line], marker=".", label=kind)
-        shares = [100 * point.outer_share for point in line]
-        right.plot(nodes, shares, linestyle="--", label=f"{kind}: outer exchange")
-    first = points[0]
-    ends = (first.nodes, max(point.nodes for point in points))
-    rate = first.tokens_per_second / first.nodes / 1e6
-    left.plot(ends, [rate * each for each in ends], color="grey", linestyle=":", label="in proportion")
-    left.set(xlabel="nodes", ylabel="million tokens per second", ylim=(0, None))
-    right.set(xlabel="nodes", ylabel="efficiency per node; share of a round (%)", ylim=(0, 105))
-    figure.suptitle(title, fontsize=9)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    left.legend()
-    right.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(chart, dpi=120)
-    plots.close(figure)
-    return table, chart
-
-
-def _chart(columns: int = 1) -> tuple[Any, Any, Any]:
-    plots = pyplot()
-    return *plots.subplots(1, columns, figsize=(8 + 3 * (columns - 1), 5), layout="constrained"), plots
-
-
-def _ratio(k: int, width: int) -> str:
-    return "1" if k == width else f"1/{width / k:.0f}"
-
-
-def _write_csv(file: Path, points: Sequence[UtilizationPoint] | Sequence[ScalingPoint]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as text:
-        writer = csv.DictWriter(text, [field.name for field in fields(points[0])])
-        writer.writeheader()
-        writer.writerows(asdict(point) for point in points)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sweeps import scaling, utilization_against_bandwidth
 from coordinator.forecast.forecast import Traffic, forecast, proposed, shared_out
-from coordinator.forecast.sweeps import scaling, utilization_against_bandwidth
 from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
 from coordinator.placement.rules import links_between
 from coordinator.state.state import Peer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -76,13 +75,6 @@ def test_lines_that_are_too_slow_for_the_time_to_gather_give_a_warning(tmp_path:
     file = tmp_path / "run.toml"
     file.write_text(f'preset = "178m"\n[timing]\nfetch = {least}\ndecide = {2 * least}\n')
     assert json.loads(plan("--config", str(file), *options).output)["warnings"] == []
-
-
-def test_an_option_before_a_figure_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    result = plan("--k", "4", "figure2", "--out", str(tmp_path))
-    assert isinstance(result.exception, HetnodeError)
-    assert "--k stands before 'figure2'" in result.exception.cause
-    assert not list(tmp_path.iterdir())
 
 
 def test_microbatches_and_stages_are_those_that_were_given() -> None:
@@ -167,21 +159,3 @@ def test_peers_that_cannot_train_the_run_are_told_why() -> None:
 def test_a_spec_that_is_none() -> None:
     assert refused("--preset", "giant", "--replicas", "1").code is ErrorCode.UNKNOWN_PRESET
     assert refused("--k", "5000", "--replicas", "1").code is ErrorCode.BAD_SPEC
-
-
-@pytest.mark.parametrize(
-    ("figure", "column"), [("figure2", "utilization"), ("figure3", "utilization"), ("scaling", "efficiency")]
-)
-def test_figures_are_a_table_and_a_chart(tmp_path: Path, figure: str, column: str) -> None:
-    result = plan(figure, "--out", str(tmp_path), "--microbatches", "8")
-    assert result.exit_code == 0, result.exception
-    rows = list(csv.DictReader((tmp_path / f"{figure}.csv").read_text().splitlines()))
-    assert rows
-    assert all(0 < float(row[column]) <= 1 for row in rows)
-    assert (tmp_path / f"{figure}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_folder_for_figures_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    error = refused("scaling", "--out", str(tmp_path / "file"), "--microbatches", "8")
-    assert "--out" in error.cause

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.placement import search
 from coordinator.state.events import DigestAttested, PlanAdopted
 from coordinator.state.state import State
 from protocol.algorithm.sampling import next_first_sample
@@ -31,7 +32,7 @@ SHAPE = {
     "link.least_k": 16,
     "link.most_k": 16,
     "link.uncompressed": True,
-    "inner.microbatch_size": 32,
+    "inner.microbatch_size": 64,
     "inner.steps": 4,
 }
 
@@ -57,8 +58,10 @@ def neighbours(swarm: VirtualSwarm) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_follows_the_line(
-    play: Play,
+    play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(search, "MARGIN", 1.0)  # members stay where they are: only k follows the lines
+
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.network.bandwidth["s"] = SLOW
         swarm.start()

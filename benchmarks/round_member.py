@@ -89,7 +89,7 @@ class RoundMember:
     ) -> dict[str, Any]:
         """`reduced`: the JSON of the specification of a run of one stage whose payloads are reduced."""
         await self._transport.admit(peers)
-        self._reduced = RunSpec.model_validate_json(reduced) if reduced else None
+        self._reduced = RunSpec.from_json(reduced) if reduced else None
         capacities = dict.fromkeys(range(stages), capacity)
         folders = self._folder / "payloads", self._folder / "checkpoints"
         await self._transport.host_stages(ServedStages(capacities, *folders, _KEEP_ROUNDS, self._reduced))

@@ -225,7 +225,6 @@ def test_a_line_of_losses_fits_its_width() -> None:
     [
         ([0, 0], {}, "batch 16"),
         ([6, 6], {"global_batch": 24}, "batch 24 of 24"),
-        ([3, 3], {"global_batch": 24}, "batch 12 of 24 (learning rate x 0.71)"),
         ([1] * 13, {"global_batch": 24}, "batch 26 of 24"),
     ],
 )

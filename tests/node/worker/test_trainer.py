@@ -284,25 +284,3 @@ async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_end
         # So it has nothing to offer, and starts again from the anchor.
         await replica.inner_phase(2, spec.samples_per_round())
         assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members
-
-
-def test_the_learning_rate_is_that_of_the_plan() -> None:
-    spec = spec_of(**{"inner.steps": 2})
-    changes = []
-    for factors in ((1.0, 1.0), (0.5, 0.5), (1.0, 0.5)):
-        trainer = Trainer(spec, StageRange(0, spec.swarm.stages), stream=open_stream(spec))
-        trainer.connect(None, None)
-        trainer.begin_round(1, range(spec.samples_per_round()), factors[0])
-        before = {name: each.detach().clone() for name, each in trainer.parameters(0).items()}
-        for microbatch in range(spec.inner.microbatches):
-            trainer.forward(0, microbatch, None)
-            trainer.backward(microbatch, None)
-        # A plan that changes between two steps has the rate of the next one.
-        trainer.assign(range(spec.samples_per_round()), factors[1])
-        trainer.apply(0, math.sqrt(trainer.squared_gradient_norm()))
-        changes.append({name: each.detach() - before[name] for name, each in trainer.parameters(0).items()})
-    whole, half, assigned = changes
-    for name, change in whole.items():
-        assert change.any()
-        torch.testing.assert_close(half[name], change / 2, rtol=1e-3, atol=1e-7)
-        assert torch.equal(assigned[name], half[name])

@@ -157,7 +157,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
         assert stage.propose(local) is not None
 
     propose()  # tables are made, and code is loaded
-    stage.abort(local)
+    stage.abort()
     growth = peak_growth(propose)
     payload = stage.propose(local)
     assert payload is not None

@@ -118,7 +118,7 @@ COMMANDS = {
     "incident": LazyCommand(
         "incident",
         "incident_app",
-        "Event logs of runs as files that can be shared, and replayed as tests.",
+        "Event logs of runs as files that can be shared.",
     ),
     "receipt": LazyCommand(
         "receipt", "receipt_app", "Receipts: what a peer has done for a run, signed by its coordinator."

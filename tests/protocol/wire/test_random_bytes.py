@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from protocol.pb import hetnode_pb2 as pb
+from protocol.pb import operator_pb2
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.convert.payloads import descriptor_to_pb
 from tests.builders import Keyed, keyed, spec_of
@@ -26,8 +27,8 @@ SECONDS = 1.0
 MOST_GROWTH = 200 << 20
 CALLS = [
     (service, method.name)
-    for service in ("Coordinator", "Admin", "Enrollment")
-    for method in pb.DESCRIPTOR.services_by_name[service].methods
+    for messages, service in ((pb, "Coordinator"), (operator_pb2, "Operator"), (pb, "Enrollment"))
+    for method in messages.DESCRIPTOR.services_by_name[service].methods
 ]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from node.exchange.hive.averager import SparseAverager
 from node.exchange.hive.calls import Admit
 from node.exchange.hive.host import Averagers
 from protocol.types import PeerId
+from protocol.wire.typed_calls import Call, decode_request
 
 NEWCOMER = PeerId("newcomer")
 
@@ -25,9 +26,8 @@ class Averager:
     def wait_until_ready(self, _: float) -> None:
         pass
 
-    def _call(self, method: str, body: Mapping[str, Any]) -> None:
-        assert method == "Admit"
-        self.allow_list = tuple(body["peers"])
+    def _call(self, call: Call) -> None:
+        self.allow_list = decode_request(Admit, call).peers
 
 
 def test_an_allow_list_sent_during_the_forks_reaches_all_averagers() -> None:

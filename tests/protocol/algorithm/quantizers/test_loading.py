@@ -14,7 +14,7 @@ from protocol.algorithm.quantizers.loading import link_quantizer, payload_quanti
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.link import LinkSpec
 from protocol.spec.outer import OuterSpec
-from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
+from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
 from tests.support.paths import ROOT
 
@@ -28,7 +28,7 @@ LINK_BYTES = {
 """sha-256 of what each quantizer packs: a member that packs other bytes belongs to another version."""
 
 
-@pytest.mark.parametrize("name", LINK_QUANTIZERS)
+@pytest.mark.parametrize("name", LINK_BYTES)
 def test_the_bytes_of_a_link_are_these_and_as_many_as_the_spec_says(name: str) -> None:
     quantizer, shape = link_quantizer(name), (2, 12, 5)
     x_blk = torch.arange(-60, 60).float().view(shape) / 8

@@ -85,7 +85,7 @@ class Past:
         self.length = history.run().sequence
 
     def rounds_before(self, number: int, most: int) -> tuple[RoundMarks, ...]:
-        """The marks of at most so many decided rounds before round `number`, the oldest first."""
+        """The marks of at most `most` decided rounds before round `number`, the oldest first."""
         found = self._history.rounds(number, most) if most and number > 1 else ()
         decided = [each for each in found if each.seconds is not None]
         return tuple(self._marks(each) for each in reversed(decided))

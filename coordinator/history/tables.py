@@ -250,7 +250,7 @@ class Contribution(Row):
         cause: why it was not counted, as a :class:`Kind` or :class:`Omission`.
         cause_sequence, culprit: the event of the cause, and the peer that the event is about: the owner, or
             another member of its replica. Queries find both in the journal.
-        detail: the words of who rejected it, or of the coordinator. `rejections`: by so many members.
+        detail: the reason that the rejecting member or the coordinator gave. `rejections`: how many members.
     """
 
     TABLE = "contributions"

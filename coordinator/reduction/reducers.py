@@ -18,7 +18,7 @@ FIRST_BENCH, LONGEST_BENCH = 8, 512
 
 
 Bench = tuple[int, int]
-"""A member reduces nothing up to the first number, a round, for so many rounds as the second."""
+"""A member reduces nothing up to the first number, a round; the second is how many rounds that lasts."""
 
 
 def failed_reducers(round_state: Round) -> frozenset[PeerId]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.tables import Table
-from node.model.payloads import payload_layout
+from node.core.model.payloads import payload_layout
+from protocol.codec.payload import PayloadLayout
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout
 
 PRESET = "178m"
 _INDEX_BITS_PAPER, _INDEX_BITS_RELEASED = 12, 64

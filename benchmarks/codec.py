@@ -7,7 +7,7 @@
 All work runs on one core: the process pins itself to one if the system allows it. Seconds are CPU seconds,
 the best of several passes, so that other work on the machine matters little.
 
-"Propose" is all work of a replica at the end of an inner phase (node.optimizer.outer_stage):
+"Propose" is all work of a replica at the end of an inner phase (node.core.optimizer.outer_stage):
 pseudo-gradient, error feedback, top-k, quantizer, encoder. "Decode" checks and decodes one payload and takes
 its norm, "apply" moves the anchor by it.
 """
@@ -28,15 +28,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables import Table, machine
-from node.model.shapes import parameter_shapes
-from node.optimizer.outer_stage import OuterStage
-from protocol.algorithm.clipping import payload_norm
-from protocol.algorithm.outer_optimizer import Sgd
-from protocol.algorithm.outer_step import apply_update
+from node.core.model.shapes import parameter_shapes
+from node.core.optimizer.outer_stage import OuterStage
+from protocol.codec.payload import PayloadLayout, decode
+from protocol.math.clipping import payload_norm
+from protocol.math.outer_optimizer import Sgd
+from protocol.math.outer_step import apply_update
 from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout, decode
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {},

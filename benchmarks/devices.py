@@ -21,13 +21,13 @@ from pathlib import Path
 import psutil
 
 from benchmarks.tables import NotHere, Table
+from node.core.model.shapes import parameter_count
+from node.core.train.pipeline import Pipeline
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import BeginRound, Build, Commit, ComputeOptions, Connect, LocalData, Propose
 from node.ipc.worker_client import WorkerClient
-from node.model.shapes import parameter_count
-from node.train.pipeline import Pipeline
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, StageRange

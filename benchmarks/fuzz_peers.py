@@ -23,10 +23,10 @@ from node.exchange import payload_exchange
 from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_service import PayloadService
 from node.exchange.payload_store import PayloadStore
-from node.relay.agent import RelayAgent
-from node.router.interface import RouterError
-from node.router.nat_pmp import NatPmpRouter
-from node.router.port_mapping import PortMapping, address_problem
+from node.home.relay.agent import RelayAgent
+from node.home.router.interface import RouterError
+from node.home.router.nat_pmp import NatPmpRouter
+from node.home.router.port_mapping import PortMapping, address_problem
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.relay.client_hello import MAX_BYTES

@@ -18,8 +18,9 @@ from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_plan import PartPlan
 from node.exchange.hive.reduction.part_reducer import ReducedPart
 from node.exchange.line import UNLIMITED
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import encode
 from protocol.errors import HetnodeError
+from protocol.math.topk import sparsify
 from protocol.pb.payload_pb2 import CountRequest
 from protocol.reduction.counted_result import CountedResult, mask_of, senders_of
 from protocol.reduction.partition import PartRange, partition
@@ -33,7 +34,6 @@ from protocol.reduction.parts import (
 )
 from protocol.reduction.stage_reducers import StageReducers
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import encode
 
 _MEMBERS = 3
 _LAYOUT = ReductionLayout(

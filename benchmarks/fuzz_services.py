@@ -39,15 +39,15 @@ from coordinator.api.operator import OperatorService
 from coordinator.api.questions import Explanations, ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
-from coordinator.command_loop import Stopped
-from coordinator.decide import decide
-from coordinator.explain.questions import question_of
-from coordinator.health.monitor import HealthMonitor
-from coordinator.membership.reachability import check_claims, reached
-from coordinator.membership.sources import MemberSources
-from coordinator.state import commands, event_codec
-from coordinator.state.events import PeerSeen
-from coordinator.state.state import State
+from coordinator.ops.explain.questions import question_of
+from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.run.command_loop import Stopped
+from coordinator.run.decide import decide
+from coordinator.run.membership.reachability import check_claims, reached
+from coordinator.run.membership.sources import MemberSources
+from coordinator.run.state import commands, event_codec
+from coordinator.run.state.events import PeerSeen
+from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import operator_pb2

@@ -32,10 +32,13 @@ from benchmarks.fuzz_seeds import (
     sealed_record,
     sign,
 )
-from coordinator.state import event_codec
+from coordinator.run.state import event_codec
 from node.net.group_reports import GroupReports
-from protocol.algorithm.clipping import clipping_scales, outliers, payload_norm
+from protocol.codec import activation as activation_codec
+from protocol.codec import payload as payload_codec
+from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import HetnodeError
+from protocol.math.clipping import clipping_scales, outliers, payload_norm
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.spec.outer import OuterSpec
@@ -43,7 +46,7 @@ from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 from protocol.trust import envelope, invite, receipt, tls
 from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader
-from protocol.wire import activation_codec, payload_codec, records, rpc_errors, snapshot_codec
+from protocol.wire import records, rpc_errors
 from protocol.wire.convert.fields import (
     banned_from_pb,
     endpoint_from_pb,

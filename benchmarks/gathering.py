@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from benchmarks.rounds import peers_at
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from protocol.algorithm.gathering import least_seconds
+from protocol.math.gathering import least_seconds
 from protocol.types import MemberLine
 
 _PAYLOAD = 4_000_000

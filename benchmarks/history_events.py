@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from coordinator.state import events
-from coordinator.state.events import Event
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, PayloadAgreement

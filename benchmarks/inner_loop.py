@@ -6,7 +6,7 @@
 
 Three loops train the same model on the same tokens, and take turns within one process:
 
-    replica         the trainer of a node that hosts all stages (node.worker.trainer)
+    replica         the trainer of a node that hosts all stages (node.core.worker.trainer)
     modules         the same modules in a plain loop: whole logits, torch's clipping and AdamW(fused=True)
     transformers    the same plain loop over transformers' Llama with SDPA
 
@@ -37,13 +37,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.tables import NotHere, Table, machine
+from node.core.model.shapes import parameter_count
+from node.core.model.stage import Stage, next_token_loss
+from node.core.worker.compute import Compute
+from node.core.worker.trainer import Trainer
 from node.data.stream import Ordinals, Samples, SampleStream
 from node.ipc.worker_calls import Precision
-from node.model.shapes import parameter_count
-from node.model.stage import Stage, next_token_loss
-from node.worker.compute import Compute
-from node.worker.trainer import Trainer
-from protocol.algorithm.flops import tokens_of_microbatch
+from protocol.math.flops import tokens_of_microbatch
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange

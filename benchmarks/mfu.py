@@ -5,7 +5,7 @@
     python -m benchmarks.mfu --preset 178m --peak-tflops 165     # a GPU that is not in the table
 
 MFU is the share of the GPU's peak speed that goes into the operations of the model: 6 per weight of a matrix
-and token, and attention over the whole context (protocol.algorithm.flops). The peak is that of dense bf16
+and token, and attention over the whole context (protocol.math.flops). The peak is that of dense bf16
 matrix products, as the vendor states it. Recomputation does not count.
 """
 
@@ -19,9 +19,9 @@ import torch
 
 from benchmarks.inner_loop import replica_step, timed
 from benchmarks.tables import NotHere, Table, machine
+from node.core.worker.compute import Compute
 from node.ipc.worker_calls import Precision
-from node.worker.compute import Compute
-from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
+from protocol.math.flops import microbatch_flops, tokens_of_microbatch
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

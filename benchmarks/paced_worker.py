@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from node.core.worker.worker import Worker
 from node.ipc.channel import serve
 from node.ipc.worker_calls import Backward, Forward, Message
-from node.worker.worker import Worker
 from protocol.wire.typed_calls import Request, handlers
 
 PACE_VARIABLE = "HETNODE_PACE"

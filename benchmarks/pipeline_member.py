@@ -16,13 +16,13 @@ import uvloop
 
 from benchmarks.paced_worker import PACE_VARIABLE, Passes
 from benchmarks.processes import answer_commands, credentials_of
+from node.core.train.pipeline import Pipeline
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import BeginRound, Build, Connect
 from node.ipc.worker_client import WorkerClient
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
-from node.train.pipeline import Pipeline
 from protocol.errors import ErrorCode
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Member, PeerId, Plan, Replica, StageRange

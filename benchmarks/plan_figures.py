@@ -1,4 +1,4 @@
-"""Figures of what :mod:`coordinator.forecast` predicts over a range: a CSV file and a chart for each.
+"""Figures of what :mod:`coordinator.ops.forecast` predicts over a range: a CSV file and a chart for each.
 
 python -m benchmarks.plan_figures figure2     # utilization of 70B against bandwidth, as in the paper
 python -m benchmarks.plan_figures figure3     # the same of 512M: the paper's figure is at 1 Gb/s

@@ -4,8 +4,8 @@
     python -m benchmarks.projection --quick    # below 30 s
 
 A member in the middle of a chain has two links. For each microbatch it expands one activation and compresses
-one, and the same for gradients in the backward pass (protocol.algorithm.subspace); it unpacks two messages
-and packs two (protocol.wire.activation_codec). This is timed on one core, and so is the forward and
+one, and the same for gradients in the backward pass (protocol.math.subspace); it unpacks two messages
+and packs two (protocol.codec.activation). This is timed on one core, and so is the forward and
 backward pass of one layer. The share is that of a member with as many layers as in the preset.
 """
 
@@ -21,15 +21,15 @@ from torch import Tensor
 
 from benchmarks.codec import cpu_seconds, one_core
 from benchmarks.tables import Table
-from node.model.stage import Stage
-from protocol.algorithm.subspace import (
+from node.core.model.stage import Stage
+from protocol.codec.activation import pack_activation, pack_ids, unpack_activation, unpack_ids
+from protocol.math.subspace import (
     ReceivingEnd,
     SendingEnd,
     orthonormal_basis,
 )
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.wire.activation_codec import pack_activation, pack_ids, unpack_activation, unpack_ids
 
 CONTEXT = 256
 """Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""

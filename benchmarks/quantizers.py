@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.tables import Table, machine
+from node.core.optimizer.outer_stage import OuterStage
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
-from node.optimizer.outer_stage import OuterStage
-from protocol.algorithm.topk import TensorLayout, sparsify
+from protocol.codec.payload import PayloadLayout
+from protocol.math.topk import TensorLayout, sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
-from protocol.wire.payload_codec import PayloadLayout
 
 _ROUNDS = (2, 10, 25)
 _QUICK_ROUNDS = (1, 2, 3)

@@ -19,7 +19,7 @@ from benchmarks.rounds import peers_at
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from coordinator.reduction.traffic import reduction_of
-from node.model.shapes import parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from protocol.reduction.counted_result import most_nbytes
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.resolve import resolve
@@ -79,7 +79,7 @@ def table(quick: bool) -> Table:
         ),
         tuple(asyncio.run(measure(replicas, rounds)) for replicas in sizes),
         (
-            "Reduced: what a replica sends, and as much that it receives, by coordinator.forecast. On "
+            "Reduced: what a replica sends, and as much that it receives, by coordinator.ops.forecast. On "
             "sockets: the same with all that libp2p adds. Gathered: what it would receive by gathering. "
             f"Ratio: the time of a round to the {_SECONDS:.0f} s in which the line carries these bytes, "
             f"median, least and largest of {rounds}. TCP {CONGESTION_CONTROL}.",

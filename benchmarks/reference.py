@@ -14,8 +14,8 @@ from typing import Any, get_args
 import typer
 from pydantic.fields import FieldInfo
 
-from coordinator.monitoring import run_metrics
-from coordinator.state import events as event_records
+from coordinator.ops.monitoring import run_metrics
+from coordinator.run.state import events as event_records
 from node.cli.main import COMMANDS
 from node.monitoring import node_metrics
 from protocol import errors as error_codes

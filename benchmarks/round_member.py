@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from benchmarks.processes import answer_commands, credentials_of
+from node.core.model.shapes import parameter_shapes
 from node.exchange.transport import Entry, RoundEnd, ServedStages, Transport, transport_in_use
-from node.model.shapes import parameter_shapes
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
 from protocol.reduction.parts import ReductionLayout

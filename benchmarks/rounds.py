@@ -33,9 +33,9 @@ from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views.plan import payload_bytes
+from protocol.codec.payload import PayloadLayout
 from protocol.spec.resolve import resolve
 from protocol.types import MemberLine
-from protocol.wire.payload_codec import PayloadLayout
 from tests.support.certificates import credentials
 
 _ROUND_SECONDS = 120.0

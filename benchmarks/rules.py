@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.coordinator import STAGES, spec_of
 from benchmarks.tables import Table, machine
-from coordinator.decide import decide
-from coordinator.rounds.phases import earliest
-from coordinator.state import commands
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.run.decide import decide
+from coordinator.run.rounds.phases import earliest
+from coordinator.run.state import commands
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Part, PayloadDescriptor, Role
 from tests.builders import Keyed, anchor_of, keyed

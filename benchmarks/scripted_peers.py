@@ -21,12 +21,12 @@ import uvloop
 
 from benchmarks.processes import answer_commands
 from coordinator.authority import open_authority
-from coordinator.state.state import Assignment
+from coordinator.run.state.state import Assignment
+from node.core.train.attestations import Attestations
+from node.core.train.measurements import Measurements
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.group_reports import GroupReports
 from node.security.credentials import Credentials, new_tls_key
-from node.train.attestations import Attestations
-from node.train.measurements import Measurements
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement

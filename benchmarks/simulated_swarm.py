@@ -1,7 +1,7 @@
 """A swarm in simulated time: the coordinator's production rules, and nodes whose work only takes its time.
 
-Production code: every decision of the coordinator (:mod:`coordinator.decide`: admission, placement, shares,
-windows, groups, commits, losses), the schedule of a gathering, the cost model of an inner step, the
+Production code: every decision of the coordinator (:mod:`coordinator.run.decide`: admission, placement,
+shares, windows, groups, commits, losses), the schedule of a gathering, the cost model of an inner step, the
 descriptors and their signatures. Replaced: processes, messages and bytes. A node is a script with the times
 of the production node loop: it trains for the time that the cost model gives, offers, gathers for the time
 that its group's schedule needs over the lines, reports, follows the embedding, attests, and trains again.
@@ -27,12 +27,12 @@ from benchmarks.simulated_lines import (
 from coordinator.placement.cost_model import Survey, chain_costs
 from coordinator.placement.schedule import step_time
 from coordinator.reduction.traffic import result_ratio
-from coordinator.rounds.deadlines import ClosingTime, decide_seconds
-from coordinator.state import commands, events
-from coordinator.state.events import Event
-from coordinator.state.state import State
-from protocol.algorithm.turns import due_stages
+from coordinator.run.rounds.deadlines import ClosingTime, decide_seconds
+from coordinator.run.state import commands, events
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.turns import due_stages
 from protocol.reduction.partition import group_shares
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec

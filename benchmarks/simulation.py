@@ -28,7 +28,7 @@ from benchmarks.sweeps import ScalingPoint, scaling
 from benchmarks.tables import Table, machine
 from node.cli.plan import capacity
 from node.cli.spec import SpecOptions
-from node.model.shapes import parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from node.views.plan import payload_bytes
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Role

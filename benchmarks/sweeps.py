@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from coordinator.forecast.forecast import Forecast, forecast, shared_out
+from coordinator.ops.forecast.forecast import Forecast, forecast, shared_out
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import links_between
 from protocol.spec.run import RunSpec

@@ -21,23 +21,26 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from node.core.model.init import initial_parameters
+from node.core.model.shapes import parameter_shapes
+from node.core.model.stage import Stage, WholeModel, next_token_loss
+from node.core.optimizer.inner import StageAdamW
+from node.core.optimizer.outer_stage import OuterStage
+from node.core.optimizer.schedule import learning_rate
 from node.data.permutation import window_of
 from node.data.sources import open_source
 from node.data.stream import open_stream
 from node.data.streamed import SLICE
-from node.model.init import initial_parameters
-from node.model.shapes import parameter_shapes
-from node.model.stage import Stage, WholeModel, next_token_loss
-from node.optimizer.inner import StageAdamW
-from node.optimizer.outer_stage import OuterStage
-from node.optimizer.schedule import learning_rate
-from protocol.algorithm.clipping import clipping_scales, payload_norm
-from protocol.algorithm.microbatch_order import one_forward_one_backward
-from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
-from protocol.algorithm.outer_step import anchor_digest, apply_update
-from protocol.algorithm.sampling import sample_range
-from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
-from protocol.algorithm.topk import TensorLayout, sparsify
+from protocol.codec import snapshot as snapshot_codec
+from protocol.codec.activation import pack_activation, unpack_activation
+from protocol.codec.payload import PayloadLayout, decode, encode
+from protocol.math.clipping import clipping_scales, payload_norm
+from protocol.math.microbatch_order import one_forward_one_backward
+from protocol.math.outer_optimizer import initial_state, outer_optimizer
+from protocol.math.outer_step import anchor_digest, apply_update
+from protocol.math.sampling import sample_range
+from protocol.math.subspace import orthonormal_basis, perpendicular_table
+from protocol.math.topk import TensorLayout, sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -46,9 +49,6 @@ from protocol.trust.invite import Invite
 from protocol.trust.names import tls_name
 from protocol.trust.run_id import run_id_of
 from protocol.types import Member, PayloadDescriptor, PeerId, Plan, Replica, StageRange
-from protocol.wire import snapshot_codec
-from protocol.wire.activation_codec import pack_activation, unpack_activation
-from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
 FOLDER = Path(__file__).parents[1] / "docs" / "protocol" / "vectors"
 _TINY = {"vocabulary": 11, "width": 8, "layers": 2, "heads": 2, "feed_forward": 12, "context": 6}

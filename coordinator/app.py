@@ -39,25 +39,25 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
-from coordinator.command_loop import CommandLoop, Stopped
-from coordinator.dashboard.dashboard import Dashboard
-from coordinator.health.alarm import AlarmOptions
-from coordinator.health.monitor import HealthMonitor
-from coordinator.membership.sources import MemberSources
-from coordinator.monitoring.health import judge_health
-from coordinator.monitoring.run_metrics import RunMetrics
-from coordinator.state.commands import AppointArbiter, Start, TellOwnRelay
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.ops.dashboard.dashboard import Dashboard
+from coordinator.ops.health.alarm import AlarmOptions
+from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.ops.monitoring.health import judge_health
+from coordinator.ops.monitoring.run_metrics import RunMetrics
+from coordinator.run.command_loop import CommandLoop, Stopped
+from coordinator.run.membership.sources import MemberSources
+from coordinator.run.state.commands import AppointArbiter, Start, TellOwnRelay
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message
-from coordinator.storage.decision_log import DecisionLog
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_file import HISTORY_FILE
-from coordinator.storage.metrics import newest_measurements
-from coordinator.storage.receipts import Receipts
-from coordinator.storage.restore import RestoredRun, restore_run
-from coordinator.storage.store import SqliteStore
+from coordinator.store.decision_log import DecisionLog
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_file import HISTORY_FILE
+from coordinator.store.metrics import newest_measurements
+from coordinator.store.receipts import Receipts
+from coordinator.store.restore import RestoredRun, restore_run
+from coordinator.store.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2_grpc
 from protocol.relay.destinations import Destinations

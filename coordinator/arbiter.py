@@ -12,10 +12,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from coordinator.command_loop import ARBITER_TOPIC, RUN_TOPIC, CommandLoop, Stopped, decision_topic
-from coordinator.rounds.arbitration import donors_of
-from coordinator.state.commands import Arbitrate
-from coordinator.state.state import State
+from coordinator.run.command_loop import ARBITER_TOPIC, RUN_TOPIC, CommandLoop, Stopped, decision_topic
+from coordinator.run.rounds.arbitration import donors_of
+from coordinator.run.state.commands import Arbitrate
+from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
 from protocol.status import RunPhase
 from protocol.types import PayloadDescriptor, PeerId, Verdict

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from node.checkpoint.global_model import Checkpoint, require_complete
+from node.core.model.stage import Stage, WholeModel, next_token_loss
 from node.data.stream import SampleStream
 from node.data.tokenizer import Tokenizer, check_tokenizer
-from node.model.stage import Stage, WholeModel, next_token_loss
 from protocol.errors import ErrorCode, HetnodeError
 
 

@@ -8,10 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from node.core.train.options import NodeOptions
 from node.folder import keep_only_run, lock_folder, remember_finished, remember_node_folder
-from node.guest.control import Ask, Contact, answer_commands
-from node.guest.guest import Guest
-from node.guest.visits import Visit, take_turns
+from node.home.guest.control import Ask, Contact, answer_commands
+from node.home.guest.guest import Guest
+from node.home.guest.visits import Visit, take_turns
 from node.ipc.template import close_own_template
 from node.monitoring.figures import Activity, NodeFigures
 from node.monitoring.node_metrics import NodeMetrics
@@ -24,7 +25,6 @@ from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.runtime import take_part
 from node.security.credentials import folder_of
 from node.security.identity import Identity
-from node.train.options import NodeOptions
 from protocol.server.metrics_endpoint import MetricsEndpoint
 
 log = logging.getLogger(__name__)

@@ -10,11 +10,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
+from node.core.train.cancellation import LeaveRequested, cancel_when_leaving
+from node.core.train.node_loop import End, NodeLoop
+from node.core.train.options import NodeOptions
+from node.core.train.services import Services
 from node.exchange.backoff import pause_after
 from node.exchange.line import Line
 from node.exchange.transport import Entry, Transport, transport_in_use
 from node.folder import keep_only_run, remember_node_folder
-from node.guest.visits import Visit
+from node.home.guest.visits import Visit
+from node.home.relay.relayed import RelayedNode
+from node.home.router.forwarded_ports import ForwardedPorts
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
@@ -41,13 +47,7 @@ from node.net.probe import probe_peer
 from node.net.receipts import keep_receipt
 from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
-from node.relay.relayed import RelayedNode
-from node.router.forwarded_ports import ForwardedPorts
 from node.security.identity import Identity
-from node.train.cancellation import LeaveRequested, cancel_when_leaving
-from node.train.node_loop import End, NodeLoop
-from node.train.options import NodeOptions
-from node.train.services import Services
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec

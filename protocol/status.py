@@ -138,7 +138,7 @@ class AlarmMode(StrEnum):
 
 @dataclass(frozen=True)
 class PayloadAgreement:
-    """What a host of a stage measured of the payload of another host (protocol.algorithm.agreement).
+    """What a host of a stage measured of the payload of another host (protocol.math.agreement).
 
     A cosine is None if it cannot be told.
 
@@ -428,7 +428,7 @@ class StageHealth:
 
 @dataclass(frozen=True)
 class TrainingHealth:
-    """The health of the training in the newest round that was judged (coordinator.health).
+    """The health of the training in the newest round that was judged (coordinator.ops.health).
 
     Attributes:
         error_share: median part of error feedback in what members propose, from 0 to 1.

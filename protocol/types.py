@@ -217,7 +217,7 @@ class ReservedAssignment:
 class Plan:
     """The replicas that train from round `from_round` on, and the peer of each stage.
 
-    `first_sample` is the ordinal of the first training sample of `from_round` (protocol.algorithm.sampling).
+    `first_sample` is the ordinal of the first training sample of `from_round` (protocol.math.sampling).
     `reason` is a sentence for people.
     """
 
@@ -408,7 +408,7 @@ class Pause:
 class Part(StrEnum):
     """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone.
 
-    SNAPSHOT is the embedding as links use it (protocol.wire.snapshot_codec), and COPY what a peer without
+    SNAPSHOT is the embedding as links use it (protocol.codec.snapshot), and COPY what a peer without
     stage 0 has fetched of it, under which no bytes are served.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from coordinator.state.commands import Join
+from coordinator.run.state.commands import Join
 from coordinator.status.run_status import replica_figures
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

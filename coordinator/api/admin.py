@@ -6,12 +6,12 @@ import hashlib
 import secrets
 
 from coordinator.api.access import Access
-from coordinator.command_loop import CommandLoop
-from coordinator.membership.invites import open_invites_of
-from coordinator.rounds.rollback import restorable_rounds
-from coordinator.state import commands
-from coordinator.state.invitation import Invitation
-from coordinator.state.state import State
+from coordinator.run.command_loop import CommandLoop
+from coordinator.run.membership.invites import open_invites_of
+from coordinator.run.rounds.rollback import restorable_rounds
+from coordinator.run.state import commands
+from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.state import State
 from protocol.server.calls import Context
 from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite
 from protocol.types import PausedBy, PeerId

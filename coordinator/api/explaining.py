@@ -1,18 +1,18 @@
 """Answers questions about the run while it goes on, in a thread, one at a time.
 
 The command loop goes on meanwhile: an answer is made from the state as it was and the history, and reads
-its events between appends (:meth:`coordinator.storage.store.Store.read`).
+its events between appends (:meth:`coordinator.store.store.Store.read`).
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from coordinator.command_loop import CommandLoop
-from coordinator.explain.explain import explain
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.metrics import MetricsFile
-from coordinator.storage.store import Store
+from coordinator.ops.explain.explain import explain
+from coordinator.run.command_loop import CommandLoop
+from coordinator.store.history import SqliteHistory
+from coordinator.store.metrics import MetricsFile
+from coordinator.store.store import Store
 from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare
 from protocol.status import Explanation
@@ -42,7 +42,7 @@ class Explainer:
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
 
     async def explain(self, caller: str, question: str) -> Explanation:
-        """The answer to a question (:func:`coordinator.explain.questions.question_of`).
+        """The answer to a question (:func:`coordinator.ops.explain.questions.question_of`).
 
         Raises:
             HetnodeError: RATE_LIMITED if `caller`, or all together, ask too much; BAD_OPTION; STORE_CORRUPT;

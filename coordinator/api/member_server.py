@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 
 from coordinator.api.access import Access
-from coordinator.command_loop import Stopped
+from coordinator.run.command_loop import Stopped
 from protocol.server.calls import CallInterceptor, CallPolicy
 from protocol.server.limits import FairShare
 from protocol.spec.run import RunSpec

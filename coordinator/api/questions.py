@@ -7,7 +7,7 @@ import time
 
 from coordinator.api.access import Access
 from coordinator.api.explaining import Explainer
-from coordinator.storage.receipts import Receipts
+from coordinator.store.receipts import Receipts
 from protocol.server.calls import Context
 from protocol.status import Explanation
 from protocol.trust.names import identity_of

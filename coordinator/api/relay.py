@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from coordinator.api.public_ports import RelayPorts
 from coordinator.authority import Authority, ServerCertificate
-from coordinator.command_loop import RUN_TOPIC, CommandLoop, Stopped
-from coordinator.state.state import State
+from coordinator.run.command_loop import RUN_TOPIC, CommandLoop, Stopped
+from coordinator.run.state.state import State
 from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.renewed_server import ServerTls

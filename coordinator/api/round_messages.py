@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from coordinator.state.state import State
+from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import Decision, ExchangeGroup, PayloadDescriptor

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from coordinator.api.explaining import Explainer
-from coordinator.health.monitor import HealthMonitor
-from coordinator.storage.decision_log import DecisionLog
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.metrics import MetricsFile
-from coordinator.storage.receipts import Receipts
+from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.store.decision_log import DecisionLog
+from coordinator.store.history import SqliteHistory
+from coordinator.store.metrics import MetricsFile
+from coordinator.store.receipts import Receipts
 from protocol.types import PeerId
 
 

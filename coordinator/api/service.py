@@ -26,7 +26,8 @@ from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
-from coordinator.command_loop import (
+from coordinator.ops.health.intake import believed, check_place
+from coordinator.run.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,
     CommandLoop,
@@ -34,15 +35,14 @@ from coordinator.command_loop import (
     decision_topic,
     group_topic,
 )
-from coordinator.health.intake import believed, check_place
-from coordinator.membership.joining import check_compatible
-from coordinator.membership.presence import HeartbeatInterval
-from coordinator.membership.sources import MemberSources
-from coordinator.membership.validation import check_not_excluded, live_peer
-from coordinator.rounds.attestation import locate, record_of, required_digest
-from coordinator.rounds.deadlines import ClosingTime
-from coordinator.state import commands
-from coordinator.state.state import State
+from coordinator.run.membership.joining import check_compatible
+from coordinator.run.membership.presence import HeartbeatInterval
+from coordinator.run.membership.sources import MemberSources
+from coordinator.run.membership.validation import check_not_excluded, live_peer
+from coordinator.run.rounds.attestation import locate, record_of, required_digest
+from coordinator.run.rounds.deadlines import ClosingTime
+from coordinator.run.state import commands
+from coordinator.run.state.state import State
 from coordinator.status.run_status import run_status
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc

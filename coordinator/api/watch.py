@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from coordinator.membership.sources import NOTHING, MemberSources, Position
-from coordinator.state.state import State
+from coordinator.run.membership.sources import NOTHING, MemberSources, Position
+from coordinator.run.state.state import State
 from coordinator.status.messages import pause_message, peer_message, run_message
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import RunPhase

@@ -29,10 +29,10 @@ from coordinator.history.tables import (
     StageRow,
     Standing,
 )
-from coordinator.state import events
-from coordinator.state.events import Event
-from coordinator.state.state import State
-from coordinator.state.tokens import worths
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
+from coordinator.run.state.tokens import worths
 from coordinator.status.messages import event_message
 from protocol.status import Measurement
 from protocol.types import Finding, Part, PeerId

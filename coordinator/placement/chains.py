@@ -15,8 +15,8 @@ from math import comb, factorial, inf
 from coordinator.placement.cost_model import Survey, link_time, memory_budget, memory_needed, message_bytes
 from coordinator.placement.rules import member_of
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
-from coordinator.state.state import Peer
-from protocol.algorithm.flops import microbatch_flops
+from coordinator.run.state.state import Peer
+from protocol.math.flops import microbatch_flops
 from protocol.spec.run import RunSpec
 from protocol.types import Member, StageRange
 

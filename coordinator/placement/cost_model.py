@@ -56,10 +56,10 @@ from math import inf
 from statistics import median
 
 from coordinator.placement.schedule import LinkTime, StepTime, step_seconds, step_time
-from coordinator.state.state import Peer, State
-from protocol.algorithm.flops import microbatch_flops
-from protocol.algorithm.loss_chunk import chunk_rows
-from protocol.algorithm.microbatch_order import most_in_flight
+from coordinator.run.state.state import Peer, State
+from protocol.math.flops import microbatch_flops
+from protocol.math.loss_chunk import chunk_rows
+from protocol.math.microbatch_order import most_in_flight
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import (

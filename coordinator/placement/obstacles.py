@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from coordinator.placement.rules import is_synced, peer_rests_until, replica_rests_until
-from coordinator.state.state import State
+from coordinator.run.state.state import State
 from protocol.status import Cause, CauseCode
 from protocol.types import Lifecycle, PeerId, ReservedAssignment
 

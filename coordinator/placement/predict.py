@@ -9,7 +9,7 @@ from typing import Literal
 
 from coordinator.placement.cost_model import Survey, chain_costs, message_bytes
 from coordinator.placement.schedule import StepTime, step_time
-from coordinator.state.text import short
+from coordinator.run.state.text import short
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Replica
 

@@ -23,10 +23,10 @@ from coordinator.placement.rules import (
     memory_for,
     peer_rests_until,
 )
-from coordinator.state.events import AssignmentReserved
-from coordinator.state.state import Peer, State
-from coordinator.state.text import short, stages_of
-from coordinator.state.transaction import Transaction
+from coordinator.run.state.events import AssignmentReserved
+from coordinator.run.state.state import Peer, State
+from coordinator.run.state.text import short, stages_of
+from coordinator.run.state.transaction import Transaction
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange
 

@@ -34,11 +34,11 @@ from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
 from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
 from coordinator.placement.start import initial_plan, lacking
-from coordinator.state.events import AssignmentReserved, RoleChanged
-from coordinator.state.state import Peer, State
-from coordinator.state.text import short, stages_of
-from coordinator.state.transaction import Transaction
-from protocol.algorithm.flops import microbatch_flops
+from coordinator.run.state.events import AssignmentReserved, RoleChanged
+from coordinator.run.state.state import Peer, State
+from coordinator.run.state.text import short, stages_of
+from coordinator.run.state.transaction import Transaction
+from protocol.math.flops import microbatch_flops
 from protocol.roles import POLICIES
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.spec.run import RunSpec

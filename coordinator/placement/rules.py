@@ -26,8 +26,8 @@ from itertools import pairwise
 from math import ceil
 
 from coordinator.placement.cost_model import memory_budget, memory_needed
-from coordinator.state.state import KEPT_ROUNDS, Peer, State, peers_of
-from protocol.algorithm.batch import whole_batch, work_of
+from coordinator.run.state.state import KEPT_ROUNDS, Peer, State, peers_of
+from protocol.math.batch import whole_batch, work_of
 from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.trust.endpoints import ip_version

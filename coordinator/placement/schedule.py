@@ -3,7 +3,7 @@
 Receiving, computing and sending overlap:
 
 - A member computes one operation at a time, in the 1F1B order that the nodes use
-  (protocol.algorithm.microbatch_order).
+  (protocol.math.microbatch_order).
 - Each direction of a link carries one message at a time.
 - A member in the middle sends to both neighbours through one uplink.
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from protocol.algorithm.microbatch_order import OpKind, most_in_flight, one_forward_one_backward
+from protocol.math.microbatch_order import OpKind, most_in_flight, one_forward_one_backward
 
 FORWARD_SHARE = 1 / 3
 """Share of a microbatch's computing that the forward pass takes."""

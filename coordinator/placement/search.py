@@ -33,8 +33,8 @@ from coordinator.placement.cost_model import (
     message_bytes,
 )
 from coordinator.placement.rules import can_be_neighbours, links_between
-from coordinator.state.text import listed, short
-from protocol.algorithm.batch import whole_batch
+from coordinator.run.state.text import listed, short
+from protocol.math.batch import whole_batch
 from protocol.spec.fixed import MARGIN
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Replica, StageRange

@@ -30,9 +30,9 @@ from coordinator.placement.predict import predict
 from coordinator.placement.rules import links_between, unreached_hosts
 from coordinator.placement.search import FreeMoves, improve
 from coordinator.placement.tuning import choose_k
-from coordinator.state.state import Peer
-from coordinator.state.text import counted, listed, short
-from protocol.algorithm.batch import with_equal_shares
+from coordinator.run.state.state import Peer
+from coordinator.run.state.text import counted, listed, short
+from protocol.math.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec

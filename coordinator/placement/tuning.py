@@ -8,7 +8,7 @@ slowest replica needs for its share:
 
     step = max over replicas (share x seconds per microbatch),   sum of shares = batch
 
-The batch is that of protocol.algorithm.batch. coordinator.placement.rules bounds the shares.
+The batch is that of protocol.math.batch. coordinator.placement.rules bounds the shares.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.rules import links_between
 from coordinator.placement.schedule import step_seconds
-from coordinator.state.text import listed, short
-from protocol.algorithm.batch import (
+from coordinator.run.state.text import listed, short
+from protocol.math.batch import (
     batch_of,
     equal_shares,
     whole_batch,

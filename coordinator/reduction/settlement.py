@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.membership.validation import max_payload_bytes
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
 from coordinator.reduction.traffic import reduction_of, result_ratio
-from coordinator.state.commands import Report
-from coordinator.state.lines import uplink_of, with_most_uplink
-from coordinator.state.settlement import Agreement, Settlement
-from coordinator.state.state import Round, State
-from coordinator.state.text import counted, listed, short
+from coordinator.run.membership.validation import max_payload_bytes
+from coordinator.run.state.commands import Report
+from coordinator.run.state.lines import uplink_of, with_most_uplink
+from coordinator.run.state.settlement import Agreement, Settlement
+from coordinator.run.state.state import Round, State
+from coordinator.run.state.text import counted, listed, short
 from protocol.spec.outer import OuterSpec
 from protocol.types import (
     CommittedResult,

@@ -9,10 +9,10 @@ from coordinator.placement.obstacles import closed_links, obstacles
 from coordinator.placement.reservations import is_spare
 from coordinator.placement.rules import unreached_hosts
 from coordinator.placement.start import initial_plan, lacking, measuring
-from coordinator.rounds.attestation import unattested, unconfirmed
-from coordinator.rounds.missing import missing_offers, missing_reports
-from coordinator.rounds.rounds import is_stalled
-from coordinator.state.state import State
+from coordinator.run.rounds.attestation import unattested, unconfirmed
+from coordinator.run.rounds.missing import missing_offers, missing_reports
+from coordinator.run.rounds.rounds import is_stalled
+from coordinator.run.state.state import State
 from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import PeerId, ReservedAssignment
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.state import events
-from coordinator.state.events import Event
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
 
 _WARNINGS = (
     events.AlarmRaised,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.state.text import counted
-from protocol.algorithm.batch import batch_of
+from coordinator.run.state.text import counted
+from protocol.math.batch import batch_of
 from protocol.status import RunStatus
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from statistics import median
 
-from coordinator.rounds.phases import expected_seconds, half_time
-from coordinator.rounds.rounds import is_stalled
-from coordinator.state.state import State
+from coordinator.run.rounds.phases import expected_seconds, half_time
+from coordinator.run.rounds.rounds import is_stalled
+from coordinator.run.state.state import State
 from protocol.status import RunPhase
 
 

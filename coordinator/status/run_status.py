@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.obstacles import obstacles
 from coordinator.placement.rules import is_synced
-from coordinator.state.state import ALARM_ROUNDS, Peer, State
-from coordinator.state.text import stages_of
+from coordinator.run.state.state import ALARM_ROUNDS, Peer, State
+from coordinator.run.state.text import stages_of
 from coordinator.status.causes import peer_cause, run_cause
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
-from protocol.algorithm.turns import due_stages
+from protocol.math.turns import due_stages
 from protocol.status import (
     Cause,
     CauseCode,
@@ -48,7 +48,7 @@ def run_status(
         now: seconds on the clock of the events.
         time: Unix time, with which a reader compares its own clock.
         resting: the peers whose processes rest.
-        health: of the newest round that was judged (coordinator.health).
+        health: of the newest round that was judged (coordinator.ops.health).
     """
     measured = tuple(measurements)
     is_open = state.phase is RunPhase.TRAINING and state.rounds_decided < state.spec.rounds

@@ -1,7 +1,7 @@
 """Files of a checkpoint: tensors with a hash, JSON with a checksum, folders written as a whole.
 
 A safetensors file has its tensors, all float32, in ascending order of their names and without gaps. So the
-data section of a stage's file is the byte stream of protocol.algorithm.digest, and a donor can serve it in
+data section of a stage's file is the byte stream of protocol.math.digest, and a donor can serve it in
 chunks without reading the whole file.
 """
 
@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from node.checkpoint.durable import flush
-from protocol.algorithm.digest import size_of
-from protocol.algorithm.outer_step import tensor_bytes
+from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.wire import snapshot_codec
+from protocol.math.digest import size_of
+from protocol.math.outer_step import tensor_bytes
 from protocol.wire.record_codec import Bounds, RecordCodec
 
 Parameters = Mapping[str, Tensor]

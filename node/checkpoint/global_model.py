@@ -8,7 +8,7 @@ A checkpoint is a folder::
     manifest.json              run, round, and for each tensor file: bytes, sha-256, anchor digest
 
 If the outer optimizer has state, such as momentum, the tensor files of rounds >= 1 contain it under the
-names of protocol.algorithm.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the digest
+names of protocol.math.outer_optimizer.state_name. Before round 1 it is 0 and in no file, so the digest
 of given parameters (`RunSpec.initial`) does not depend on the optimizer. It is never exported.
 
 A node's checkpoints also contain private state (node.checkpoint.private_state), which this module ignores.
@@ -46,10 +46,10 @@ from node.checkpoint.files import (
     write_text,
 )
 from node.checkpoint.layout import ANY_ROUND, EMBEDDING_FILE, round_of, stage_file
-from node.model.shapes import embedding_shapes, parameter_shapes
-from protocol.algorithm.outer_optimizer import committed_shapes, parameters_of
-from protocol.algorithm.outer_step import anchor_digest
+from node.core.model.shapes import embedding_shapes, parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_optimizer import committed_shapes, parameters_of
+from protocol.math.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
 
 _MANIFEST = "manifest.json"

@@ -16,10 +16,10 @@ from torch import Tensor
 from node.checkpoint import global_model
 from node.checkpoint.files import write_tensors
 from node.checkpoint.layout import round_folder, stage_file
-from node.model.init import InitialParameters, initial_parameters, initial_unavailable
-from node.model.shapes import parameter_shapes
-from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
+from node.core.model.init import InitialParameters, initial_parameters, initial_unavailable
+from node.core.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_optimizer import initial_state, outer_optimizer
 from protocol.spec.run import RunSpec
 
 

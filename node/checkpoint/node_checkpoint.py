@@ -15,9 +15,9 @@ from pathlib import Path
 from node.checkpoint import global_model, private_state
 from node.checkpoint.files import Parameters
 from node.checkpoint.private_state import StageState
-from node.optimizer.outer_state import embedding_of
-from protocol.algorithm.retention import is_kept
+from node.core.optimizer.outer_state import embedding_of
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.retention import is_kept
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
@@ -52,7 +52,7 @@ def write(
 ) -> None:
     """Write the checkpoint after `round_number`, then remove older ones but the newest `keep` in all.
 
-    Of those before them, some anchors stay for rollbacks (protocol.algorithm.retention), without private
+    Of those before them, some anchors stay for rollbacks (protocol.math.retention), without private
     state. Where the disk is full, the new checkpoint takes their place.
 
     `folder` is named ``round-NNNNNN``. `stages` and `embedding` are those of :class:`Restored`.

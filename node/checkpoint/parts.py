@@ -1,4 +1,4 @@
-"""The parts of a checkpoint on disk that a donor serves: the bytes of protocol.algorithm.digest.
+"""The parts of a checkpoint on disk that a donor serves: the bytes of protocol.math.digest.
 
 The files are those of node.checkpoint.global_model. For the embedding, a part is the tensor "emb" and the
 state of its outer optimizer in the tensors "emb/...". The data section of a file has the tensors in ascending
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from node.checkpoint import snapshots
 from node.checkpoint.layout import EMBEDDING_FILE, EMBEDDING_TENSOR, round_folder, rounds_below, stage_file
-from protocol.algorithm.digest import chunk_count, chunk_range
+from protocol.math.digest import chunk_count, chunk_range
 from protocol.types import Part
 
 log = logging.getLogger(__name__)

@@ -35,9 +35,9 @@ from node.checkpoint.files import (
     write_tensors,
 )
 from node.checkpoint.layout import stage_file
-from node.model.shapes import link_table_shapes, parameter_shapes
-from node.optimizer.inner import AdamWState
-from node.optimizer.outer_stage import OuterStageState
+from node.core.model.shapes import link_table_shapes, parameter_shapes
+from node.core.optimizer.inner import AdamWState
+from node.core.optimizer.outer_stage import OuterStageState
 from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
@@ -48,7 +48,7 @@ _TABLE, _TABLE_MOMENTS = "table", ("table_first", "table_second")
 
 @dataclass(frozen=True)
 class TableState:
-    """The token table of a link (node.model.link_table): values by name, and moments."""
+    """The token table of a link (node.core.model.link_table): values by name, and moments."""
 
     values: Parameters
     moments: AdamWState | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from platformdirs import user_data_path
 from rich.console import Console
 
-from coordinator.dashboard.port import forget_url, url_in
+from coordinator.ops.dashboard.port import forget_url, url_in
 from node import command_runner
 from node.cli.options import (
     MEGABIT,
@@ -165,7 +165,7 @@ def coordinator(
 
     from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
     from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
-    from coordinator.health.alarm import AlarmOptions  # noqa: PLC0415
+    from coordinator.ops.health.alarm import AlarmOptions  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
     bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.storage.history import CreditOrder, Page
+from coordinator.store.history import CreditOrder, Page
 from node.cli import known_runs
 from node.cli.options import option
 from protocol.errors import ErrorCode, HetnodeError
@@ -35,7 +35,7 @@ def credit(
 
     Reads the history in the folder of the coordinator, whether that runs or not.
     """
-    from coordinator.storage.history import SqliteHistory  # noqa: PLC0415
+    from coordinator.store.history import SqliteHistory  # noqa: PLC0415
     from node.views.credit import credit_data, credit_view  # noqa: PLC0415
 
     found = SqliteHistory(_file_of(run)).credits(by, Page(skip, most))
@@ -47,7 +47,7 @@ def credit(
 
 def _file_of(run: str | None) -> Path:
     """The history of a run. One that is not there is an error where it is read."""
-    from coordinator.storage.history_file import HISTORY_FILE  # noqa: PLC0415
+    from coordinator.store.history_file import HISTORY_FILE  # noqa: PLC0415
 
     # The folder of a coordinator that ran elsewhere, such as a copy, need not have its operator's files.
     folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.dashboard.port import url_for_readers
+from coordinator.ops.dashboard.port import url_for_readers
 from node.cli.known_runs import coordinator_folders
 from protocol.errors import ErrorCode, HetnodeError
 

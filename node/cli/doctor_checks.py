@@ -15,7 +15,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from coordinator.placement.cost_model import memory_needed, stage_parameters
-from coordinator.state.cause_text import status_text
+from coordinator.run.state.cause_text import status_text
 from node import command_runner
 from node.extras import require_for_data
 from node.ipc.channel import start_child
@@ -128,7 +128,7 @@ async def check_compute(
     environment = {"HETNODE_THREADS": str(settings.threads), "OMP_NUM_THREADS": str(settings.threads)}
     async with AsyncExitStack() as stack:
         child = await start_child(
-            "node.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
+            "node.core.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
         )
         stack.push_async_callback(child.close, _CLOSE_SECONDS)
         worker = WorkerClient(child)

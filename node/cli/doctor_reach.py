@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from coordinator.state.cause_text import cause_text
+from coordinator.run.state.cause_text import cause_text
 from node.cli.doctor_checks import Finding, NodeSettings, ok, problem, warning
+from node.home.relay.keeper import round_trip
+from node.home.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.net.address_trial import AddressTrial, Place, try_addresses
 from node.net.joining import local_address_towards
 from node.net.link_server import LinkServer
-from node.relay.keeper import round_trip
-from node.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import CauseCode, PeerStatus, RunStatus

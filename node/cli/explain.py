@@ -80,6 +80,6 @@ def _answer(run: str | None, question: str) -> Explanation:
         folder = stored_run(run) if error.code in AWAY else None
         if folder is None:
             raise
-    from coordinator.explain.offline import last_explanation  # noqa: PLC0415
+    from coordinator.ops.explain.offline import last_explanation  # noqa: PLC0415
 
     return last_explanation(folder, question)

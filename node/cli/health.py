@@ -10,7 +10,7 @@ import typer
 from node import command_runner
 from node.cli.leave import chosen, nodes_here
 from node.cli.options import option
-from node.guest.control import Ask, GuestState, ask
+from node.home.guest.control import Ask, GuestState, ask
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -81,7 +81,7 @@ def _sentence(state: GuestState) -> str:
 
 def _coordinator_health(folder: Path) -> str:
     """A sentence about the coordinator that is well. Raises HetnodeError if its API does not answer."""
-    from coordinator.state.cause_text import status_text  # noqa: PLC0415
+    from coordinator.run.state.cause_text import status_text  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     address, operator = credentials.load_operator(folder)

@@ -13,7 +13,7 @@ from node.cli.options import option
 from node.command_runner import bad_option
 
 if TYPE_CHECKING:
-    from coordinator.incident.file import Incident
+    from coordinator.ops.incident.file import Incident
 
 incident_app = typer.Typer(no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def export(
     Times, speeds, names of devices and the sizes of the run stay: its decisions follow from them.
     'xzcat FILE' shows what is in the file.
     """
-    from coordinator.incident.file import to_bytes  # noqa: PLC0415
+    from coordinator.ops.incident.file import to_bytes  # noqa: PLC0415
 
     incident = _recorded(_coordinator_folder(run), why, to_round)
     content = to_bytes(incident)
@@ -57,7 +57,7 @@ def export(
 
 def _coordinator_folder(run: str | None) -> Path:
     """Raises BAD_OPTION, NO_CREDENTIALS."""
-    from coordinator.storage.log_copy import NAME  # noqa: PLC0415
+    from coordinator.store.log_copy import NAME  # noqa: PLC0415
 
     if run is None:
         return known_runs.only_coordinator()
@@ -75,9 +75,9 @@ def _coordinator_folder(run: str | None) -> Path:
 def _recorded(folder: Path, why: str, to_round: int) -> Incident:
     from importlib.metadata import version  # noqa: PLC0415
 
-    from coordinator.incident.file import Incident, up_to_round  # noqa: PLC0415
-    from coordinator.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
-    from coordinator.storage.log_copy import read_copy  # noqa: PLC0415
+    from coordinator.ops.incident.file import Incident, up_to_round  # noqa: PLC0415
+    from coordinator.ops.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
+    from coordinator.store.log_copy import read_copy  # noqa: PLC0415
     from node.security.identity import peer_in  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
 

@@ -33,7 +33,7 @@ from node.cli.options import (
 )
 from node.exchange.line import LineLimits
 from node.folder import make_usable
-from node.guest.guest import Guest, Rule
+from node.home.guest.guest import Guest, Rule
 from node.hosts import command as hosts
 from node.hosts.launch import Launch
 from node.ipc.ranks import OneWorker, Workers, parse_devices
@@ -52,7 +52,7 @@ _ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.it
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """The run to join, and what this machine chooses for its node (node.train.options.NodeOptions)."""
+    """The run to join, and what this machine chooses for its node (node.core.train.options.NodeOptions)."""
 
     run: Annotated[
         str | None,
@@ -234,8 +234,8 @@ def _run_node(
         return
     own_template()  # imports torch and the transport while this process imports the rest
 
+    from node.core.train.options import NodeOptions  # noqa: PLC0415
     from node.process import run_node  # noqa: PLC0415
-    from node.train.options import NodeOptions  # noqa: PLC0415
 
     options = NodeOptions(
         invite=destination.invite,
@@ -314,9 +314,9 @@ def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
 
 def _rules(chosen: JoinOptions) -> tuple[Rule, ...]:
     """When the node has to rest, beside the pauses by hand. Raises BAD_OPTION."""
-    from node.guest import presence  # noqa: PLC0415
-    from node.guest.hours import HoursRule, parse_hours  # noqa: PLC0415
-    from node.guest.idle import IdleRule  # noqa: PLC0415
+    from node.home.guest import presence  # noqa: PLC0415
+    from node.home.guest.hours import HoursRule, parse_hours  # noqa: PLC0415
+    from node.home.guest.idle import IdleRule  # noqa: PLC0415
 
     rules: list[Rule] = []
     if chosen.hours:

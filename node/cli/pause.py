@@ -12,7 +12,7 @@ from rich.console import Console
 from node import command_runner
 from node.cli.leave import Node, chosen, nodes_here
 from node.cli.options import option
-from node.guest.control import Ask, ask
+from node.home.guest.control import Ask, ask
 from protocol.errors import ErrorCode, HetnodeError
 
 _POLL_SECONDS = 0.2

@@ -13,9 +13,9 @@ from typing import Annotated
 
 from rich.console import Console
 
-from coordinator.forecast.forecast import forecast, proposed
-from coordinator.state.cause_text import cause_text
-from coordinator.state.state import Peer
+from coordinator.ops.forecast.forecast import forecast, proposed
+from coordinator.run.state.cause_text import cause_text
+from coordinator.run.state.state import Peer
 from node.cli.options import option, panel, records_as_options
 from node.cli.spec import SpecOptions, spec_option
 from node.command_runner import bad_option

@@ -91,9 +91,9 @@ def check(
 
     Ends with status 0 if the log gives the same figures at the receipt's row; with 3 if not.
     """
-    from coordinator.state.text import counted  # noqa: PLC0415
-    from coordinator.storage.log_copy import opened_copy  # noqa: PLC0415
-    from coordinator.storage.receipts import check_receipt, mismatch  # noqa: PLC0415
+    from coordinator.run.state.text import counted  # noqa: PLC0415
+    from coordinator.store.log_copy import opened_copy  # noqa: PLC0415
+    from coordinator.store.receipts import check_receipt, mismatch  # noqa: PLC0415
     from node.views.receipt import receipt_text  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415

@@ -70,7 +70,7 @@ def relay(
     if text := finished.text_for(destination, key.path):
         Console(highlight=False, soft_wrap=True).print(text, markup=False)
         return
-    from node.relay.member import RelayMemberOptions, run_relay, with_rate  # noqa: PLC0415
+    from node.home.relay.member import RelayMemberOptions, run_relay, with_rate  # noqa: PLC0415
     from protocol.relay.server import RelayLimits  # noqa: PLC0415
 
     options = RelayMemberOptions(

@@ -19,8 +19,8 @@ from node import command_runner
 from node.cli.join import join
 from node.cli.leave import nodes_here
 from node.command_runner import bad_option
-from node.guest.hours import parse_hours
-from node.guest.service_unit import Service, launchd_agent, systemd_unit
+from node.home.guest.hours import parse_hours
+from node.home.guest.service_unit import Service, launchd_agent, systemd_unit
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust import invite

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.core.model.payloads import payload_layout
 from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_exchange import PayloadCalls
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld, WrongBytes
-from node.model.payloads import payload_layout
+from protocol.codec.payload import PayloadLayout, decode
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import Finding, PayloadDescriptor, PeerId, Verdict
-from protocol.wire.payload_codec import PayloadLayout, decode
 
 log = logging.getLogger(__name__)
 

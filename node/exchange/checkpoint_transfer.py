@@ -19,8 +19,8 @@ from node.exchange.download import Donors, Download, list_reasons
 from node.exchange.transfer import CHUNK_BYTES as PIECE_BYTES
 from node.exchange.transfer import WrongBytes
 from node.exchange.transport import CheckpointDownload, ServedStages
-from protocol.algorithm.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.types import Part
 
 log = logging.getLogger(__name__)

@@ -102,7 +102,7 @@ class CheckpointDownload:
     Attributes:
         record: signed by the coordinator.
         donors: the peers to ask, and for each peer one stage that it hosts.
-        nbytes, header: of the part, from the spec (protocol.algorithm.digest); more bytes are never accepted.
+        nbytes, header: of the part, from the spec (protocol.math.digest); more bytes are never accepted.
         into: the file to write; its folder is created if necessary.
     """
 

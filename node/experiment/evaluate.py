@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from node.checkpoint.global_model import Checkpoint
+from node.core.model.stage import next_token_loss
 from node.data.sources import Source, open_source
 from node.data.stream import LoadedSplit
 from node.data.streamed import Samples, pack, too_small
@@ -31,12 +32,11 @@ from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.experiment.in_process_replica import plan_of
 from node.experiment.results import perplexity
 from node.generate import whole_model
-from node.model.stage import next_token_loss
-from protocol.algorithm.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
+from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import SwarmSpec
-from protocol.wire.activation_codec import pack_activation, unpack_activation
 
 Counted = Iterator[tuple[np.ndarray, np.ndarray]]
 """For each document or window: the token ids, and the number of bytes that each of them encodes."""

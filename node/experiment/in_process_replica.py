@@ -15,16 +15,16 @@ import torch
 from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
+from node.core.optimizer.outcome import Outcome
+from node.core.optimizer.outer_stage import CommittedState
+from node.core.optimizer.outer_state import embedding_of
+from node.core.worker.compute import Compute
+from node.core.worker.factories import TrainerFactories
+from node.core.worker.trainer import Trainer
+from node.core.worker.trainer_state import private_states
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
-from node.optimizer.outcome import Outcome
-from node.optimizer.outer_stage import CommittedState
-from node.optimizer.outer_state import embedding_of
-from node.worker.compute import Compute
-from node.worker.factories import TrainerFactories
-from node.worker.trainer import Trainer
-from node.worker.trainer_state import private_states
-from protocol.algorithm.batch import with_equal_shares
+from protocol.math.batch import with_equal_shares
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 

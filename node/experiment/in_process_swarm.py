@@ -18,6 +18,9 @@ from itertools import islice
 from pathlib import Path
 
 from node.checkpoint.private_state import StageState
+from node.core.optimizer.outcome import Outcome, WeightedPayload, agreed_results
+from node.core.optimizer.outer_stage import CommittedState
+from node.core.worker.compute import Compute
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
@@ -26,12 +29,9 @@ from node.experiment.swarm_checkpoint import Progress, SavedPhase
 from node.experiment.variation import UNVARIED, Variation
 from node.experiment.variation_runner import VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
-from node.optimizer.outcome import Outcome, WeightedPayload, agreed_results
-from node.optimizer.outer_stage import CommittedState
-from node.worker.compute import Compute
-from protocol.algorithm.sampling import sample_range
-from protocol.algorithm.turns import due_stages
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.sampling import sample_range
+from protocol.math.turns import due_stages
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 from protocol.types import Plan

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from node.checkpoint.files import write_text
 from node.checkpoint.global_model import Checkpoint
+from node.core.worker.compute import Compute, chosen_precision
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.results import Loss, Result, finite
@@ -23,7 +24,6 @@ from node.experiment.trial import Planned, Trial, TrialOptions
 from node.generate import validation_loss
 from node.ipc.worker_calls import Precision
 from node.measure import hardware
-from node.worker.compute import Compute, chosen_precision
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)

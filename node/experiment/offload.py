@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from node.core.optimizer.outer_stage import CommittedState
 from node.experiment.in_process_replica import LocalReplica
-from node.optimizer.outer_stage import CommittedState
-from protocol.algorithm.subspace import ReceivingEnd, SendingEnd
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.subspace import ReceivingEnd, SendingEnd
 
 Action = Callable[[int, LocalReplica], None]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from node.optimizer.adamw import AdamW, ParameterGroup
+from node.core.optimizer.adamw import AdamW, ParameterGroup
 
 
 class RowWiseAdamW(AdamW):

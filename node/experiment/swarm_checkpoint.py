@@ -37,7 +37,7 @@ from node.checkpoint.files import (
 )
 from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
 from node.checkpoint.private_state import StageState
-from node.worker.phase import InnerPhaseState
+from node.core.worker.phase import InnerPhaseState
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 

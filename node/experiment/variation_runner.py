@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from node.core.worker.factories import TrainerFactories, run_basis
+from node.core.worker.trainer import Trainer
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
-from node.worker.factories import TrainerFactories, run_basis
-from node.worker.trainer import Trainer
-from protocol.algorithm.batch import with_equal_shares
-from protocol.algorithm.embedding_snapshot import active_snapshot
-from protocol.algorithm.sampling import next_first_sample
-from protocol.algorithm.subspace import ReceivingEnd
+from protocol.codec.snapshot import snapshot
+from protocol.math.batch import with_equal_shares
+from protocol.math.embedding_snapshot import active_snapshot
+from protocol.math.sampling import next_first_sample
+from protocol.math.subspace import ReceivingEnd
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
-from protocol.wire.snapshot_codec import snapshot
 
 _BASIS, _GRADIENTS, _SNAPSHOT = "basis", "gradients", "snapshot/"
 _CONSTRAINED = (".wo", ".w_down")

@@ -56,7 +56,7 @@ _LLAMA3 = {
 
 
 def published_name(name: str) -> str:
-    """The name in transformers of the tensor with this canonical name (node.model.init)."""
+    """The name in transformers of the tensor with this canonical name (node.core.model.init)."""
     if name in _WHOLE:
         return _WHOLE[name]
     layer, _, short = name.partition(".")
@@ -116,7 +116,7 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
         path: of the file, for messages.
 
     Raises:
-        HetnodeError: UNSUPPORTED_MODEL if `node.model.llama` does not have this architecture, or a run
+        HetnodeError: UNSUPPORTED_MODEL if `node.core.model.llama` does not have this architecture, or a run
             cannot have these sizes.
     """
     for problem in _problems(config, context):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from node.model.shapes import parameter_count
+from node.core.model.shapes import parameter_count
 from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_complete
+from node.core.model.shapes import parameter_shapes
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import config_of, published_name
 from node.hugging_face.card import Facts, Measured, card
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
-from node.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec

@@ -21,14 +21,14 @@ from torch import Tensor
 from node.checkpoint import global_model
 from node.checkpoint.files import publish, write_bytes, write_text
 from node.checkpoint.global_model import Checkpoint
+from node.core.model.shapes import parameter_shapes
 from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import model_of, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
-from node.model.shapes import parameter_shapes
-from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
 
 MOST_CONTEXT = 2048

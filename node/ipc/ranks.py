@@ -65,7 +65,7 @@ class DeviceList:
             ranks: list[Child] = []
             for rank in range(len(names)):
                 child = await start_child(
-                    "node.worker.worker",
+                    "node.core.worker.worker",
                     name=f"worker of rank {rank}",
                     died=ErrorCode.WORKER_DIED,
                     environment=environment,
@@ -105,7 +105,7 @@ def parse_devices(text: str) -> DeviceList:
 async def start_worker(name: str, threads: int, processes: AsyncExitStack) -> Child:
     """A worker process, which `processes` ends. Its interfaces for gloo and NCCL are the user's choice."""
     child = await start_child(
-        "node.worker.worker",
+        "node.core.worker.worker",
         name=name,
         died=ErrorCode.WORKER_DIED,
         environment={"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
@@ -127,7 +127,7 @@ async def form(ranks: Sequence[Rank], calls: Sequence[FormGroup]) -> None:
 async def _all_devices(threads: int) -> tuple[str, ...]:
     async with AsyncExitStack() as stack:
         child = await start_child(
-            "node.worker.worker",
+            "node.core.worker.worker",
             name="worker",
             died=ErrorCode.WORKER_DIED,
             environment=_environment(threads),

@@ -1,7 +1,7 @@
 """The calls to the worker process: one dataclass for each, which declares its answer.
 
 The worker does the calls strictly in the order in which they are queued, and keeps the model between them.
-The methods of :class:`node.worker.worker.Worker` say what each call does.
+The methods of :class:`node.core.worker.worker.Worker` say what each call does.
 
 One file because it is the whole interface of one process.
 """
@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from protocol.algorithm.comparison import Agreement, Comparison
+from protocol.math.comparison import Agreement, Comparison
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire.record_codec import AS_PAIRS, Blob, Span
@@ -34,7 +34,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """The device of a member, and how it computes there: see :class:`node.worker.compute.Compute`."""
+    """The device of a member, and how it computes there: see :class:`node.core.worker.compute.Compute`."""
 
     device: str = "cpu"
     compile: bool = False
@@ -82,7 +82,7 @@ class Message:
 
 @dataclass(frozen=True)
 class PartInfo:
-    """Size in bytes and header (protocol.algorithm.digest) of a part that this member holds."""
+    """Size in bytes and header (protocol.math.digest) of a part that this member holds."""
 
     nbytes: int
     header: str

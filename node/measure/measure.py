@@ -25,8 +25,8 @@ from node.net.directory import Directory
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
 from node.net.probe import Figures, Probe
-from protocol.algorithm.flops import microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.flops import microbatch_flops, tokens_of_microbatch
 from protocol.spec.run import RunSpec
 from protocol.trust.run_id import spec_name_in
 from protocol.types import Capacity, PeerId

@@ -16,9 +16,9 @@ from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
+from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode
 from protocol.trust.names import tls_name
-from protocol.wire.link_message import LinkMessage
 from protocol.wire.rpc_errors import error_from_rpc
 
 _RETRY_SECONDS = 0.2

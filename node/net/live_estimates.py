@@ -101,7 +101,7 @@ class LiveEstimates:
         self._neighbour(peer).frames.frame(nbytes, seconds)
 
     def computed(self, flops: float, seconds: float) -> None:
-        """Note an inner phase: `flops` operations (protocol.algorithm.flops) in `seconds` of computing."""
+        """Note an inner phase: `flops` operations (protocol.math.flops) in `seconds` of computing."""
         if flops > 0 and seconds > 0:
             self._speeds.append(flops / seconds)
             self.capacity = replace(self.capacity, flops=median(self._speeds))

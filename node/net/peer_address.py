@@ -12,7 +12,7 @@ from protocol.trust.endpoints import check_address, check_endpoint, split_endpoi
 from protocol.trust.host_port import host_port
 
 Through = Callable[[str], Awaitable[str]]
-"""The ``host:port`` to dial instead of that of a peer; see node.relay.tunnels."""
+"""The ``host:port`` to dial instead of that of a peer; see node.home.relay.tunnels."""
 
 
 async def directly(endpoint: str) -> str:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import SharedTensor, with_all
-from protocol.algorithm.outer_step import anchor_digest
-from protocol.wire.payload_codec import PayloadLayout, join
+from protocol.codec.payload import PayloadLayout, join
+from protocol.math.outer_step import anchor_digest
 
 Key = TypeVar("Key", bound=Hashable)
 

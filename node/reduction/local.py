@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from node.model.shapes import parameter_shapes
-from node.optimizer.outcome import WeightedPayload
+from node.core.model.shapes import parameter_shapes
+from node.core.optimizer.outcome import WeightedPayload
 from node.reduction.result import ReducedResult
 from protocol.reduction.partition import partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts

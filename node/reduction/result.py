@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.algorithm.clipping import SentTensor
-from protocol.algorithm.topk import SparseTensor
+from protocol.codec.payload import PayloadLayout, decode
+from protocol.math.clipping import SentTensor
+from protocol.math.topk import SparseTensor
 from protocol.reduction.partition import PartRange
 from protocol.reduction.parts import ReductionLayout, decode_result
 from protocol.reduction.pieces import Piece, ReducedTensor, piece_of
-from protocol.wire.payload_codec import PayloadLayout, decode
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from node.model.shapes import parameter_count
+from node.core.model.shapes import parameter_count
 from node.reduction.local import LocalReduction
 from node.reduction.result import ReducedResult
+from protocol.codec.payload import PayloadLayout
 from protocol.reduction.counted_result import CountedResult, most_nbytes
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout
 
 
 class ReducedResults:
-    """The node.optimizer.outcome.AgreedResults of reduction in parts."""
+    """The node.core.optimizer.outcome.AgreedResults of reduction in parts."""
 
     def most_nbytes(self, spec: RunSpec, stage: int) -> int:
         return most_nbytes(parameter_count(spec, stage))

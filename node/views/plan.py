@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from coordinator.forecast.advice import Advice, advice
-from coordinator.forecast.forecast import Forecast, Proposal, ReplicaForecast
+from coordinator.ops.forecast.advice import Advice, advice
+from coordinator.ops.forecast.forecast import Forecast, Proposal, ReplicaForecast
 from coordinator.placement.tuning import batch_notes
-from node.model.payloads import payload_layout
+from node.core.model.payloads import payload_layout
 from node.views import run_history
-from protocol.algorithm.batch import batch_of
+from protocol.math.batch import batch_of
 from protocol.spec.link import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId

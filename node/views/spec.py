@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node.model.payloads import payload_layout
-from node.model.shapes import parameter_count, parameter_shapes
+from node.core.model.payloads import payload_layout
+from node.core.model.shapes import parameter_count, parameter_shapes
 from node.views import run_history
-from protocol.algorithm.embedding_snapshot import BYTES_PER_VALUE
+from protocol.codec.payload import PayloadLayout
+from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import PayloadLayout
 
 
 def _directions(spec: RunSpec, k: int) -> Iterator[tuple[str, int]]:

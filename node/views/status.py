@@ -10,11 +10,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.state.cause_text import cause_text, status_text
+from coordinator.run.state.cause_text import cause_text, status_text
 from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
-from protocol.algorithm.batch import batch_of
+from protocol.math.batch import batch_of
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus

@@ -20,8 +20,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.dashboard.port import url_in
-from coordinator.state.cause_text import status_text
+from coordinator.ops.dashboard.port import url_in
+from coordinator.run.state.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
 from node.ipc.template import own_template

@@ -10,15 +10,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.state.cause_text import cause_text, status_text
+from coordinator.run.state.cause_text import cause_text, status_text
 from coordinator.status.facts import facts_of
-from node.guest.control import GuestState
-from node.guest.sensors import Gpu
+from node.home.guest.control import GuestState
+from node.home.guest.sensors import Gpu
 from node.monitoring.report import NodeReport, Rates
 from node.views.run_history import size
 from node.views.status import STATE_STYLES, peer_notes, rounds_line
 from node.views.text import as_text, bar, count, duration, megabits, plain, short_id
-from protocol.algorithm.batch import work_of
+from protocol.math.batch import work_of
 from protocol.spec.link import k_text
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Lifecycle, Plan, Replica

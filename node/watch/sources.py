@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.storage.last_status import has_log, last_status
-from node.guest.control import Ask, GuestState, ask, ask_for
-from node.guest.sensors import Gpu, gpus
+from coordinator.store.last_status import has_log, last_status
+from node.home.guest.control import Ask, GuestState, ask, ask_for
+from node.home.guest.sensors import Gpu, gpus
 from node.monitoring.report import NodeReport, report_from
 from node.net.coordinator_channel import CoordinatorChannel
 from node.security.credentials import Credentials

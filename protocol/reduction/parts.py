@@ -1,6 +1,6 @@
 """Reduction of a stage in parts: what members send to reducers, and the result of a round, as bytes.
 
-A part is a payload (protocol.wire.payload_codec) whose tensors are the pieces of one run of chunks, so its
+A part is a payload (protocol.codec.payload) whose tensors are the pieces of one run of chunks, so its
 length and its only valid form follow from the spec and the run. Members cut their payloads
 (:func:`cut_payload`); a reducer sums the parts of all (:class:`Reducer`) and sends its result to all, who
 join the results (:func:`join_parts`). These bytes are the result of the round: equal on all members, with the
@@ -25,13 +25,13 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from protocol.algorithm.outer_step import factors_of
-from protocol.algorithm.topk import SparseTensor, sparsify
+from protocol.codec.payload import PayloadLayout, decode, encode
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_step import factors_of
+from protocol.math.topk import SparseTensor, sparsify
 from protocol.reduction.partition import PartRange
 from protocol.reduction.pieces import Piece, ReducedTensor, StageChunks, piece_of
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import PayloadLayout, decode, encode
 
 _HEADER = struct.Struct("<4sI8sI")
 _MAGIC = b"hnrr"
@@ -198,7 +198,7 @@ class Reducer:
         r''  = r' - sent
 
     **Clipping** is by the norms of the parts seen here, not of whole payloads (same rule:
-    protocol.algorithm.clipping). What is cut off is lost: its owner does not learn of it.
+    protocol.math.clipping). What is cut off is lost: its owner does not learn of it.
 
     **Transaction**: r becomes r'' by :meth:`commit`, when the round with this result is committed;
     otherwise r stays, and the next :meth:`reduce` begins from it.

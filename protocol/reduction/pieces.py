@@ -1,6 +1,6 @@
 """How a group shares the reduction of a stage: every reducer sums a run of chunks for all members.
 
-The unit is the chunk of the exchange (protocol.algorithm.topk). The chunks of all tensors of a stage are
+The unit is the chunk of the exchange (protocol.math.topk). The chunks of all tensors of a stage are
 numbered in canonical order, and a part (:class:`PartRange`) is a run of these numbers. Chunks are runs of
 elements in row-major order, so a part holds one run of elements (:class:`Piece`) of every tensor that it
 touches.
@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from protocol.algorithm.topk import SparseTensor, TensorLayout
+from protocol.math.topk import SparseTensor, TensorLayout
 from protocol.reduction.partition import PartRange
 
 

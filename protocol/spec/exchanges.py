@@ -14,8 +14,9 @@ class ExchangeEntry:
     """An exchange of pseudo-gradients.
 
     Attributes:
-        settlement: module and class of its :class:`coordinator.state.settlement.Settlement`.
-        results: those of its :class:`node.optimizer.outcome.AgreedResults`; "" where members gather payloads.
+        settlement: module and class of its :class:`coordinator.run.state.settlement.Settlement`.
+        results: those of its :class:`node.core.optimizer.outcome.AgreedResults`; "" where members gather
+            payloads.
     """
 
     settlement: str
@@ -23,7 +24,7 @@ class ExchangeEntry:
 
 
 EXCHANGES: Mapping[str, ExchangeEntry] = {
-    "gathered": ExchangeEntry("coordinator.state.settlement.Settlement", ""),
+    "gathered": ExchangeEntry("coordinator.run.state.settlement.Settlement", ""),
     "reduced": ExchangeEntry(
         "coordinator.reduction.settlement.ReducedSettlement", "node.reduction.results.ReducedResults"
     ),

@@ -1,7 +1,7 @@
-"""The quantizers that a run can name. A new one: a line here, a file in protocol.algorithm.quantizers.
+"""The quantizers that a run can name. A new one: a line here, a file in protocol.math.quantizers.
 
 The coordinator and the command line read specifications without torch, which the classes need. So each line
-gives module and class as text; protocol.algorithm.quantizers.loading imports them.
+gives module and class as text; protocol.math.quantizers.loading imports them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LinkQuantizerEntry:
     token_bytes: Callable[[int], int]
 
 
-_FOLDER = "protocol.algorithm.quantizers"
+_FOLDER = "protocol.math.quantizers"
 
 PAYLOAD_QUANTIZERS: Mapping[str, str] = {
     "2bit": f"{_FOLDER}.magnitudes.TwoBits",

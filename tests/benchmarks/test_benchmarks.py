@@ -25,8 +25,8 @@ from benchmarks.pipeline_results import Case, Result, document_of, median_of, ro
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
+from protocol.codec.payload import PayloadLayout
 from protocol.spec.resolve import resolve
-from protocol.wire.payload_codec import PayloadLayout
 
 SPEC = resolve("tiny", overrides=MODEL)
 WIDTH = SPEC.model.width

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import mfu
 from benchmarks.inner_loop import LOOPS, Step, Turn, modules_step, replica_step, rows_of, spec_of, timed
-from node.model.shapes import parameter_count
-from node.worker.compute import Compute
+from node.core.model.shapes import parameter_count
+from node.core.worker.compute import Compute
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from coordinator import command_loop as loop_module
-from coordinator.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
-from coordinator.decide import Outcome
-from coordinator.state.commands import Command, Heartbeat, Start, Tick
-from coordinator.state.state import State
+from coordinator.run import command_loop as loop_module
+from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
+from coordinator.run.decide import Outcome
+from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
+from coordinator.run.state.state import State
 from protocol.types import Role
 from tests.builders import keyed, spec_of
 from tests.support.memory_store import MemoryStore
@@ -164,8 +164,8 @@ def test_time_goes_on_where_the_clock_was_set_back_while_the_coordinator_was_awa
 async def test_watchers_of_a_large_swarm_are_told_less_often_why_the_run_waits(
     command_loop: CommandLoop, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.command_loop.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
-    monkeypatch.setattr("coordinator.command_loop.stall_message", lambda _: f"waits at {clock.now}")
+    monkeypatch.setattr("coordinator.run.command_loop.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
+    monkeypatch.setattr("coordinator.run.command_loop.stall_message", lambda _: f"waits at {clock.now}")
     woken: list[float] = []
     monkeypatch.setattr(command_loop, "wake", lambda topic: woken.append(clock.now))
     begin = clock.now

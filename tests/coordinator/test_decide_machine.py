@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
 from coordinator.placement.rules import filled_replicas
-from coordinator.rounds.attestation import expected_digest, settled_digest
-from coordinator.rounds.rollback import problem_of
-from coordinator.state.apply import replay
-from coordinator.state.commands import (
+from coordinator.run.rounds.attestation import expected_digest, settled_digest
+from coordinator.run.rounds.rollback import problem_of
+from coordinator.run.state.apply import replay
+from coordinator.run.state.commands import (
     AppointArbiter,
     Arbitrate,
     Attest,
@@ -35,9 +35,9 @@ from coordinator.state.commands import (
     Tick,
     Unban,
 )
-from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import PayloadWithheld, PeerSeen
-from coordinator.state.state import State
+from coordinator.run.state.event_codec import decode, encode
+from coordinator.run.state.events import PayloadWithheld, PeerSeen
+from coordinator.run.state.state import State
 from protocol.status import RunPhase
 from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of

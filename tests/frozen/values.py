@@ -15,26 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coordinator.state.apply import replay
-from coordinator.state.event_chain import first_hash, next_hash
-from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.run.state.apply import replay
+from coordinator.run.state.event_chain import first_hash, next_hash
+from coordinator.run.state.event_codec import decode, encode
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from coordinator.status.document import document
 from coordinator.status.run_status import run_status
 from node.experiment.matrix import read_matrix_file
-from protocol.algorithm.topk import sparsify
+from protocol.codec.activation import pack_activation, pack_ids
+from protocol.codec.link_message import LinkMessage
+from protocol.codec.payload import PayloadLayout
+from protocol.codec.payload import encode as encode_payload
+from protocol.math.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import Frame, FrameId, FrameKind
-from protocol.wire.activation_codec import pack_activation, pack_ids
 from protocol.wire.framing import chunks, frame_header_to_pb
-from protocol.wire.link_message import LinkMessage
-from protocol.wire.payload_codec import PayloadLayout
-from protocol.wire.payload_codec import encode as encode_payload
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
 from tests.support.paths import ROOT

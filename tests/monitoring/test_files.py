@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.monitoring import run_metrics
-from coordinator.storage.metrics import PEER_CHANGES
+from coordinator.ops.monitoring import run_metrics
+from coordinator.store.metrics import PEER_CHANGES
 from node.monitoring import node_metrics
 from node.monitoring.figures import Activity, NodeFigures
 from protocol.server.metrics import SHARED

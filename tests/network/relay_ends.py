@@ -17,10 +17,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from node.home.relay.agent import RelayAgent
 from node.net.link import LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
-from node.relay.agent import RelayAgent
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError

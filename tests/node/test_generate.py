@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from node.checkpoint.global_model import Checkpoint
+from node.core.model.init import initial_parameters
+from node.core.model.stage import next_token_loss
+from node.core.optimizer.adamw import AdamW
 from node.data.stream import open_stream
 from node.generate import generate, validation_loss, whole_model
-from node.model.init import initial_parameters
-from node.model.stage import next_token_loss
-from node.optimizer.adamw import AdamW
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.algorithm.topk import SparseTensor
-from protocol.wire.payload_codec import PayloadLayout, decode
+from protocol.codec.payload import PayloadLayout, decode
+from protocol.math.topk import SparseTensor
 
 
 def cached_decode() -> Callable[[PayloadLayout, bytes], dict[str, SparseTensor]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from coordinator.state.events import DecisionEvent, Event, PlanAdopted
-from coordinator.state.state import KEPT_DECISIONS
+from coordinator.run.state.events import DecisionEvent, Event, PlanAdopted
+from coordinator.run.state.state import KEPT_DECISIONS
 from protocol.spec.run import RunSpec
 from protocol.types import Decision
 from tests.builders import keyed

@@ -11,8 +11,8 @@ from torch import Tensor
 from node.checkpoint import node_checkpoint
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
-from node.model.init import initial_parameters
-from node.optimizer.inner import AdamWState
+from node.core.model.init import initial_parameters
+from node.core.optimizer.inner import AdamWState
 from protocol.spec.resolve import resolve
 from protocol.types import StageRange
 

@@ -6,15 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.decide import Outcome, decide
-from coordinator.rounds.phases import earliest
-from coordinator.state.apply import apply
-from coordinator.state.commands import Attest, Command, Drain, Heartbeat, Leave, Offer, Report, Start, Tick
-from coordinator.state.events import Event, PeerMeasured
-from coordinator.state.state import State
-from protocol.algorithm.sampling import sample_range
-from protocol.algorithm.turns import is_due
+from coordinator.run.decide import Outcome, decide
+from coordinator.run.rounds.phases import earliest
+from coordinator.run.state.apply import apply
+from coordinator.run.state.commands import (
+    Attest,
+    Command,
+    Drain,
+    Heartbeat,
+    Leave,
+    Offer,
+    Report,
+    Start,
+    Tick,
+)
+from coordinator.run.state.events import Event, PeerMeasured
+from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.sampling import sample_range
+from protocol.math.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import Decision, Estimates, PayloadDescriptor, Role

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coordinator.explain.explain import explain
-from coordinator.explain.facts import MOST_CHARACTERS, MOST_CITED, MOST_SENTENCES
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.ops.explain.explain import explain
+from coordinator.ops.explain.facts import MOST_CHARACTERS, MOST_CITED, MOST_SENTENCES
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.status import Explanation, Measurement
 from tests.support.history import stored, write_history
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.state.commands import (
+from coordinator.run.state.commands import (
     Attest,
     Offer,
     Report,

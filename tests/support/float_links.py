@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.algorithm.quantizers.quantizer import Shape, little_endian
+from protocol.math.quantizers.quantizer import Shape, little_endian
 from protocol.spec.quantizers import LINK_QUANTIZERS, LinkQuantizerEntry
 from protocol.types import DType, TensorHeader
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream
-from node.worker.trainer import Trainer
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.running_replica import spec_of

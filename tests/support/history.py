@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.history.fold import changes_of, changes_of_measurement
-from coordinator.state.apply import apply
-from coordinator.state.events import DecisionEvent, Event, PeerSeen, PlanAdopted, RoundCommitted, StageSkipped
-from coordinator.state.state import State
-from coordinator.state.transaction import Step
-from coordinator.storage.history import Page, SqliteHistory
-from coordinator.storage.history_file import Changes, HistoryFile
-from protocol.algorithm.turns import is_due
+from coordinator.run.state.apply import apply
+from coordinator.run.state.events import (
+    DecisionEvent,
+    Event,
+    PeerSeen,
+    PlanAdopted,
+    RoundCommitted,
+    StageSkipped,
+)
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Step
+from coordinator.store.history import Page, SqliteHistory
+from coordinator.store.history_file import Changes, HistoryFile
+from protocol.math.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import PeerId

@@ -11,11 +11,11 @@ from dataclasses import replace
 from math import inf, nextafter
 from typing import Any
 
-from coordinator.state import commands, events
-from coordinator.state.apply_rounds import owners_of
-from coordinator.state.commands import Command
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.run.state import commands, events
+from coordinator.run.state.apply_rounds import owners_of
+from coordinator.run.state.commands import Command
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.trust.envelope import Signer, sign_descriptor
 from protocol.types import PROTOCOL_VERSION, PayloadDescriptor, PeerId, Rejection
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import lzma
 
-from coordinator.incident.file import FORMAT, Incident
-from coordinator.state.event_codec import decode
+from coordinator.ops.incident.file import FORMAT, Incident
+from coordinator.run.state.event_codec import decode
 from protocol.spec.run import RunSpec
 
 

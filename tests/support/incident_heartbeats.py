@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from coordinator.state import events
-from coordinator.state.events import Event
-from coordinator.state.state import LastSeen, State
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import LastSeen, State
 from protocol.types import PeerId
 
 

@@ -15,17 +15,17 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from coordinator.decide import Outcome, decide
-from coordinator.incident.file import Incident
-from coordinator.incident.pseudonyms import pseudonymous_keys
-from coordinator.incident.redaction import RULES, RUN, Rule, peers_in
-from coordinator.membership.joining import SPEED_SECONDS
-from coordinator.state import events
-from coordinator.state.apply import apply
-from coordinator.state.apply_rounds import owners_of
-from coordinator.state.commands import Command, Tick
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.ops.incident.file import Incident
+from coordinator.ops.incident.pseudonyms import pseudonymous_keys
+from coordinator.ops.incident.redaction import RULES, RUN, Rule, peers_in
+from coordinator.run.decide import Outcome, decide
+from coordinator.run.membership.joining import SPEED_SECONDS
+from coordinator.run.state import events
+from coordinator.run.state.apply import apply
+from coordinator.run.state.apply_rounds import owners_of
+from coordinator.run.state.commands import Command, Tick
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.status import RunPhase
 from tests.support.incident_commands import INPUTS, implied_commands, is_known, signed
 from tests.support.incident_file import from_bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.rules import violations
-from coordinator.rounds.attestation import settled_digest
-from coordinator.state.apply_rounds import owners_of
-from coordinator.state.events import (
+from coordinator.run.rounds.attestation import settled_digest
+from coordinator.run.state.apply_rounds import owners_of
+from coordinator.run.state.events import (
     AssignmentReserved,
     DecisionEvent,
     Event,
@@ -22,10 +22,10 @@ from coordinator.state.events import (
     RoundCommitted,
     StageSkipped,
 )
-from coordinator.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
+from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
-from protocol.algorithm.batch import work_of
-from protocol.algorithm.sampling import sample_range
+from protocol.math.batch import work_of
+from protocol.math.sampling import sample_range
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from coordinator.state.event_chain import first_hash, next_hash
-from coordinator.state.event_codec import decode, encode
-from coordinator.state.events import DecisionEvent, Event
+from coordinator.run.state.event_chain import first_hash, next_hash
+from coordinator.run.state.event_codec import decode, encode
+from coordinator.run.state.events import DecisionEvent, Event
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Decision
 

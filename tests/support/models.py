@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from node.checkpoint import global_model
-from node.model.shapes import parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.optimizer.outer_stage import Probe
-from node.optimizer.outer_state import OuterState
-from node.worker.hosted_stages import Message
-from node.worker.trainer import Trainer
-from protocol.algorithm.clipping import clipping_scales, payload_norm
+from node.core.optimizer.outer_stage import Probe
+from node.core.optimizer.outer_state import OuterState
+from node.core.worker.hosted_stages import Message
+from node.core.worker.trainer import Trainer
+from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.virtual.network import current_machine

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoint.layout import round_folder
+from node.core.train.pipeline import Pipeline
 from node.ipc.worker_calls import (
     Abandon,
     Abort,
@@ -25,7 +26,6 @@ from node.ipc.worker_calls import (
     WriteCheckpoint,
 )
 from node.ipc.worker_client import WorkerClient
-from node.train.pipeline import Pipeline
 from protocol.spec.run import RunSpec
 from protocol.types import Part, Plan, StageRange
 from tests.support.running_replica import replica_of, spec_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import encode
+from protocol.math.topk import sparsify
 from protocol.reduction.parts import ReductionLayout
-from protocol.wire.payload_codec import encode
 
 
 def payload_of(layout: ReductionLayout, seed: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from node.relay.agent import RelayAgent
+from node.home.relay.agent import RelayAgent
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
 from protocol.relay.destinations import Destinations

@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
+from node.core.model.stage import Stage
+from node.core.optimizer.adamw import AdamW
+from node.core.optimizer.schedule import learning_rate
+from node.core.train.pipeline import Pipeline
+from node.core.worker.trainer import Trainer
+from node.core.worker.worker import Worker
 from node.data.stream import open_stream
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
-from node.model.stage import Stage
 from node.net.link import LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
-from node.optimizer.adamw import AdamW
-from node.optimizer.schedule import learning_rate
 from node.security.credentials import Credentials
-from node.train.pipeline import Pipeline
-from node.worker.trainer import Trainer
-from node.worker.worker import Worker
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange

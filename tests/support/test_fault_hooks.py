@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from node.ipc import worker_calls as calls
-from protocol.algorithm.microbatch_order import OpKind, one_forward_one_backward
+from protocol.math.microbatch_order import OpKind, one_forward_one_backward
 from protocol.spec.resolve import resolve
 from protocol.types import StageRange
 from tests.support.fault_hooks import FaultHooks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from node.guest.control import GuestState
+from node.home.guest.control import GuestState
 from node.monitoring.report import NodeReport
 from node.views.watch import Losses
 from node.watch.sources import NodeLook

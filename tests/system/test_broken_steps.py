@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from coordinator.state.events import PeerRetreated
-from node.optimizer.inner import AdamWState
+from coordinator.run.state.events import PeerRetreated
+from node.core.optimizer.inner import AdamWState
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment

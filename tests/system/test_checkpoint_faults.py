@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.commands import Leave
+from coordinator.run.state.commands import Leave
 from node.exchange.transport import CheckpointDownload
 from node.net.coordinator_client import CoordinatorClient
 from protocol.errors import ErrorCode, HetnodeError

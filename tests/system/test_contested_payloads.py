@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.events import PayloadArbitrated, PayloadsContested
-from coordinator.state.state import State
+from coordinator.run.state.events import PayloadArbitrated, PayloadsContested
+from coordinator.run.state.state import State
 from protocol.types import Finding, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.state.events import PayloadWithheld
-from node.train.inner_phase import InnerLoop
+from coordinator.run.state.events import PayloadWithheld
+from node.core.train.inner_phase import InnerLoop
 from protocol.status import Measurement
 from protocol.types import Role
 from tests.virtual.network import current_machine

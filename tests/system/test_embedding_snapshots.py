@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.rounds.attestation import record_of
-from coordinator.state.events import DigestAttested
-from coordinator.state.state import State
+from coordinator.run.rounds.attestation import record_of
+from coordinator.run.state.events import DigestAttested
+from coordinator.run.state.state import State
+from protocol.codec.snapshot import encode, snapshot_digest
 from protocol.types import Part, PeerId
-from protocol.wire.snapshot_codec import encode, snapshot_digest
 from tests.virtual.rollback import attested as attested_by
 from tests.virtual.rollback import resume, roll_back
 from tests.virtual.scenario import MIXED, PIPE, Play, contributions, swarm_spec

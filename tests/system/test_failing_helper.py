@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.state.apply import replay
-from coordinator.state.events import GroupClosed
-from coordinator.state.state import State
-from coordinator.storage.last_status import read_log
-from protocol.algorithm.gathering import schedule_of
+from coordinator.run.state.apply import replay
+from coordinator.run.state.events import GroupClosed
+from coordinator.run.state.state import State
+from coordinator.store.last_status import read_log
+from protocol.math.gathering import schedule_of
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.fault_script import Action, Moment

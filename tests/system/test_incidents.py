@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.incident.file import SUFFIX, Incident
-from coordinator.incident.redaction import redacted_log, redacted_spec
-from coordinator.state import events
+from coordinator.ops.incident.file import SUFFIX, Incident
+from coordinator.ops.incident.redaction import redacted_log, redacted_spec
+from coordinator.run.state import events
 from tests.support.incident_file import from_bytes
 from tests.support.incident_replay import replay_incident
 from tests.support.paths import ROOT

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.model.link_table import LINK_TABLE
+from node.core.model.link_table import LINK_TABLE
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.scenario import MIXED, PIPE, Play, return_after, swarm_spec

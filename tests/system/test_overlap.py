@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from coordinator.rounds.deadlines import closes_at
+from coordinator.run.rounds.deadlines import closes_at
+from node.core.model.stage import Stage, next_token_loss
+from node.core.optimizer.adamw import AdamW
+from node.core.optimizer.outer_state import OuterState
+from node.core.optimizer.schedule import learning_rate
 from node.data.stream import open_stream
-from node.model.stage import Stage, next_token_loss
-from node.optimizer.adamw import AdamW
-from node.optimizer.outer_state import OuterState
-from node.optimizer.schedule import learning_rate
+from protocol.codec.payload import decode
 from protocol.spec.run import RunSpec
-from protocol.wire.payload_codec import decode
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.state.events import PeerLost, PeerRetreated, PlanAdopted
+from coordinator.run.state.events import PeerLost, PeerRetreated, PlanAdopted
 from node.exchange.transport import ExchangeResult
-from protocol.algorithm.sampling import sample_range
+from protocol.math.sampling import sample_range
 from protocol.spec.fixed import EXTRA_STEPS
 from protocol.types import PayloadDescriptor, Role
 from tests.support.fault_script import Action, Moment

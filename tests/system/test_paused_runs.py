@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordinator.state.commands import PauseRun, ResumeRun
-from coordinator.state.events import AnchorDiverged, PayloadOffered, PeerLost, PeerRetreated
+from coordinator.run.state.commands import PauseRun, ResumeRun
+from coordinator.run.state.events import AnchorDiverged, PayloadOffered, PeerLost, PeerRetreated
 from node.monitoring.figures import Wait
 from protocol.types import PausedBy, Role
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, departures, swarm_spec

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import pytest
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from coordinator.state.events import RoundAborted, RoundCommitted
-from coordinator.state.text import short
+from coordinator.run.state.events import RoundAborted, RoundCommitted
+from coordinator.run.state.text import short
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply

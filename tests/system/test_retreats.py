@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.state.events import PayloadWithheld, PeerRetreated
+from coordinator.run.state.events import PayloadWithheld, PeerRetreated
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Role
 from tests.virtual.network import current_machine

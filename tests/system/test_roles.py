@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.state.events import RoleChanged
+from coordinator.run.state.events import RoleChanged
 from protocol.roles import RoleWish
 from protocol.types import Role, StageRange
 from tests.virtual.scenario import Play, contributions, swarm_spec

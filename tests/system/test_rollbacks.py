@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordinator.rounds.rollback import problem_of
-from coordinator.state.events import AnchorDiverged, PeerLost
+from coordinator.run.rounds.rollback import problem_of
+from coordinator.run.state.events import AnchorDiverged, PeerLost
 from protocol.types import Role
 from tests.virtual.rollback import attested, resume, roll_back
 from tests.virtual.scenario import FULL, MIXED, Play, contributions, swarm_spec

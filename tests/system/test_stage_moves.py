@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from coordinator.placement.start import initial_plan
-from coordinator.state.commands import Leave
-from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
+from coordinator.run.state.commands import Leave
+from coordinator.run.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from node.exchange.line import Line
 from node.exchange.transport import Enter
 from node.ipc.worker_calls import Connect
@@ -21,8 +21,8 @@ from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.link_dialer import dial as original_dial
 from node.net.plan_updates import PlanUpdate
 from node.security.identity import Identity
-from protocol.algorithm.sampling import next_first_sample, sample_range
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.sampling import next_first_sample, sample_range
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
@@ -272,7 +272,7 @@ def test_k_changes_at_a_round_boundary_on_both_ends_and_the_link_stays_open(
     def widened(replica: Replica) -> Replica:
         return replace(replica, links=tuple(replace(link, k=k) for link in replica.links))
 
-    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", replaced_plan(widened, at=4))
+    monkeypatch.setattr("coordinator.run.rounds.rounds.next_plan", replaced_plan(widened, at=4))
     opened: list[str] = []
     connected: list[tuple[int, int | None, int | None]] = []
     original_call = VirtualWorker.call
@@ -287,7 +287,7 @@ def test_k_changes_at_a_round_boundary_on_both_ends_and_the_link_stays_open(
             connected.append((min(rounds.values()), request.k_upstream, request.k_downstream))
         return original_call(self, call)
 
-    monkeypatch.setattr("node.train.replica_links.dial", dial)
+    monkeypatch.setattr("node.core.train.replica_links.dial", dial)
     monkeypatch.setattr(VirtualWorker, "call", call)
 
     async def scenario(swarm: VirtualSwarm) -> None:
@@ -315,7 +315,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         share = shares[replica.index]
         return replace(replica, microbatches=share, weight=share / 2)
 
-    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", replaced_plan(shared, at=3))
+    monkeypatch.setattr("coordinator.run.rounds.rounds.next_plan", replaced_plan(shared, at=3))
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start()
@@ -381,7 +381,7 @@ def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(
         ]
         return replace(found, replicas=tuple(replicas))
 
-    monkeypatch.setattr("coordinator.membership.joining.initial_plan", unlike)
+    monkeypatch.setattr("coordinator.run.membership.joining.initial_plan", unlike)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("p", "q", "r", "s")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.events import PeerLost, StageSkipped
-from coordinator.state.tokens import payload_tokens
-from protocol.algorithm.turns import is_due
+from coordinator.run.state.events import PeerLost, StageSkipped
+from coordinator.run.state.tokens import payload_tokens
+from protocol.math.turns import is_due
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import Records, assert_balanced

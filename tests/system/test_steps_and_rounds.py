@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream, open_stream
-from node.worker.trainer import Trainer
 from tests.support.hand_driven_replica import (
     SPEC,
     assert_same_bits,

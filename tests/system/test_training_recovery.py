@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from node import hooks
+from node.core.worker.worker import Worker
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import (
     Abort,
@@ -22,7 +23,6 @@ from node.ipc.worker_calls import (
     RestoredCheckpoint,
     WriteCheckpoint,
 )
-from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, StageRange
 from tests.support.fault_hooks import FaultHooks, checkpoint_faults

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator.placement import search
-from coordinator.state.events import DigestAttested, PlanAdopted
-from coordinator.state.state import State
-from protocol.algorithm.sampling import next_first_sample
+from coordinator.run.state.events import DigestAttested, PlanAdopted
+from coordinator.run.state.state import State
 from protocol.errors import ErrorCode
+from protocol.math.sampling import next_first_sample
 from protocol.types import PeerId, Plan, Role
 from tests.virtual.scenario import Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
@@ -106,7 +106,7 @@ def test_members_refuse_a_k_beyond_the_width_of_the_model_and_full_replicas_go_o
         first_sample = next_first_sample(newest, state.spec, from_round)
         return Plan(newest.epoch + 1, from_round, first_sample, replicas, "a test")
 
-    monkeypatch.setattr("coordinator.rounds.rounds.next_plan", too_wide)
+    monkeypatch.setattr("coordinator.run.rounds.rounds.next_plan", too_wide)
     members = {name: MEMBERS[name] for name in "apq"}
 
     async def scenario(swarm: VirtualSwarm) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.state.events import PeerLost
-from coordinator.state.text import short
+from coordinator.run.state.events import PeerLost
+from coordinator.run.state.text import short
 from coordinator.status.messages import run_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import EXTRA_STEPS

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
-from coordinator import command_loop
 from coordinator.api import member_server, service
 from coordinator.api.access import Access
 from coordinator.api.admission import keep_admitted
@@ -20,23 +19,24 @@ from coordinator.api.questions import ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
-from coordinator.command_loop import CommandLoop
-from coordinator.decide import Outcome
-from coordinator.health.monitor import HealthMonitor
-from coordinator.membership.sources import MemberSources
-from coordinator.monitoring.health import judge_health
-from coordinator.state.commands import AppointArbiter, Command, Start, Tick
-from coordinator.state.events import Event
-from coordinator.state.state import State
-from coordinator.state.transaction import Transaction
+from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.ops.monitoring.health import judge_health
+from coordinator.run import command_loop
+from coordinator.run.command_loop import CommandLoop
+from coordinator.run.decide import Outcome
+from coordinator.run.membership.sources import MemberSources
+from coordinator.run.state.commands import AppointArbiter, Command, Start, Tick
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Transaction
 from coordinator.status.messages import event_message
-from coordinator.storage.decision_log import DecisionLog
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_file import HISTORY_FILE
-from coordinator.storage.metrics import MetricsFile
-from coordinator.storage.receipts import Receipts
-from coordinator.storage.restore import restore
-from coordinator.storage.store import SqliteStore
+from coordinator.store.decision_log import DecisionLog
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_file import HISTORY_FILE
+from coordinator.store.metrics import MetricsFile
+from coordinator.store.receipts import Receipts
+from coordinator.store.restore import restore
+from coordinator.store.store import SqliteStore
 from node.exchange.transport import Entry
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2_grpc

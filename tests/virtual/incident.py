@@ -24,14 +24,14 @@ from statistics import median
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.incident.file import Incident, to_bytes
-from coordinator.incident.pseudonyms import pseudonymous_keys
-from coordinator.incident.redaction import RUN, peers_in, redacted_log, redacted_spec
-from coordinator.state import events
-from coordinator.state.apply import apply
-from coordinator.state.commands import Ban, Unban
-from coordinator.state.events import Event
-from coordinator.state.state import State
+from coordinator.ops.incident.file import Incident, to_bytes
+from coordinator.ops.incident.pseudonyms import pseudonymous_keys
+from coordinator.ops.incident.redaction import RUN, peers_in, redacted_log, redacted_spec
+from coordinator.run.state import events
+from coordinator.run.state.apply import apply
+from coordinator.run.state.commands import Ban, Unban
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
 from protocol.roles import POLICIES, RoleWish
 from protocol.spec.resolve import resolve

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from safetensors import safe_open
 
-from node.guest.guest import Guest, Rule
+from node.core.worker.trainer import Trainer
+from node.home.guest.guest import Guest, Rule
 from node.security.identity import Identity
-from node.worker.trainer import Trainer
 from protocol.errors import HetnodeError
 from protocol.roles import RoleWish
 from protocol.types import Role

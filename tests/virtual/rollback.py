@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.state.commands import ResumeRun, RollBack
-from coordinator.state.state import State
+from coordinator.run.state.commands import ResumeRun, RollBack
+from coordinator.run.state.state import State
 from tests.virtual.swarm import VirtualSwarm
 
 

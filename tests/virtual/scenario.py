@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordinator.state.events import PeerLeft
+from coordinator.run.state.events import PeerLeft
 from protocol.roles import RoleWish
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

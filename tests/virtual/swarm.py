@@ -16,18 +16,18 @@ from unittest.mock import patch
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.rounds.rollback import problem_of
-from coordinator.state.events import AnchorDiverged, DecisionEvent, Event
-from coordinator.state.state import State
+from coordinator.run.rounds.rollback import problem_of
+from coordinator.run.state.events import AnchorDiverged, DecisionEvent, Event
+from coordinator.run.state.state import State
 from coordinator.status.messages import run_message
 from node import hooks
-from node.guest.guest import Guest
+from node.core.train.options import NodeOptions
+from node.core.worker.trainer import Trainer
+from node.home.guest.guest import Guest
 from node.net.addresses import ClaimedPorts
 from node.process import run_node
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity
-from node.train.options import NodeOptions
-from node.worker.trainer import Trainer
 from protocol.errors import ExitCode, HetnodeError, first_error
 from protocol.roles import RoleWish
 from protocol.spec.run import RunSpec
@@ -284,7 +284,7 @@ class VirtualSwarm:
             patch("node.runtime.transport_in_use", lambda: VirtualPackage(self.rpc, self.dht)),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
             checkpoint_faults(),
-            patch("node.optimizer.received.decode", cached_decode()),
+            patch("node.core.optimizer.received.decode", cached_decode()),
         ):
             yield
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.state.events import PayloadOffered, PayloadWithheld, PeerLost
-from coordinator.state.state import State
-from coordinator.state.text import short
+from coordinator.run.state.events import PayloadOffered, PayloadWithheld, PeerLost
+from coordinator.run.state.state import State
+from coordinator.run.state.text import short
 from protocol.types import PeerId, Role
 from tests.support.explaining import Asked, text_of
 from tests.virtual.scenario import FULL, MIXED, Play, swarm_spec

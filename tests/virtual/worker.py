@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 
+from node.core.worker.worker import Worker
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
-from node.worker.worker import Worker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.typed_calls import Call, Reply, decode_answer, encode_answer, handlers, name_of
 from tests.support.fault_script import Killed

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from coordinator.api.public_ports import RelayOptions
+from node.home.relay.agent import RelayAgent
 from node.net.coordinator_channel import fetch_status
 from node.net.enrollment import enroll
-from node.relay.agent import RelayAgent
 from node.security.identity import open_identity
 from protocol.relay.exposed import RelayedService
 from protocol.types import RelayAddress

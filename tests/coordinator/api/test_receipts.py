@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.storage.history import SqliteHistory
-from coordinator.storage.history_file import HISTORY_FILE
-from coordinator.storage.log_copy import opened_copy
-from coordinator.storage.receipts import check_receipt
-from coordinator.storage.store import SqliteStore
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_file import HISTORY_FILE
+from coordinator.store.log_copy import opened_copy
+from coordinator.store.receipts import check_receipt
+from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec

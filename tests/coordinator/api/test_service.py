@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import command_loop
-from coordinator.decide import Outcome
-from coordinator.state.commands import Command, Drain
-from coordinator.state.state import State
+from coordinator.run import command_loop
+from coordinator.run.decide import Outcome
+from coordinator.run.state.commands import Command, Drain
+from coordinator.run.state.state import State
 from node.net.group_reports import GroupReports
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from coordinator import app
-from coordinator.state import apply_rounds
+from coordinator.run.state import apply_rounds
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import CauseCode

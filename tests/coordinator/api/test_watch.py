@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.api.watch import Announcements, Watcher
-from coordinator.membership.sources import MemberSources
-from coordinator.state.commands import Ban, Unban
-from coordinator.state.events import PlanAdopted
-from coordinator.state.state import KEPT_DECISIONS
+from coordinator.run.membership.sources import MemberSources
+from coordinator.run.state.commands import Ban, Unban
+from coordinator.run.state.events import PlanAdopted
+from coordinator.run.state.state import KEPT_DECISIONS
 from node.net.plan_updates import PlanUpdate, PlanUpdates
 from protocol.types import Role
 from tests.builders import keyed

@@ -25,12 +25,13 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.predict import bottleneck
 from coordinator.placement.schedule import LinkTime, step_seconds, step_time
+from node.core.model.shapes import link_table_shapes, parameter_count
+from node.core.model.stage import Stage
+from node.core.train.pipeline import Pipeline
 from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
-from node.model.shapes import link_table_shapes, parameter_count
-from node.model.stage import Stage
-from node.train.pipeline import Pipeline
-from protocol.algorithm.flops import microbatch_flops
+from protocol.codec.activation import pack_activation, pack_ids
+from protocol.math.flops import microbatch_flops
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.types import (
@@ -46,7 +47,6 @@ from protocol.types import (
     Replica,
     StageRange,
 )
-from protocol.wire.activation_codec import pack_activation, pack_ids
 from protocol.wire.typed_calls import Call, Reply, name_of
 from tests.support.cost_model import MEGABIT, capacity, chain, survey
 from tests.virtual.loop import run

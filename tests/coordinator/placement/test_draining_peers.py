@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.state.commands import Drain, Leave, Offer, Report
-from coordinator.state.events import RoundAborted
+from coordinator.run.state.commands import Drain, Leave, Offer, Report
+from coordinator.run.state.events import RoundAborted
 from protocol.errors import ErrorCode
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, Role

@@ -8,8 +8,8 @@ from typing import Any
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.rules import links_between
-from coordinator.state.commands import Attest
-from coordinator.state.events import AssignmentReserved, PeerJoined, PlanAdopted
+from coordinator.run.state.commands import Attest
+from coordinator.run.state.events import AssignmentReserved, PeerJoined, PlanAdopted
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, Plan, Replica, ReservedAssignment, Role, StageRange
 from tests.builders import spec_of

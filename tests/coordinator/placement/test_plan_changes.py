@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.state.apply import replay
-from coordinator.state.commands import Attest, Await, Heartbeat, Offer, Report, Retreat
-from coordinator.state.events import AssignmentReserved, PeerJoined, PeerLost, PeerRetreated
-from coordinator.state.state import State
+from coordinator.run.state.apply import replay
+from coordinator.run.state.commands import Attest, Await, Heartbeat, Offer, Report, Retreat
+from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PeerRetreated
+from coordinator.run.state.state import State
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
 from protocol.status import CauseCode

@@ -14,8 +14,8 @@ from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import MOST_SHARE
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fair_shares, fit_k
-from coordinator.state.commands import Offer
-from coordinator.state.text import short
+from coordinator.run.state.commands import Offer
+from coordinator.run.state.text import short
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Capacity, Member, Role

@@ -10,8 +10,8 @@ import pytest
 from coordinator.placement.cost_model import Survey, relay_uplinks, with_relays
 from coordinator.placement.rules import links_between
 from coordinator.placement.start import initial_plan
-from coordinator.state.commands import TellOwnRelay
-from coordinator.state.state import Peer, State
+from coordinator.run.state.commands import TellOwnRelay
+from coordinator.run.state.state import Peer, State
 from protocol.types import Capacity, Dialer, Lifecycle, Member, PeerId, Plan, Reachability, Role, StageRange
 from tests.builders import spec_of
 from tests.support.coordinator_run import Run

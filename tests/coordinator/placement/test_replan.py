@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from coordinator.placement.replan import next_plan
 from coordinator.placement.rules import peer_rests_until, violations
-from coordinator.state.apply import replay
-from coordinator.state.commands import Retreat
-from coordinator.state.state import State
-from coordinator.state.text import short
+from coordinator.run.state.apply import replay
+from coordinator.run.state.commands import Retreat
+from coordinator.run.state.state import State
+from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import Dialer, Link, Plan, Role, StageRange

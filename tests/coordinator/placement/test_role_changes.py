@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.state.commands import Drain
-from coordinator.state.events import RoleChanged
+from coordinator.run.state.commands import Drain
+from coordinator.run.state.events import RoleChanged
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Role, StageRange
 from tests.builders import Keyed, spec_of

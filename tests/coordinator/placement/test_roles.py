@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.roles import obstacle, payload_bytes, roles_at_start
-from coordinator.state.commands import Join, Tick
-from coordinator.state.events import InviteCreated, InviteUsed, RoleChanged
-from coordinator.state.state import Peer
+from coordinator.run.state.commands import Join, Tick
+from coordinator.run.state.events import InviteCreated, InviteUsed, RoleChanged
+from coordinator.run.state.state import Peer
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
-from node.model.payloads import payload_layout
-from protocol.algorithm.flops import microbatch_flops
+from node.core.model.payloads import payload_layout
 from protocol.errors import ErrorCode
+from protocol.math.flops import microbatch_flops
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode, RunPhase

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.state.events import PlanAdopted
-from coordinator.state.text import short
+from coordinator.run.state.events import PlanAdopted
+from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import (

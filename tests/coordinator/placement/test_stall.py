@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
-from coordinator.state.events import PayloadWithheld, PlanAdopted, RoundAborted
+from coordinator.run.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
+from coordinator.run.state.events import PayloadWithheld, PlanAdopted, RoundAborted
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import stall_message
 from protocol.status import Cause, CauseCode, RunPhase

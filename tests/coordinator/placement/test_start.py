@@ -19,7 +19,7 @@ from coordinator.placement.predict import predict
 from coordinator.placement.rules import chain_violations
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
-from coordinator.state.state import Peer
+from coordinator.run.state.state import Peer
 from protocol.roles import POLICIES
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.resolve import resolve

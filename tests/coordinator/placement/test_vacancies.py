@@ -8,11 +8,11 @@ import pytest
 
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.reservations import Vacancies, reserve_assignments
-from coordinator.state.apply import apply
-from coordinator.state.commands import Attest, Ban, Leave, Start
-from coordinator.state.events import AssignmentReserved
-from coordinator.state.persistent_map import PersistentMap
-from coordinator.state.transaction import Transaction
+from coordinator.run.state.apply import apply
+from coordinator.run.state.commands import Attest, Ban, Leave, Start
+from coordinator.run.state.events import AssignmentReserved
+from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.run.state.transaction import Transaction
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import MEMORY_RESERVE

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.incident.file import Incident
-from coordinator.incident.redaction import redacted_log, redacted_spec
-from coordinator.state import event_codec
-from coordinator.state.commands import Leave, Report, Tick
-from coordinator.state.events import PeerSeen
+from coordinator.ops.incident.file import Incident
+from coordinator.ops.incident.redaction import redacted_log, redacted_spec
+from coordinator.run.state import event_codec
+from coordinator.run.state.commands import Leave, Report, Tick
+from coordinator.run.state.events import PeerSeen
 from protocol.errors import ErrorCode
 from protocol.types import Decision, ResultClaim
 from tests.builders import Keyed, keyed

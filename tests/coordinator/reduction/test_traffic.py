@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.forecast.exchange_traffic import embedding_traffic, payload_traffic
+from coordinator.ops.forecast.exchange_traffic import embedding_traffic, payload_traffic
 from coordinator.placement.cost_model import Survey
 from coordinator.reduction.traffic import result_ratio
+from node.core.model.shapes import parameter_shapes
 from node.exchange.hive.reduction.part_plan import PartPlan
-from node.model.shapes import parameter_shapes
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.resolve import resolve
 from protocol.types import Capacity, ExchangeGroup, Member, MemberLine, Replica, StageRange

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.state.apply import replay
-from coordinator.state.commands import Heartbeat
-from coordinator.state.state import KEPT_DURATIONS, State
+from coordinator.run.state.apply import replay
+from coordinator.run.state.commands import Heartbeat
+from coordinator.run.state.state import KEPT_DURATIONS, State
 from coordinator.status.run_status import run_status
 from protocol.status import CauseCode, RunPhase, RunStatus, Wait
 from protocol.types import Role

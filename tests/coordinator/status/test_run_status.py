@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.state.commands import Leave, PauseRun, RaiseAlarm, Start
+from coordinator.run.state.commands import Leave, PauseRun, RaiseAlarm, Start
 from coordinator.status.run_status import replica_figures, run_status
 from protocol.status import (
     Cause,

@@ -18,7 +18,7 @@ from torch import Tensor
 from node.checkpoint import global_model
 from node.checkpoint.files import publish
 from node.checkpoint.global_model import MANIFEST_FILE, Manifest
-from node.model.init import initial_parameters
+from node.core.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from node.checkpoint import global_model, node_checkpoint, private_state
 from node.checkpoint.files import write_tensors
-from node.model.init import initial_parameters
-from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
-from protocol.algorithm.outer_step import anchor_digest
+from node.core.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
+from protocol.math.outer_step import anchor_digest
 from protocol.types import StageRange
 from tests.support import commands
 from tests.support.checkpoints import (

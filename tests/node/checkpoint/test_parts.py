@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from node.checkpoint import parts
-from protocol.algorithm.digest import CHUNK_BYTES, digest_of, header_of
-from protocol.algorithm.outer_step import anchor_digest
+from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
+from protocol.math.outer_step import anchor_digest
 from protocol.types import Part
 
 TENSORS = {

@@ -9,10 +9,10 @@ import torch
 
 from node.checkpoint import parts, snapshots
 from node.checkpoint.files import read_snapshot
-from protocol.algorithm.digest import HASH_BYTES, digest_of
+from protocol.codec.snapshot import encode, snapshot, snapshot_digest, snapshot_header
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import HASH_BYTES, digest_of
 from protocol.types import Part
-from protocol.wire.snapshot_codec import encode, snapshot, snapshot_digest, snapshot_header
 
 SHAPE = (6, 3)
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from coordinator.state.cause_text import cause_text
+from coordinator.run.state.cause_text import cause_text
 from node.cli.doctor_checks import Finding, Severity
 from node.cli.doctor_reach import (
     Nat,
@@ -18,10 +18,10 @@ from node.cli.doctor_reach import (
     router_finding,
     running_finding,
 )
+from node.home.router.interface import Forwarding
+from node.home.router.nat_pmp import NatPmpRouter
+from node.home.router.port_mapping import Mapped, PortMapping
 from node.net.address_trial import AddressTrial, Place
-from node.router.interface import Forwarding
-from node.router.nat_pmp import NatPmpRouter
-from node.router.port_mapping import Mapped, PortMapping
 from protocol.status import Cause, CauseCode
 from protocol.trust.reachability import NOT_REACHED, Addresses, Reached
 from protocol.types import Reachability, Role

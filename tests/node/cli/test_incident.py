@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.state import events
-from coordinator.state.event_codec import decode
-from coordinator.storage.log_copy import NAME
-from coordinator.storage.store import SqliteStore
+from coordinator.run.state import events
+from coordinator.run.state.event_codec import decode
+from coordinator.store.log_copy import NAME
+from coordinator.store.store import SqliteStore
 from node.cli.incident import incident_app
 from node.security.identity import open_identity, peer_in
 from protocol.errors import ErrorCode, HetnodeError

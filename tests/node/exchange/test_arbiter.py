@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.core.model.shapes import parameter_shapes
 from node.exchange.arbiter import KEEP_ROUNDS, PayloadArbiter, StagePayloads
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld, TransferError, WrongBytes
-from node.model.shapes import parameter_shapes
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import PayloadLayout, encode
+from protocol.math.topk import sparsify
 from protocol.types import Finding, PayloadDescriptor, PeerId
-from protocol.wire.payload_codec import PayloadLayout, encode
 from tests.builders import keyed, spec_of
 
 SPEC = spec_of()

@@ -22,8 +22,8 @@ from node.exchange.checkpoint_transfer import fetch_checkpoint
 from node.exchange.download import PATIENCE, Donors, Download
 from node.exchange.transfer import TransferError, WrongBytes
 from node.exchange.transport import CheckpointDownload
-from protocol.algorithm.digest import CHUNK_BYTES, chunk_count, chunk_range, digest_of
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import CHUNK_BYTES, chunk_count, chunk_range, digest_of
 from protocol.types import Part, PeerId, StateRecord
 
 HEADER = "a header"

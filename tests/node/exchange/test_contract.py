@@ -16,17 +16,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from node.core.model.shapes import parameter_shapes
 from node.exchange.hive import transport as hive
 from node.exchange.transport import CheckpointDownload, TransportPackage
-from node.model.shapes import parameter_shapes
 from node.security.identity import open_identity
-from protocol.algorithm.digest import header_of, size_of
-from protocol.algorithm.outer_step import anchor_digest
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import PayloadLayout, encode
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import header_of, size_of
+from protocol.math.outer_step import anchor_digest
+from protocol.math.topk import sparsify
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, Finding, ManifestEntry, Part, PeerId, StateRecord
-from protocol.wire.payload_codec import PayloadLayout, encode
 from tests.builders import spec_of
 from tests.support.certificates import authority
 from tests.support.hive_nodes import (

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from node.checkpoint.initial import InitialAnchors
+from node.core.model.init import initial_parameters
 from node.exchange.checkpoint_transfer import CheckpointServer
-from node.model.init import initial_parameters
-from protocol.algorithm.digest import HASH_BYTES, digest_of, header_of
-from protocol.algorithm.outer_optimizer import initial_state, outer_optimizer
-from protocol.algorithm.outer_step import anchor_digest
+from protocol.math.digest import HASH_BYTES, digest_of, header_of
+from protocol.math.outer_optimizer import initial_state, outer_optimizer
+from protocol.math.outer_step import anchor_digest
 from protocol.types import Part
 from tests.builders import spec_of
 

@@ -14,5 +14,5 @@ from tests.support.cached_decode import cached_decode
 def decoded_once() -> Iterator[None]:
     """The replicas of a swarm, and swarms that are compared, decode the same payloads."""
     decode = cached_decode()
-    with patch("node.optimizer.received.decode", decode):
+    with patch("node.core.optimizer.received.decode", decode):
         yield

@@ -15,6 +15,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from node.checkpoint.global_model import Checkpoint
+from node.core.model.stage import next_token_loss
+from node.core.worker.compute import Compute
+from node.core.worker.factories import TrainerFactories
 from node.data import sources
 from node.data.hub import Shard
 from node.data.stream import open_stream
@@ -23,9 +26,6 @@ from node.experiment import evaluate as evaluation
 from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluate
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
-from node.model.stage import next_token_loss
-from node.worker.compute import Compute
-from node.worker.factories import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -13,10 +13,10 @@ from benchmarks.quantizers import accumulated, squares_of
 from node.experiment.in_process_replica import plan_of
 from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.variation import Variation
+from protocol.codec.payload import decode
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
-from protocol.wire.payload_codec import decode
 from tests.support.running_replica import RunningReplica, plain_loop, spec_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.core.worker.compute import Compute
+from node.core.worker.trainer_state import private_states
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.experiment.in_process_swarm import LocalSwarm, RoundReport
 from node.experiment.offload import ReplicaOffload, large_tensors
 from node.experiment.variation import Variation
-from node.worker.compute import Compute
-from node.worker.trainer_state import private_states
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of

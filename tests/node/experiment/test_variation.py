@@ -12,14 +12,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from node.core.optimizer.adamw import AdamW
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import UNVARIED, Variation
 from node.experiment.variation_runner import grassmann_step
-from node.optimizer.adamw import AdamW
-from protocol.algorithm.embedding_snapshot import active_snapshot
-from protocol.algorithm.subspace import orthonormal_basis, perpendicular_table
+from protocol.math.embedding_snapshot import active_snapshot
+from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.spec.run import RunSpec
 from tests.support.running_replica import spec_of
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from
+from node.core.worker.compute import Compute
+from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import whole_model
 from node.hugging_face.export import export
 from node.hugging_face.importing import inspect
 from node.hugging_face.weights import DTYPES
-from node.worker.compute import Compute
-from node.worker.factories import TrainerFactories
 from protocol.spec.run import RunSpec
 from tests.support.hugging_face import GB, imported
 

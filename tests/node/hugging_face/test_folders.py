@@ -9,6 +9,8 @@ import pytest
 
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from, require_initial
+from node.core.worker.compute import Compute
+from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
 from node.experiment.evaluate import ForwardMode, evaluate
 from node.experiment.in_process_replica import LocalReplica, plan_of
@@ -16,8 +18,6 @@ from node.hugging_face import importing
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.weights import DTYPES
-from node.worker.compute import Compute
-from node.worker.factories import TrainerFactories
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

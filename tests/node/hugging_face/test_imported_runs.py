@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from node.checkpoint import global_model
 from node.cli.main import app
 from node.cli.spec import pinned
+from node.core.worker.worker import Worker
 from node.data.tokenizer import find_tokenizer
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
@@ -22,9 +23,8 @@ from node.hugging_face.weights import DTYPES
 from node.ipc.worker_calls import Build, LocalData
 from node.local_swarm import initial_of
 from node.views.swarm import SwarmView
-from node.worker.worker import Worker
-from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_step import anchor_digest
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange

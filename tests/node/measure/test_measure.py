@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from node.core.model.shapes import parameter_count
+from node.core.worker import speed
+from node.core.worker.compute import Compute
+from node.core.worker.worker import Worker
 from node.ipc.worker_calls import CheckDevice, ComputeOptions, FormGroup, MeasureSpeed
 from node.measure.measure import (
     describe_capacity,
@@ -18,14 +22,10 @@ from node.measure.measure import (
     tokens_per_second,
     training_speed,
 )
-from node.model.shapes import parameter_count
 from node.net.live_estimates import LiveEstimates
 from node.ranks.group import RankGroup
-from node.worker import speed
-from node.worker.compute import Compute
-from node.worker.worker import Worker
-from protocol.algorithm.flops import layer_flops, microbatch_flops, tokens_of_microbatch
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.flops import layer_flops, microbatch_flops, tokens_of_microbatch
 from protocol.spec.resolve import resolve
 from protocol.types import Capacity
 
@@ -98,8 +98,8 @@ def test_no_rank_awaits_the_speed_of_one_that_cannot_be_measured(
             raise failure
         return 5e9
 
-    monkeypatch.setattr("node.worker.worker.form_group", lambda *_: TwoRanks(0, 2))
-    monkeypatch.setattr("node.worker.worker.layer_speed", measured)
+    monkeypatch.setattr("node.core.worker.worker.form_group", lambda *_: TwoRanks(0, 2))
+    monkeypatch.setattr("node.core.worker.worker.layer_speed", measured)
     worker = Worker()
     worker.form_group(FormGroup(0, 2, "cpu", "127.0.0.1", 1))
     with pytest.raises(HetnodeError) as refused:

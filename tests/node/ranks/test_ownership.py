@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.model.shapes import parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from node.ranks.ownership import owners
 from protocol.spec.resolve import resolve
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.core.model.init import initial_parameters
+from node.core.optimizer.outer_stage import OuterStage
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import DeviceList
 from node.ipc.worker_calls import Abandon, EndInnerPhase, KeepTraining, LoadInitial, LoadPart
 from node.ipc.worker_client import WorkerClient
-from node.model.init import initial_parameters
-from node.optimizer.outer_stage import OuterStage
-from protocol.algorithm.clipping import clipping_scales, payload_norm
+from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.types import Part
-from protocol.wire.payload_codec import decode
 from tests.support.commands import template
 from tests.support.ranks import SPEC, FullReplica
 from tests.support.running_replica import ThreadWorker

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from node.model.init import initial_parameters
-from node.optimizer.embedding_follower import EmbeddingFollower
-from node.optimizer.outer_stage import OuterStage
+from node.core.model.init import initial_parameters
+from node.core.optimizer.embedding_follower import EmbeddingFollower
+from node.core.optimizer.outer_stage import OuterStage
 from node.reduction.result import ReducedResult
-from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_step import anchor_digest
 from protocol.reduction.partition import PartRange, partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.run import RunSpec

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import encode
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.topk import sparsify
 from protocol.reduction.counted_result import CountedResult
 from protocol.reduction.partition import partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import encode
 
 LAYOUT = ReductionLayout({"a": (4, 16), "b": (32,)}, OuterSpec(exchange="reduced", chunk=16, top_k=2))
 RANGES = partition(LAYOUT.chunks.total, [1.0, 1.0, 1.0])

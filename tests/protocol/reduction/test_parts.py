@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.algorithm.outer_optimizer import Sgd
-from protocol.algorithm.outer_step import apply_update
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.outer_optimizer import Sgd
+from protocol.math.outer_step import apply_update
+from protocol.math.topk import sparsify
 from protocol.reduction.partition import PartRange, partition
 from protocol.reduction.parts import (
     Reducer,
@@ -27,7 +28,6 @@ from protocol.reduction.parts import (
     ranges_of,
 )
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import decode, encode
 
 SHAPES = {"emb": (9, 11), "norm": (5,), "wq": (16, 8)}
 OUTERS = st.builds(

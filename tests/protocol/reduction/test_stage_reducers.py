@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.algorithm.topk import sparsify
+from protocol.codec.payload import encode
+from protocol.math.topk import sparsify
 from protocol.reduction.partition import PartRange
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.reduction.stage_reducers import StageReducers
 from protocol.spec.outer import OuterSpec
-from protocol.wire.payload_codec import encode
 
 LAYOUT = ReductionLayout(
     {"emb": (9, 11), "norm": (5,), "wq": (16, 8)},

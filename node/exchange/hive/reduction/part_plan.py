@@ -11,12 +11,12 @@ from hivemind.p2p import PeerID
 
 from node.exchange.hive.reduction.part_reducer import ReducedPart, answer_nbytes
 from node.exchange.transfer import chunk_bytes
+from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.reduction.counted_result import CountedResult
 from protocol.reduction.partition import PartRange, checkers_of, group_shares, partition
 from protocol.reduction.parts import ReductionLayout, join_parts
 from protocol.types import ExchangeGroup, PeerId, ResultClaim
-from protocol.wire.payload_codec import decode
 
 CHECK_ROUNDS = 32
 """Rounds in which a member checks the same other one. A change costs what both have held back."""

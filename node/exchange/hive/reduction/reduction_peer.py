@@ -12,6 +12,7 @@ from hivemind.proto.averaging_pb2 import BAD_GROUP_ID, AveragingData
 from hivemind.utils.asyncio import achain, as_aiter
 
 from node import hooks
+from node.core.model.shapes import parameter_shapes
 from node.exchange.allow_list import AllowList
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.reduction.part_check import PartCheck
@@ -23,7 +24,6 @@ from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import linger
 from node.exchange.transport import ExchangeResult, RoundEnd
-from node.model.shapes import parameter_shapes
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignReply
 from protocol.reduction.counted_result import CountedResult

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from node.model.shapes import parameter_shapes
-from protocol.algorithm.topk import sparsify
+from node.core.model.shapes import parameter_shapes
+from protocol.codec.payload import PayloadLayout, encode
+from protocol.math.topk import sparsify
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, Finding, ManifestEntry
-from protocol.wire.payload_codec import PayloadLayout, encode
 from tests.builders import spec_of
 from tests.support.hive_nodes import PATIENT, Node, gone, hosted_in, start_node
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from node.exchange.line import BURST_SECONDS, Line, LineLimits
 from node.exchange.transport import CheckpointDownload
 from node.security.identity import open_identity
-from protocol.algorithm.digest import header_of, size_of
-from protocol.algorithm.outer_step import anchor_digest
+from protocol.math.digest import header_of, size_of
+from protocol.math.outer_step import anchor_digest
 from protocol.types import Part, StateRecord
 from tests.support.hive_nodes import RUN, start_as, start_node
 

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from node.core.model.init import initial_parameters
 from node.exchange.transport import CheckpointDownload
-from node.model.init import initial_parameters
 from node.security.identity import open_identity
-from protocol.algorithm.digest import header_of, size_of
-from protocol.algorithm.outer_step import anchor_digest
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import header_of, size_of
+from protocol.math.outer_step import anchor_digest
 from protocol.types import Part, PeerId, StateRecord
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
 from tests.support.hive_nodes import (

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from node.core.model.shapes import parameter_shapes
 from node.exchange.transport import ExchangeResult, RoundEnd
-from node.model.shapes import parameter_shapes
 from node.security.identity import open_identity
 from protocol.reduction.counted_result import CountedResult
 from protocol.reduction.parts import ReductionLayout, decode_result

@@ -14,6 +14,7 @@ import pytest_asyncio
 from hivemind.p2p import P2P
 from hivemind.proto.averaging_pb2 import BAD_GROUP_ID, AveragingData
 
+from node.core.model.shapes import parameter_shapes
 from node.exchange.allow_list import AllowList
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.reduction.part_plan import PartPlan
@@ -21,7 +22,6 @@ from node.exchange.hive.reduction.reduction_peer import ReductionPeer
 from node.exchange.line import Line
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import ExchangeResult
-from node.model.shapes import parameter_shapes
 from node.security.identity import Identity, open_identity
 from protocol.pb.payload_pb2 import CountRequest
 from protocol.reduction.counted_result import mask_of

@@ -1,0 +1,46 @@
+"""Answers about a run from the folder of its coordinator, which need not run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from coordinator.history.fold import changes_of
+from coordinator.ops.explain.explain import explain
+from coordinator.run.state.apply import apply
+from coordinator.run.state.events import Event
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_file import HISTORY_FILE, Changes, HistoryFile
+from coordinator.store.last_status import copied, events_in, first_state, newest_measurements
+from protocol.status import Explanation
+
+_AT_ONCE = 4096
+"""Events whose rows are written together."""
+
+
+def last_explanation(folder: Path, question: str) -> Explanation:
+    """The answer to `question` (:mod:`coordinator.ops.explain.questions`) as of the newest event in the log.
+
+    The history comes from the log: that in `folder` may lack the last events of a killed coordinator.
+
+    Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
+    """
+    newest = tuple(newest_measurements(folder / "metrics.jsonl").values())
+    with copied(folder) as copy, TemporaryDirectory(prefix="hetnode-") as scratch:
+        state, sequence, path = first_state(folder, copy), 0, Path(scratch, HISTORY_FILE)
+        with HistoryFile(path, state.spec, state.run) as file:
+            changes: list[Changes] = []
+            for sequence, event in events_in(copy):
+                before, state = state, apply(state, event)
+                changes.append(tuple(changes_of(sequence, event, before, state)))
+                if len(changes) == _AT_ONCE:
+                    file.write(changes, sequence)
+                    changes = []
+            file.write(changes, sequence)
+
+        def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
+            found = events_in(copy, first, last)
+            return [each for each in found if not kinds or type(each[1]) in kinds]
+
+        return explain(question, state, SqliteHistory(path), read, newest, state.latest_at)

@@ -1,0 +1,185 @@
+"""Decides commands: ``decide(state, command, now)`` returns events, and a refusal if there is one.
+
+The function is pure: the same arguments always give the same outcome. Each command has one rule, in
+coordinator.run.membership or coordinator.run.rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from coordinator.ops.health.alarm import raise_alarm
+from coordinator.placement.reservations import reserve_assignments
+from coordinator.run.membership import invites, naming, presence, reachability
+from coordinator.run.membership.joining import SPEED_SECONDS, join, start_run
+from coordinator.run.rounds import pausing
+from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
+from coordinator.run.rounds.rollback import roll_back
+from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
+from coordinator.run.state import commands, events
+from coordinator.run.state.commands import Command
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Step, Transaction
+from protocol.errors import HetnodeError
+from protocol.status import RunPhase
+from protocol.types import PausedBy
+
+_MEMBERSHIP_EVENTS = {
+    events.PeerJoined,
+    events.AddressesChanged,
+    events.PeerLeft,
+    events.PeerDraining,
+    events.PeerLost,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The state after a command, its events, and its refusal if there is one.
+
+    Events of a refused command count, too: `state` contains them.
+    """
+
+    state: State
+    steps: tuple[Step, ...] = ()
+    refusal: HetnodeError | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(step.event for step in self.steps)
+
+
+def decide(state: State, command: Command, now: float) -> Outcome:
+    """The outcome of `command` at time `now`, in seconds on the clock of the events. Never raises."""
+    transaction = Transaction(state, now)
+    try:
+        _apply_rule(transaction, command)
+        _follow_up(transaction, command)
+    except HetnodeError as refusal:
+        # Strikes and divergences that a rule added before its refusal must not get lost.
+        return Outcome(transaction.state, tuple(transaction.steps), refusal)
+    return Outcome(transaction.state, tuple(transaction.steps))
+
+
+def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PLR0912
+    match command:
+        case commands.Start():
+            transaction.add(events.CoordinatorStarted(transaction.now))
+        case commands.TellOwnRelay():
+            if transaction.state.own_uplinks != (
+                {command.endpoint: command.uplink} if command.uplink else {}
+            ):
+                transaction.add(events.OwnRelayTold(transaction.now, command.endpoint, command.uplink))
+        case (
+            commands.CreateInvite()
+            | commands.RevokeInvite()
+            | commands.Ban()
+            | commands.Unban()
+            | commands.Unname()
+            | commands.PauseRun()
+            | commands.ResumeRun()
+            | commands.RollBack()
+        ):
+            _apply_operator_rule(transaction, command)
+        case commands.Enroll():
+            invites.enroll(transaction, command)
+        case commands.Join():
+            naming.check_name(command.name)
+            join(transaction, command)
+            naming.take_name(transaction, command.peer, command.name)
+        case commands.Heartbeat():
+            presence.heartbeat(transaction, command)
+        case commands.UpdateAddresses():
+            reachability.update_addresses(transaction, command)
+        case commands.ReportLink():
+            reachability.report_link(transaction, command)
+        case commands.Leave():
+            presence.leave(transaction, command)
+        case commands.Drain():
+            presence.drain(transaction, command)
+        case commands.Retreat():
+            presence.retreat(transaction, command)
+        case commands.Offer():
+            offer(transaction, command)
+        case commands.Await():
+            withhold(transaction, command)
+        case commands.Report():
+            report(transaction, command)
+        case commands.Attest():
+            attest(transaction, command)
+        case commands.AppointArbiter():
+            if transaction.state.arbiter != command.peer:
+                transaction.add(events.ArbiterAppointed(transaction.now, command.peer))
+        case commands.Arbitrate():
+            arbitrate(transaction, command)
+        case commands.RaiseAlarm():
+            if raise_alarm(transaction, command) and command.pauses:
+                pausing.pause(transaction, commands.PauseRun(PausedBy.ALARM, command.reason))
+        case commands.Tick():
+            _tick(transaction, command)
+        case _:
+            assert_never(command)
+
+
+def _apply_operator_rule(transaction: Transaction, command: commands.OperatorCommand) -> None:
+    match command:
+        case commands.CreateInvite():
+            invites.create(transaction, command)
+        case commands.RevokeInvite():
+            invites.revoke(transaction, command)
+        case commands.Ban():
+            presence.ban(transaction, command)
+        case commands.Unban():
+            presence.unban(transaction, command)
+        case commands.Unname():
+            naming.unname(transaction, command)
+        case commands.PauseRun():
+            pausing.pause(transaction, command)
+        case commands.ResumeRun():
+            pausing.resume(transaction)
+        case commands.RollBack():
+            roll_back(transaction, command)
+
+
+def _tick(transaction: Transaction, command: commands.Tick) -> None:
+    any_lost = presence.remove_silent_peers(transaction, command)
+    state = transaction.state
+    # Later ticks would repeat the same search: all speeds have arrived by then, or will not arrive.
+    may_start = state.phase is RunPhase.GATHERING and transaction.now < state.latest_at + 2 * SPEED_SECONDS
+    if may_start and not any_lost:
+        start_run(transaction)
+
+
+def _follow_up(transaction: Transaction, command: Command) -> None:
+    """Do what has become possible by the events of `command`: fill vacancies, end waiting, end the run."""
+    kinds = {type(event) for event in transaction.events}
+    membership_changed = not kinds.isdisjoint(_MEMBERSHIP_EVENTS)
+    if events.AddressesChanged in kinds and transaction.state.phase is RunPhase.GATHERING:
+        start_run(transaction)
+    if membership_changed and transaction.state.phase is RunPhase.TRAINING:
+        reserve_assignments(transaction)  # a peer that came or left may make room for a spare
+    # Offers and reports advance their stage themselves, also if they have found a divergence.
+    has_diverged = isinstance(command, commands.Attest) and events.AnchorDiverged in kinds
+    is_unlinked = not kinds.isdisjoint({events.PeerRetreated, events.LinkFailed})
+    if membership_changed or has_diverged or is_unlinked or isinstance(command, commands.Tick):
+        # A round does not wait for a peer that is gone, has diverged or retreated, nor beyond a deadline.
+        for stage in range(transaction.state.stages):
+            advance(transaction, stage)
+    elif not isinstance(command, commands.Attest):
+        return  # nothing else can end a stall or the run, and these checks cost time on every heartbeat
+    resume(transaction)
+    _finish(transaction)
+
+
+def _finish(transaction: Transaction) -> None:
+    state = transaction.state
+    all_decided = state.current_round > state.spec.rounds
+    if not all_decided or state.phase is not RunPhase.TRAINING:
+        return
+    # Nodes serve each other until then: members that are behind get what they lack, in bounded time.
+    is_late = transaction.now - state.began_at > state.spec.timing.decide
+    # The last anchor of every stage must have a holder that attested it, or its result could be lost.
+    if (is_late or next(unconfirmed(state), None) is None) and not unattested(state):
+        transaction.add(events.RunFinished(transaction.now))

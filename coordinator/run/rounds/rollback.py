@@ -1,0 +1,112 @@
+"""A rollback: the decisions of one round, of all stages, restore the anchors after a former round.
+
+Round numbers only grow, and no decision changes: the rounds in between stay decided, and their samples are
+not trained again. Anchors and momentum become those after the former round, bit for bit. What replicas have
+learned since their last payload, their error feedback and the moments of their inner optimizers are dropped,
+because they come from the rounds that the rollback undoes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.run.membership.validation import bad_request
+from coordinator.run.rounds.attestation import record_of, settled_digest
+from coordinator.run.rounds.pausing import pause
+from coordinator.run.rounds.rounds import conclude, next_epoch
+from coordinator.run.state.commands import PauseRun, RollBack
+from coordinator.run.state.events import AnchorDigest, RoundAborted, RunRolledBack
+from coordinator.run.state.state import State
+from coordinator.run.state.text import listed
+from coordinator.run.state.transaction import Transaction
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import RunPhase
+from protocol.types import Decision, Part, PausedBy
+
+
+@dataclass(frozen=True)
+class Restorable:
+    """A former round, and a sentence that says why its anchors cannot be restored now; or ""."""
+
+    round_number: int
+    problem: str
+
+
+def roll_back(transaction: Transaction, command: RollBack) -> None:
+    """Decide the next round of all stages as a rollback to `restore_round`, and pause the run.
+
+    If some stages have decided the current round, the others abort it, and the rollback is the round after.
+
+    Raises HetnodeError: BAD_REQUEST if no round is open; NO_ROLLBACK. Then nothing has changed.
+    """
+    state, restore_round = transaction.state, command.restore_round
+    if state.phase is not RunPhase.TRAINING or state.current_round > state.spec.rounds:
+        raise bad_request("a rollback needs a run that trains and has a round left")
+    undecided = [
+        stage for stage in range(state.stages) if (stage, state.current_round) not in state.decisions
+    ]
+    round_number = state.current_round + (len(undecided) < state.stages)
+    if round_number > state.spec.rounds:
+        raise _refused(
+            f"The last round of {state.spec.rounds} is half decided.", "Its result is the last one."
+        )
+    if problem := problem_of(state, restore_round):
+        possible = [str(each.round_number) for each in restorable_rounds(state) if not each.problem]
+        raise _refused(
+            f"The anchors after round {restore_round} cannot be restored: {problem}.",
+            f"Choose another round: {listed(possible)}."
+            if possible
+            else "Wait until nodes that kept anchors are back.",
+        )
+    reason = f"the run goes back to round {restore_round}{': ' if command.reason else ''}{command.reason}"
+    pause(transaction, PauseRun(PausedBy.OPERATOR, reason))
+    if len(undecided) < state.stages:
+        for stage in undecided:
+            conclude(transaction, stage, (), reason)
+    digests = tuple(
+        AnchorDigest(stage, part, digest)
+        for stage, part in _parts(state)
+        if (digest := settled_digest(state, stage, restore_round, part)) is not None
+    )
+    epoch = next_epoch(transaction, round_number)
+    transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
+    for stage in range(state.stages):
+        decision = Decision(stage, round_number, False, (), epoch, reason, restore_round)
+        transaction.add(RoundAborted(transaction.now, decision))
+
+
+def restorable_rounds(state: State) -> list[Restorable]:
+    """The former rounds after which nodes write checkpoints, and whose digests are known; newest first."""
+    every = state.spec.recovery.checkpoint_every
+    decided = {each for _, each, _ in state.digests if 0 < each < state.current_round}
+    found = {0} | {each for each in decided if each % every == 0 or each in state.restored}
+    return [Restorable(each, problem_of(state, each)) for each in sorted(found, reverse=True)]
+
+
+def problem_of(state: State, restore_round: int) -> str:
+    """Why the anchors after that round cannot be restored now, without a period; "" if they can.
+
+    Of each stage, the digest must be settled, and a live peer that has attested it must have said in its last
+    heartbeat that it keeps the anchor. Every node computes or has received the initial parameters.
+    """
+    if not 0 <= restore_round < state.current_round:
+        return f"round {restore_round} is not decided"
+    for stage, part in _parts(state):
+        record = record_of(state, stage, part, restore_round)
+        if record is None or settled_digest(state, stage, restore_round, part) != record.digest:
+            return f"the digest of {part} {stage} is not known any more"
+        if restore_round and not any(restore_round in state.last_seen[peer].kept for peer in record.holders):
+            return f"no live peer keeps {part} {stage}"
+    return ""
+
+
+def _parts(state: State) -> list[tuple[int, Part]]:
+    parts = [(stage, Part.STAGE) for stage in range(state.stages)]
+    # Without pipelines, and where links use snapshots, no peer holds the embedding alone.
+    return (
+        [*parts, (0, Part.EMBEDDING)] if state.stages > 1 and not state.spec.link.embedding_every else parts
+    )
+
+
+def _refused(cause: str, remedy: str) -> HetnodeError:
+    return HetnodeError(ErrorCode.NO_ROLLBACK, cause, remedy)

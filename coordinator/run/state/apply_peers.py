@@ -1,0 +1,228 @@
+"""Changes of the state when peers join, measure, leave, retreat, are unbanned or use an invite."""
+
+from __future__ import annotations
+
+from coordinator.run.state import events
+from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.replacing import replace
+from coordinator.run.state.state import FailedLink, LastSeen, Peer, State
+from protocol.roles import POLICIES
+from protocol.status import RunPhase
+from protocol.types import Estimates, Lifecycle, PeerId, Reachability
+
+
+def join(state: State, event: events.PeerJoined) -> State:
+    """A peer that comes back starts anew: it may have lost its anchors, its estimates and its stages."""
+    arrival = state.arrivals + 1
+    # Before the run starts there is no anchor to follow.
+    lifecycle = Lifecycle.READY if state.phase is RunPhase.GATHERING else Lifecycle.SYNCING
+    # In logs of earlier versions only peers with neighbours named an endpoint.
+    claims_open = event.endpoint or not POLICIES[event.role].joins_pipelines
+    peer = Peer(
+        event.peer,
+        event.role,
+        event.capacity,
+        event.endpoint,
+        arrival,
+        lifecycle,
+        joined_at=event.at,
+        reachability=event.reachability or (Reachability.OPEN if claims_open else Reachability.DIAL_ONLY),
+        claimed=event.claimed or event.endpoint,
+        problem=event.problem,
+        role_reason=event.role_reason,
+        waits_since=state.current_round,
+    )
+    return replace(
+        state,
+        arrivals=arrival,
+        peers=state.peers.set(event.peer, peer),
+        last_seen=state.last_seen.set(event.peer, LastSeen(event.at)),
+        estimates=state.estimates.set(event.peer, Estimates(event.capacity)),
+        report_times=state.report_times.set(event.peer, (0, event.at)),
+        reservations=state.reservations.without(event.peer),
+        synced=state.synced.without(event.peer),
+        diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
+        failed_links=_without(state, event.peer),
+    )
+
+
+def change_role(state: State, event: events.RoleChanged) -> State:
+    """The peer has another role; its reservation follows by itself."""
+    known, has_started = state.peers[event.peer], state.phase is not RunPhase.GATHERING
+    peer = replace(
+        known,
+        role=event.role,
+        role_reason=event.reason,
+        waits_since=state.current_round,
+        role_changes=known.role_changes + has_started,
+    )
+    # A stage node builds its stages anew, so no plan may count on it before it attests them again.
+    synced = state.synced.without(event.peer) if peer.policy.joins_pipelines else state.synced
+    return replace(state, peers=state.peers.set(event.peer, peer), synced=synced)
+
+
+def change_connection(state: State, event: events.ConnectionEvent) -> State:
+    """A peer has other addresses, or cannot open a link."""
+    if isinstance(event, events.LinkFailed):
+        replica = state.assignments[event.epoch][event.peer].replica.index
+        link = FailedLink(event.epoch, replica, state.current_round, event.address, event.reason)
+        return replace(state, failed_links={**state.failed_links, (event.peer, event.neighbour): link})
+    peer = replace(
+        state.peers[event.peer],
+        endpoint=event.endpoint,
+        reachability=event.reachability,
+        claimed=event.claimed,
+        problem=event.problem,
+        moved_in=state.current_round,
+    )
+    failed_links = {
+        ends: replace(link, is_moved=True) if event.peer in ends else link
+        for ends, link in state.failed_links.items()
+    }
+    state = replace(state, peers=state.peers.set(event.peer, peer), failed_links=failed_links)
+    return _excuse_neighbours(state, event.peer)
+
+
+def _excuse_neighbours(state: State, moved: PeerId) -> State:
+    """Members of the replica of a peer that has `moved`, if they failed in this round, have lost its link."""
+    newest = state.plans[-1] if state.plans else None
+    replica = newest.replica_of(moved) if newest else None
+    if replica is None:
+        return state
+    failures = dict(state.failures)
+    for member in replica.members:
+        times, last = failures.get(member.peer, (0, 0))
+        if member.peer != moved and times and last == state.current_round:
+            failures[member.peer] = (times - 1, 0)
+    return replace(state, failures={peer: each for peer, each in failures.items() if each[0]})
+
+
+def _without(state: State, peer: PeerId) -> dict[tuple[PeerId, PeerId], FailedLink]:
+    """The failed links in which `peer` has no part."""
+    return {ends: link for ends, link in state.failed_links.items() if peer not in ends}
+
+
+def measure(state: State, event: events.PeerMeasured) -> State:
+    reports, _ = state.report_times.get(event.peer, (0, 0.0))
+    return replace(
+        state,
+        estimates=state.estimates.set(event.peer, event.estimates),
+        report_times=state.report_times.set(event.peer, (reports + 1, event.at)),
+    )
+
+
+def drain(state: State, peer: PeerId) -> State:
+    draining = replace(state.peers[peer], lifecycle=Lifecycle.DRAINING)
+    return replace(state, peers=state.peers.set(peer, draining))
+
+
+def leave(state: State, peer: PeerId, finished: bool) -> State:
+    """The peer is gone. It counts as a failure unless its work was done or it drained."""
+    known = state.peers[peer]
+    gone = replace(known, lifecycle=Lifecycle.GONE, finished=finished)
+    state = replace(state, peers=state.peers.set(peer, gone))
+    drained = known.lifecycle is Lifecycle.DRAINING
+    if finished or (drained and _has_done_its_part(state, peer)):
+        return state  # no replica has lost a member
+    state = mark_absent(state, peer)
+    # A drain was announced, so it is no failure even if the peer left before the end of its round.
+    return state if drained else _count_failure(state, peer)
+
+
+def retreat(state: State, event: events.PeerRetreated) -> State:
+    """The peer gives up its assignment under one plan, and follows until a later plan assigns it."""
+    absent = state.absent.get(event.epoch, frozenset())
+    replica = state.assignments[event.epoch][event.peer].replica
+    is_newest = event.epoch == state.plans[-1].epoch
+    # After the loss of a neighbour, a retreat is not the fault of the peer. Neither is one under an old plan,
+    # nor where a link could not be opened, which may be the fault of neither end, nor where another member
+    # has other addresses now, so that its links have ended.
+    has_links = not any(
+        each.epoch == event.epoch and each.replica == replica.index for each in state.failed_links.values()
+    )
+    others = [state.peers[member.peer] for member in replica.members if member.peer != event.peer]
+    has_peers = not any(each.peer in absent or each.moved_in == state.current_round for each in others)
+    if is_newest and has_links and has_peers and event.peer not in absent:
+        state = _count_failure(state, event.peer)
+    state = mark_absent(state, event.peer, event.epoch)
+    times, last = state.retreats.get(replica.index, (0, 0))
+    if last != state.current_round:  # the members of one replica retreat one after the other: count them once
+        retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}
+        state = replace(state, retreats=retreats)
+    is_assigned_later = not is_newest and event.peer in state.assignments[state.plans[-1].epoch]
+    return state if is_assigned_later else follow(state, event.peer)
+
+
+def mark_absent(state: State, peer: PeerId, only: int | None = None) -> State:
+    """`peer` no longer takes part under the plans that still run, or under the plan of epoch `only`."""
+    if not state.plans:
+        return state
+    # The plan of the current round, and perhaps one for the next round.
+    running = range(state.plan_for(state.current_round).epoch, state.epoch + 1)
+    absent = {
+        epoch: state.absent.get(epoch, frozenset()) | {peer}
+        for epoch in running
+        if peer in state.assignments[epoch] and only in (None, epoch)
+    }
+    return replace(state, absent={**state.absent, **absent})
+
+
+def follow(state: State, peer: PeerId) -> State:
+    """A training peer follows the rounds from now on. No effect on other peers."""
+    known = state.peers[peer]
+    if known.lifecycle is not Lifecycle.TRAINING:
+        return state
+    waiting = replace(known, lifecycle=Lifecycle.SYNCING, waits_since=state.current_round)
+    return replace(state, peers=state.peers.set(peer, waiting))
+
+
+def rename(state: State, event: events.PeerNamed) -> State:
+    return replace(state, names=state.names.set(event.peer, None if event.refused else event.name))
+
+
+def change_ban(state: State, event: events.PeerBanned | events.PeerUnbanned) -> State:
+    """A peer is banned, for which a PeerLeft event follows if it is live; or it may come back."""
+    if isinstance(event, events.PeerBanned):
+        return replace(state, banned={**state.banned, event.peer: event.reason})
+    return _unban(state, event.peer)
+
+
+def _unban(state: State, peer: PeerId) -> State:
+    """The peer may come back. Its quarantine ends, too, and its strikes no longer count."""
+    banned = {each: reason for each, reason in state.banned.items() if each != peer}
+    strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}
+    return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
+
+
+def change_invitation(state: State, event: events.InviteEvent) -> State:
+    match event:
+        case events.InviteCreated():
+            invitation = Invitation(
+                event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
+            )
+        case events.InviteUsed():
+            former = state.invitations[event.invite]
+            invitation = replace(former, peers=(*former.peers, event.peer))
+            state = replace(state, enrolled=state.enrolled.set(event.peer, event.invite))
+        case events.InviteRevoked():
+            invitation = replace(state.invitations[event.invite], revoked=True)
+    return replace(state, invitations={**state.invitations, event.invite: invitation})
+
+
+def _has_done_its_part(state: State, peer: PeerId) -> bool:
+    """Whether the newest plan does not assign `peer`, and its stages of the current round are decided."""
+    if not state.plans:
+        return True
+    assignment = state.assignment(peer, state.current_round)
+    decided = assignment is None or all(
+        (stage, state.current_round) in state.decisions for stage in assignment.member.stages
+    )
+    # The plan may have been made before the drain was announced: then the next round waits for the peer.
+    return decided and peer not in state.assignments[state.plans[-1].epoch]
+
+
+def _count_failure(state: State, peer: PeerId) -> State:
+    times, last = state.failures.get(peer, (0, 0))
+    if last == state.current_round:  # one failure may be reported in several ways in the same round
+        return state
+    return replace(state, failures={**state.failures, peer: (times + 1, state.current_round)})

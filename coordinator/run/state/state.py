@@ -1,0 +1,496 @@
+"""The coordinator's state as frozen records, with the queries that the rules share.
+
+Nothing here reads a clock or does IO. A replay of the stored events (coordinator.run.state.apply) gives the
+same state, except for `State.last_seen`: heartbeats change it and are not stored.
+
+One file because the state is one record, and its queries explain its fields.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.run.state.text import stages_of
+from protocol.math.embedding_snapshot import needed_snapshots
+from protocol.math.retention import is_kept
+from protocol.roles import POLICIES, RolePolicy
+from protocol.spec.run import RunSpec
+from protocol.status import RunPhase, Wait
+from protocol.types import (
+    Capacity,
+    Decision,
+    Estimates,
+    ExchangeGroup,
+    Lifecycle,
+    Member,
+    Pause,
+    PayloadDescriptor,
+    PeerId,
+    Plan,
+    Reachability,
+    RelayAddress,
+    Replica,
+    ReservedAssignment,
+    ResultClaim,
+    Role,
+    StageRange,
+    Verdict,
+)
+
+KEPT_ROUNDS = 8
+"""Rounds whose offers, reports and digests are kept for late callers."""
+KEPT_DECISIONS = 32
+"""Rounds whose decisions and plans are kept. Older decisions are in the event log
+(coordinator.store.decision_log), and so are older plans."""
+ALARM_ROUNDS = 16
+"""An alarm is shown for so many rounds."""
+KEPT_CHECKPOINTS = 3
+"""Checkpoint rounds before those whose digests are kept."""
+KEPT_PHASES, KEPT_DURATIONS = 3, 5
+"""Inner phases of a replica, and rounds, whose durations are kept: few, since machines change their speed."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
+
+    `lifecycle` is TRAINING while the newest plan, or the current one, assigns the peer and it is not absent.
+    `finished` marks a peer that is GONE because its work was done. `endpoint` is where others open links to
+    it, or ""; it changed in round `moved_in`. `claimed` is what it said, `problem` why that is no endpoint.
+    `role_reason` says why the coordinator has chosen the role; "" for a role that the peer has chosen, which
+    binds. `waits_since` is the round in which it joined, got another role or lost its assignment, and
+    `role_changes` counts its roles after the first, since the start of the run.
+    """
+
+    peer: PeerId
+    role: Role
+    capacity: Capacity
+    endpoint: str
+    arrival: int
+    lifecycle: Lifecycle
+    finished: bool = False
+    joined_at: float = 0.0
+    reachability: Reachability = Reachability.OPEN
+    claimed: str = ""
+    problem: str = ""
+    moved_in: int = 0
+    role_reason: str = ""
+    waits_since: int = 0
+    role_changes: int = 0
+
+    @property
+    def is_flexible(self) -> bool:
+        """Whether the coordinator chooses the role."""
+        return bool(self.role_reason)
+
+    @property
+    def policy(self) -> RolePolicy:
+        return POLICIES[self.role]
+
+    @property
+    def is_live(self) -> bool:
+        return self.lifecycle is not Lifecycle.GONE
+
+    @property
+    def is_lost(self) -> bool:
+        return not self.is_live and not self.finished
+
+    @property
+    def is_staying(self) -> bool:
+        """Whether it may be in a later plan: it trains, is live and does not drain."""
+        return self.policy.trains and self.is_live and self.lifecycle is not Lifecycle.DRAINING
+
+
+@dataclass(frozen=True)
+class LastSeen:
+    """When a peer gave its last sign of life, and what its last heartbeat said.
+
+    `has_sent_heartbeat` is false from the join until the first heartbeat.
+    """
+
+    at: float
+    round_number: int = 0
+    inner_step: int = 0
+    has_sent_heartbeat: bool = False
+    waits: tuple[Wait, ...] = ()
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The replica of a peer in a plan, and its position there."""
+
+    replica: Replica
+    position: int
+
+    @property
+    def member(self) -> Member:
+        return self.replica.members[self.position]
+
+    def __str__(self) -> str:
+        return f"{self.replica.name}, {stages_of(self.member)}"
+
+
+def peers_of(replica: Replica) -> list[PeerId]:
+    return [member.peer for member in replica.members]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The payloads of one (stage, round) that too few peers report as held.
+
+    Attributes:
+        at, seconds: when the arbiter was asked for them, and how long the decision waits for it.
+        owners, left_out: of the payloads that it is asked for, and of others that cannot count.
+        verdicts: of the arbiter so far, by owner.
+    """
+
+    at: float
+    seconds: float
+    owners: tuple[PeerId, ...]
+    left_out: tuple[PeerId, ...]
+    verdicts: Mapping[PeerId, Verdict] = field(default_factory=dict)
+
+    @property
+    def open_owners(self) -> tuple[PeerId, ...]:
+        """The owners whose payloads have no verdict yet."""
+        return tuple(owner for owner in self.owners if owner not in self.verdicts)
+
+
+@dataclass(frozen=True)
+class FailedLink:
+    """A link of `replica` that could not be opened at `address` under plan `epoch`, in that round.
+
+    `is_moved`: an end has other addresses since. That plan has the former ones, and the next may try again.
+    """
+
+    epoch: int
+    replica: int
+    round_number: int
+    address: str
+    reason: str
+    is_moved: bool = False
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """The newest alarm (events.AlarmRaised). `is_over`: the operator has resumed the run since."""
+
+    round_number: int
+    last_healthy: int
+    reason: str
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
+
+    `last` is the last of them; `since` is when the first of them began.
+    """
+
+    rounds: int
+    last: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Round:
+    """The state of one (stage, round), without its decision.
+
+    Attributes:
+        withheld: hosts that will not offer a payload.
+        members: the owners of the payloads of the group.
+        closed_at: when the group was closed.
+        reports: by reporter, the owners of the payloads that it holds.
+        report_counts: by reporter, how often its report has changed.
+        results: by reporter, the result that it holds; of an exchange whose members agree on one.
+        gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
+            coordinator was restarted in between.
+        rejections: by owner of a payload, the peers that reject it and their reasons.
+        contest: None unless the arbiter was asked for payloads.
+    """
+
+    offers: PersistentMap[PeerId, PayloadDescriptor] = field(default_factory=PersistentMap)
+    withheld: frozenset[PeerId] = frozenset()
+    group: ExchangeGroup | None = None
+    members: frozenset[PeerId] = frozenset()
+    closed_at: float = 0.0
+    reports: PersistentMap[PeerId, frozenset[PeerId]] = field(default_factory=PersistentMap)
+    report_counts: PersistentMap[PeerId, int] = field(default_factory=PersistentMap)
+    results: PersistentMap[PeerId, ResultClaim] = field(default_factory=PersistentMap)
+    gathered_in: float = 0.0
+    rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
+    contest: Contest | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the coordinator knows. Before the first event, only `spec` and `run` are set.
+
+    Rounds count from 1. A replica is named by its index, a plan by its epoch.
+
+    Attributes:
+        run: the id of the run (:mod:`protocol.trust.run_id`).
+        latest_at: time of the newest stored event.
+        arrivals: joins so far.
+        estimates: what each peer has measured since it joined.
+        report_times: how often each peer has reported estimates since it joined, and when it did last.
+        reservations: kept for peers from plan to plan.
+        assignments: by epoch and peer, of the plans that still matter.
+        assigned_replicas: the replicas that were in a plan at least once.
+        absent: by epoch, the members that were lost, retreated or diverged since the plan was made. Their
+            replicas are broken under that plan even when they are back.
+        synced: by peer and stage, the last round of which it attested the right digest since it joined.
+        retreats: by replica, the number of rounds in which it retreated since its last committed payload, and
+            the last of them.
+        failures: by peer, the number of rounds in which it was lost, left without draining, or retreated, and
+            the last of them. Each round that commits a payload of the peer takes one off.
+        failed_links: by dialling peer and neighbour, until their replica offers a payload or one of the two
+            joins again or has other addresses.
+        layouts: by replica, the stages of each position; they never change.
+        moved_at: by peer, the round in which it last got a reservation with other stages.
+        rebalanced_at: first round of the newest plan that only made the run faster: it exchanged peers that
+            could have stayed, or divided the microbatches anew. 0 before any.
+        current_round: the first round that is not decided at every stage; 0 before the run starts,
+            ``spec.rounds + 1`` after its last decision.
+        began_at: when the current round began, or its plan was replaced.
+        round_durations: seconds of the last rounds from begin to end, the oldest first.
+        opened_at: when the first payload of the current round was offered or its first stage decided.
+        answered: by replica, when its first payload of the current round was offered or withheld.
+        phase_seconds: by replica, the seconds per unit of work of its last inner phases, the oldest first:
+            from the beginning of the round to its first answer.
+        silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
+        rounds, decisions: by (stage, round), those of the last rounds.
+        decided: decisions so far.
+        tokens: those whose training is committed.
+        tokens_at: `tokens` at the end of each round to which the run may go back.
+        settled: by peer, two numbers that the settlement of the run keeps and reads alone
+            (coordinator.run.state.settlement).
+        strikes: by peer, the rounds for which it got a strike.
+        digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
+        committed, committed_at: decisions that committed payloads, and when the newest of them was made.
+        skipped: decisions about stages that had no turn in their round.
+        diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
+        enrolled: the peers that may have certificates, with the last invite of each.
+        banned: the peers that the operator excludes, with the reasons.
+        names: public names that peers have chosen; None where the operator refuses the peer any.
+        arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
+        own_uplinks: bytes per second that the coordinator's own relay can send, by its endpoint, if known.
+        unfound: by owner, the last round in which the arbiter could not fetch its payload.
+        pause: None while the run is not paused.
+        alarm: the newest that was raised; None before any.
+        restored: by round whose decisions are a rollback, the round whose anchors it restores.
+        restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
+    """
+
+    spec: RunSpec
+    run: str
+    phase: RunPhase = RunPhase.GATHERING
+    latest_at: float = 0.0
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    arrivals: int = 0
+    peers: PersistentMap[PeerId, Peer] = field(default_factory=PersistentMap)
+    last_seen: PersistentMap[PeerId, LastSeen] = field(default_factory=PersistentMap, compare=False)
+    estimates: PersistentMap[PeerId, Estimates] = field(default_factory=PersistentMap)
+    report_times: PersistentMap[PeerId, tuple[int, float]] = field(default_factory=PersistentMap)
+    reservations: PersistentMap[PeerId, ReservedAssignment] = field(default_factory=PersistentMap)
+    plans: tuple[Plan, ...] = ()
+    assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
+    assigned_replicas: frozenset[int] = frozenset()
+    absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
+    synced: PersistentMap[PeerId, Mapping[int, int]] = field(default_factory=PersistentMap)
+    retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    failures: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    failed_links: Mapping[tuple[PeerId, PeerId], FailedLink] = field(default_factory=dict)
+    layouts: Mapping[int, tuple[StageRange, ...]] = field(default_factory=dict)
+    moved_at: Mapping[PeerId, int] = field(default_factory=dict)
+    rebalanced_at: int = 0
+    current_round: int = 0
+    began_at: float = 0.0
+    round_durations: tuple[float, ...] = ()
+    opened_at: float | None = None
+    answered: PersistentMap[int, float] = field(default_factory=PersistentMap)
+    phase_seconds: PersistentMap[int, tuple[float, ...]] = field(default_factory=PersistentMap)
+    silences: Mapping[PeerId, Silence] = field(default_factory=dict)
+    rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
+    decisions: PersistentMap[tuple[int, int], Decision] = field(default_factory=PersistentMap)
+    decided: int = 0
+    tokens: int = 0
+    tokens_at: Mapping[int, int] = field(default_factory=dict)
+    settled: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
+    quarantined: frozenset[PeerId] = frozenset()
+    digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)
+    digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)
+    committed: int = 0
+    skipped: int = 0
+    committed_at: float = 0.0
+    diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
+    invitations: Mapping[str, Invitation] = field(default_factory=dict)
+    enrolled: PersistentMap[PeerId, str] = field(default_factory=PersistentMap)
+    banned: Mapping[PeerId, str] = field(default_factory=dict)
+    names: PersistentMap[PeerId, str | None] = field(default_factory=PersistentMap)
+    arbiter: PeerId | None = None
+    own_uplinks: Mapping[str, float] = field(default_factory=dict)
+    unfound: Mapping[PeerId, int] = field(default_factory=dict)
+    pause: Pause | None = None
+    alarm: Alarm | None = None
+    restored: Mapping[int, int] = field(default_factory=dict)
+    restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.spec.swarm.stages
+
+    @property
+    def aborted(self) -> int:
+        """Decisions that aborted their (stage, round); those of a rollback or of a skipped stage are none."""
+        return self.decided - self.committed - self.skipped - len(self.restored) * self.stages
+
+    def name_of(self, peer: PeerId) -> str:
+        """The public name of `peer`, or ""."""
+        return self.names.get(peer) or ""
+
+    @property
+    def rounds_decided(self) -> int:
+        """Rounds that are decided at every stage."""
+        return max(0, self.current_round - 1)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run is paused and the current round has not begun: its replicas wait."""
+        return self.pause is not None and self.pause.holds(self.current_round)
+
+    @property
+    def open_alarm(self) -> Alarm | None:
+        """The newest alarm, while it is new: the operator may have decided to go on."""
+        alarm = self.alarm
+        if alarm is None or alarm.is_over or self.current_round > alarm.round_number + ALARM_ROUNDS:
+            return None
+        return alarm
+
+    @property
+    def excluded(self) -> frozenset[PeerId]:
+        """The peers that are banned or in quarantine. All other peers refuse their connections."""
+        return self.quarantined | self.banned.keys()
+
+    @property
+    def placed(self) -> frozenset[PeerId]:
+        """The peers that have a reservation or an assignment in one of the last two plans."""
+        assigned = (peer for plan in self.plans[-2:] for peer in self.assignments.get(plan.epoch, ()))
+        return frozenset((*assigned, *self.reservations))
+
+    @property
+    def live(self) -> int:
+        """The number of live peers."""
+        return sum(peer.is_live for peer in self.peers.values())
+
+    @property
+    def staying(self) -> list[Peer]:
+        """The peers that may be in a later plan."""
+        return [peer for peer in self.peers.values() if peer.is_staying]
+
+    @property
+    def relays(self) -> tuple[RelayAddress, ...]:
+        """The relays that have joined, in order of arrival."""
+        found = [peer for peer in self.peers.values() if peer.role is Role.RELAY and peer.is_live]
+        found.sort(key=lambda peer: peer.arrival)
+        return tuple(RelayAddress(peer.peer, peer.endpoint) for peer in found if peer.endpoint)
+
+    def layout(self, replica: int) -> tuple[StageRange, ...]:
+        """The stages of each position of `replica`.
+
+        A new pipeline gets the most frequent layout of the newest plan, or one stage for each position if
+        that plan has no pipeline.
+        """
+        if replica in self.layouts:
+            return self.layouts[replica]
+        newest = self.plans[-1].replicas if self.plans else ()
+        used = Counter(tuple(m.stages for m in each.members) for each in newest if len(each.members) > 1)
+        if not used:
+            return tuple(StageRange(stage, stage + 1) for stage in range(self.stages))
+        return min(used, key=lambda layout: (-used[layout], -len(layout), layout))
+
+    def round_of(self, stage: int, round_number: int) -> Round:
+        return self.rounds.get((stage, round_number), _NOTHING_YET)
+
+    def is_decided(self, stage: int, round_number: int) -> bool:
+        """Whether the decision of (`stage`, `round_number`) is made, be it kept here or not."""
+        is_past = 0 <= stage < self.stages and 1 <= round_number < self.current_round
+        return is_past or (stage, round_number) in self.decisions
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest plan; 0 before the first one."""
+        return self.plans[-1].epoch if self.plans else 0
+
+    def plan_of(self, epoch: int) -> Plan | None:
+        """The plan of `epoch`; None if it is not kept, or not known."""
+        first = self.plans[0].epoch if self.plans else 0
+        return self.plans[epoch - first] if first <= epoch <= self.epoch and epoch else None
+
+    def plan_for(self, round_number: int) -> Plan:
+        """The plan under which `round_number` runs; the first that is kept for earlier rounds."""
+        later_first = reversed(self.plans)
+        return next((plan for plan in later_first if plan.from_round <= round_number), self.plans[0])
+
+    def assignment(self, peer: PeerId, round_number: int) -> Assignment | None:
+        """The assignment of `peer` in `round_number`; None without one, or for a round that is not kept."""
+        return self.assignments.get(self.plan_for(round_number).epoch, {}).get(peer) if self.plans else None
+
+    def takes_part(self, peer: PeerId, round_number: int) -> bool:
+        """Whether `peer` is assigned in `round_number` and was never absent since its plan was made."""
+        epoch = self.plan_for(round_number).epoch if self.plans else 0
+        return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
+
+    def complete_replicas(self, round_number: int) -> list[Replica]:
+        """The replicas of `round_number` in which every member takes part and no link has failed."""
+        return list(self._complete(round_number))
+
+    def has_complete_replica(self, round_number: int) -> bool:
+        """Whether :meth:`complete_replicas` has any; every tick asks this, of up to thousands of replicas."""
+        return next(self._complete(round_number), None) is not None
+
+    def _complete(self, round_number: int) -> Iterator[Replica]:
+        plan = self.plan_for(round_number)
+        absent = self.absent.get(plan.epoch, frozenset())
+        failed = {each.replica for each in self.failed_links.values() if each.epoch == plan.epoch}
+        possible = (each for each in plan.replicas if each.index not in failed)
+        return (each for each in possible if absent.isdisjoint(member.peer for member in each.members))
+
+    def has_attested(self, peer: PeerId, round_number: int) -> bool:
+        """Whether `peer` has attested the right digest of every stage that it hosts after `round_number`."""
+        reservation, assignment = self.reservations.get(peer), self.assignment(peer, round_number)
+        # Another peer may have got the reservation of a draining member.
+        hosted = reservation or (assignment.member if assignment else None)
+        rounds = self.synced.get(peer, {})
+        return hosted is not None and all(rounds.get(stage, -1) >= round_number for stage in hosted.stages)
+
+    def needs_snapshot(self, round_number: int) -> bool:
+        """Whether links use the snapshot of the embedding after `round_number` in the open round or later."""
+        every = self.spec.link.embedding_every
+        # Stage 0 may be decided, and have its snapshot, before the other stages.
+        coming = max(self.current_round, round_number + 1)
+        return every > 0 and round_number in needed_snapshots(coming, every, self.restored)
+
+    def keeps_digests(self, round_number: int) -> bool:
+        """Whether digests of the anchors after `round_number` are still kept."""
+        if round_number >= self.current_round - KEPT_ROUNDS:
+            return True
+        # Peers that come back download checkpoints, and need their digests for longer.
+        every = self.spec.recovery.checkpoint_every
+        oldest = self.rounds_decided - KEPT_CHECKPOINTS * every
+        if (round_number % every == 0 and round_number > oldest) or self.needs_snapshot(round_number):
+            return True
+        # A rollback needs those of the anchors that nodes keep for it, and of the initial parameters.
+        return round_number == 0 or is_kept(round_number, self.rounds_decided, every)
+
+
+_NOTHING_YET = Round()

@@ -1,0 +1,189 @@
+"""``metrics.jsonl``: one JSON object per line, for plots and statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
+from protocol.status import Measurement, PayloadAgreement, fields_of
+from protocol.types import PeerId
+
+NEWEST_BYTES = 1 << 23
+"""Of 100 members, 50 rounds and more."""
+PEER_CHANGES = ("joined", "role", "left", "lost", "retreated", "banned", "strike", "quarantined")
+"""What a line about a peer may say."""
+
+
+class MetricsFile(AbstractContextManager["MetricsFile"]):
+    """Appends to the file at `path`; every line is flushed. Use as a context manager.
+
+    If a killed process has left an incomplete last line, that line is removed.
+
+    Attributes:
+        path, size: of the file; the size is in bytes.
+        on_measurement: called with each measurement that was recorded, its time, and `size` after it.
+        newest: the newest measurement of each member, of those that were recorded here.
+        peer_changes: lines about peers that were recorded here, by change.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.on_measurement: Callable[[float, Measurement, int], None] = lambda *_: None
+        self.newest: dict[PeerId, Measurement] = {}
+        self.peer_changes: Counter[str] = Counter()
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+        self.size = path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(self.size)
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, at: float, event: str, fields: Mapping[str, Any]) -> None:
+        """Add ``{"time": at, "event": event, **fields}``. NaN and infinities become null: JSON has none."""
+        finite = {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in fields.items()
+        }
+        line = json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n"
+        self._file.write(line)
+        self._file.flush()
+        self.size += len(line)  # of ASCII letters alone
+
+    def record_measurement(self, at: float, measurement: Measurement) -> None:
+        """Add a line with the fields of `measurement`, unless its peer has measured that round before."""
+        former = self.newest.get(measurement.peer)
+        if former is None or former.round_number < measurement.round_number:
+            # What is told of others' payloads would make a status grow with stages times peers.
+            self.newest[measurement.peer] = replace(measurement, agreements=())
+            self.write(at, "measurement", fields_of(measurement))
+            self.on_measurement(round(at, 3), measurement, self.size)  # as the line has it
+
+    def record(self, event: Event) -> None:
+        """Add a line for `event`, unless its kind has none."""
+        line = _peer_line(event)
+        if line is not None:
+            self.peer_changes[line[1]["change"]] += 1
+        elif (line := _run_line(event)) is None:
+            return
+        self.write(event.at, *line)
+
+
+def read_measurements(path: Path, begin: int, end: int) -> Iterator[tuple[float, Measurement, int]]:
+    """Time and measurement of each such line between two positions in the file, and where its line ends.
+
+    A line that is no measurement of this version is left out. Raises OSError.
+    """
+    with path.open("rb") as file:
+        file.seek(begin)
+        while begin < end and (line := file.readline()).endswith(b"\n"):
+            begin += len(line)
+            if b'"event": "measurement"' in line and (found := _measurement(line)) is not None:
+                yield *found, begin
+
+
+def newest_measurements(path: Path, end: int) -> Iterator[Measurement]:
+    """Those of the last lines before the position `end`: of some rounds, as many as NEWEST_BYTES hold."""
+    for _, measurement, _ in read_measurements(path, max(0, end - NEWEST_BYTES), end):
+        yield measurement
+
+
+def _measurement(line: bytes) -> tuple[float, Measurement] | None:
+    try:
+        fields = json.loads(line)
+        known: dict[str, Any] = {
+            # What is not finite was written as null.
+            field.name: math.nan if value is None else value
+            for field in dataclasses.fields(Measurement)
+            if (value := fields.get(field.name.removesuffix("_number"), field.default)) != field.default
+        }
+        known["agreements"] = tuple(PayloadAgreement(**each) for each in known.get("agreements", ()))
+        return float(fields["time"]), Measurement(**known)
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The name of the line and its fields, for an event about one peer."""
+    match event:
+        case events.PeerJoined():
+            fields: dict[str, Any] = {"change": "joined", "role": event.role.value}
+        case events.RoleChanged():
+            fields = {"change": "role", "role": event.role.value, "reason": event.reason}
+        case events.PeerLeft():
+            fields = {"change": "left", "reason": event.reason}
+        case events.PeerLost():
+            fields = {"change": "lost", "silent_seconds": event.silent_seconds}
+        case events.PeerRetreated():
+            fields = {"change": "retreated", "epoch": event.epoch, "reason": event.reason}
+        case events.PeerBanned():
+            fields = {"change": "banned", "reason": event.reason}
+        case events.PeerStruck():
+            fields = {"change": "strike", "round": event.round_number, "reason": event.reason}
+        case events.PeerQuarantined():
+            fields = {"change": "quarantined", "strikes": event.strikes}
+        case _:
+            return None
+    return "peer", {"peer": event.peer, **fields}
+
+
+def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
+    """The name of the line and its fields, for all other events that have a line."""
+    match event:
+        case events.AssignmentReserved(reservation=reservation):
+            return "place", {
+                "peer": reservation.peer,
+                "replica": reservation.replica,
+                "position": reservation.position,
+                "stages": str(reservation.stages),
+            }
+        case events.StageSkipped(decision=decision):
+            return "skip", {"stage": decision.stage, "round": decision.round_number}
+        case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
+            return "decision", {
+                "stage": decision.stage,
+                "round": decision.round_number,
+                "committed": decision.committed,
+                "owners": [entry.descriptor.owner for entry in decision.entries],
+                "payload_bytes": sum(entry.descriptor.nbytes for entry in decision.entries),
+                "next_epoch": decision.next_epoch,
+                "reason": decision.reason,
+            }
+        case events.PlanAdopted(plan=plan):
+            replicas = {
+                replica.name: [member.peer for member in replica.members] for replica in plan.replicas
+            }
+            return "plan", {
+                "epoch": plan.epoch,
+                "from_round": plan.from_round,
+                "first_sample": plan.first_sample,
+                "replicas": replicas,
+                "reason": plan.reason,
+            }
+        case events.AnchorDiverged():
+            return "diverged", {
+                "peer": event.peer,
+                "stage": event.stage,
+                "round": event.round_number,
+                "part": event.part,
+                "digest": event.digest,
+                "expected": event.expected,
+            }
+        case events.AlarmRaised():
+            return "alarm", {
+                "round": event.round_number,
+                "last_healthy": event.last_healthy,
+                "reason": event.reason,
+            }
+        case events.RunFinished():
+            return "finished", {}
+        case _:
+            return None

@@ -1,0 +1,127 @@
+"""One block of the LLaMA decoder: pre-norm RMSNorm, RoPE attention, SwiGLU.
+
+Shapes: b micro-batch, L tokens, d width, h heads of queries, g heads of keys and values (each serves h / g
+heads of queries), e head width, f feed-forward width. Weights are [out, in], so that y = x W^T. A block's
+parameters carry the short names of :func:`block_shapes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from node.core.model.shapes import block_shapes
+from protocol.spec.sections import ModelSpec
+
+
+@lru_cache(maxsize=16)
+def rotary_tables(
+    model: ModelSpec, length: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [L, e/2] of position times frequency. Shared by all blocks; never modified."""
+    # Angles are computed in float64 and converted last: bf16 cannot tell positions above 256 apart.
+    # inference_mode(False): a first call during evaluation would cache tensors that autograd rejects later.
+    with torch.inference_mode(False):
+        angle_le = torch.outer(torch.arange(length, dtype=torch.float64), rotary_frequencies(model))
+        return angle_le.cos().to(device, dtype), angle_le.sin().to(device, dtype)
+
+
+def rotary_frequencies(model: ModelSpec) -> Tensor:
+    """Radians per position of each pair, float64 [e/2]: base^(-2i/e), stretched as the model wants it.
+
+    "linear" divides all by the factor. "llama3" divides those by it that turn less than `rope_low_frequency`
+    times within `rope_context` positions, keeps those that turn more than `rope_high_frequency` times, and
+    passes from one to the other linearly in the number of turns (Llama 3.1).
+    """
+    pair_e = torch.arange(0, model.head_width, 2, dtype=torch.float64) / model.head_width
+    frequency_e = model.rope_base**-pair_e
+    if model.rope_scaling == "none":
+        return frequency_e
+    stretched_e = frequency_e / model.rope_factor
+    if model.rope_scaling == "linear":
+        return stretched_e
+    turns_e = frequency_e * model.rope_context / (2 * math.pi)
+    low, high = model.rope_low_frequency, model.rope_high_frequency
+    kept_e = ((turns_e - low) / (high - low)).clamp(0, 1)
+    return kept_e * frequency_e + (1 - kept_e) * stretched_e
+
+
+def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    """RoPE in the half-split convention: element i rotates together with element i + e/2."""
+    cos_le, sin_le = cos_le.to(x_bhle.dtype), sin_le.to(x_bhle.dtype)
+    low, high = x_bhle.chunk(2, dim=-1)
+    return torch.cat((low * cos_le - high * sin_le, high * cos_le + low * sin_le), dim=-1)
+
+
+_OPTIONAL = ("bq", "bk", "bv", "norm_q", "norm_k")
+
+
+class Block(nn.Module):
+    """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
+
+    The forward pass takes the :func:`rotary_tables` of L as arguments, because a compiled graph cannot
+    contain the cache that provides them.
+
+    Args:
+        model: sizes and constants.
+        parameters: a tensor for every name of :func:`block_shapes`; the block uses them without a copy.
+    """
+
+    norm1: nn.Parameter
+    wq: nn.Parameter
+    wk: nn.Parameter
+    wv: nn.Parameter
+    bq: nn.Parameter | None
+    bk: nn.Parameter | None
+    bv: nn.Parameter | None
+    norm_q: nn.Parameter | None
+    norm_k: nn.Parameter | None
+    wo: nn.Parameter
+    norm2: nn.Parameter
+    w_gate: nn.Parameter
+    w_up: nn.Parameter
+    w_down: nn.Parameter
+
+    def __init__(self, model: ModelSpec, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        shapes = block_shapes(model)
+        for name in (*shapes, *(each for each in _OPTIONAL if each not in shapes)):
+            self.register_parameter(name, nn.Parameter(parameters[name]) if name in shapes else None)
+
+    def forward(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+        x_bld = x_bld + self.attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
+        return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
+
+    def _norm(self, x_bld: Tensor, weight_d: Tensor) -> Tensor:
+        return F.rms_norm(x_bld, (self.model.width,), weight_d, self.model.norm_epsilon)
+
+    def attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+        model = self.model
+        q_bhle = self._heads(x_bld, self.wq, self.bq, model.heads)
+        k_bgle = self._heads(x_bld, self.wk, self.bk, model.key_value_heads)
+        v_bgle = self._heads(x_bld, self.wv, self.bv, model.key_value_heads)
+        if self.norm_q is not None:
+            q_bhle = F.rms_norm(q_bhle, (model.head_width,), self.norm_q, model.norm_epsilon)
+            k_bgle = F.rms_norm(k_bgle, (model.head_width,), self.norm_k, model.norm_epsilon)
+        mixed_bhle = F.scaled_dot_product_attention(
+            rotate(q_bhle, cos_le, sin_le),
+            rotate(k_bgle, cos_le, sin_le),
+            v_bgle,
+            is_causal=True,
+            enable_gqa=model.key_value_heads != model.heads,
+        )
+        return F.linear(mixed_bhle.transpose(1, 2).flatten(2), self.wo)
+
+    def _heads(self, x_bld: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+        """The projection of `x_bld`, split into heads: [b, heads, L, e]."""
+        return F.linear(x_bld, weight, bias).view(*x_bld.shape[:2], heads, -1).transpose(1, 2)
+
+    def _feed_forward(self, x_bld: Tensor) -> Tensor:
+        gated_blf = F.silu(F.linear(x_bld, self.w_gate)) * F.linear(x_bld, self.w_up)
+        return F.linear(gated_blf, self.w_down)

@@ -1,0 +1,106 @@
+"""A stage of the model: a run of blocks, with the embedding before the first and the head after the last.
+
+All stages of a run in sequence are the whole model: ``Stage(spec, 0)``, ``Stage(spec, 1)``, ... Shapes: b
+micro-batch, L tokens, d width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from node.core.model.chunked_loss import chunked_loss
+from node.core.model.init import initial_parameters
+from node.core.model.llama import Block, rotary_tables
+from node.core.model.shapes import EMBEDDING, block_shapes, parameter_shapes
+from protocol.spec.run import RunSpec
+
+RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
+"""The forward pass of a block: from activations [b, L, d] and both rotary tables to activations."""
+
+
+class Stage(nn.Module):
+    """The blocks of one stage.
+
+    Args:
+        spec: the run.
+        stage: 0 <= stage < spec.swarm.stages.
+        parameters: by canonical name, used without a copy; by default drawn from the run's seed.
+
+    Attributes:
+        run_block: runs the forward pass of a block. Set it for compilation or activation checkpointing.
+    """
+
+    run_block: RunBlock = staticmethod(Block.__call__)
+
+    def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.spec = spec
+        self.stage = stage
+        self.is_first = stage == 0
+        self.is_last = stage == spec.swarm.stages - 1
+        initial = initial_parameters(spec, stage) if parameters is None else parameters
+        if self.is_first:
+            self.emb = nn.Parameter(initial[EMBEDDING])
+        for layer in spec.layers_of(stage):
+            of_layer = {name: initial[f"{layer}.{name}"] for name in block_shapes(spec.model)}
+            self.add_module(str(layer), Block(spec.model, of_layer))
+        if self.is_last:
+            self.norm_f = nn.Parameter(initial["norm_f"])
+            self.head = nn.Parameter(initial["head"])
+
+    def forward(self, x: Tensor, targets_bl: Tensor | None = None) -> Tensor:
+        """Activations [b, L, d]. At the last stage logits [b, L, V], or with targets the loss (chunked_loss).
+
+        `x` are token ids [b, L] at stage 0, else activations [b, L, d].
+        """
+        if self.is_first:
+            x = F.embedding(x, self.emb)
+        model = self.spec.model
+        tables = rotary_tables(model, x.shape[1], x.dtype, x.device)
+        for block in self.blocks:
+            x = self.run_block(block, x, *tables)
+        if self.is_last:
+            x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
+            x = F.linear(x, self.head) if targets_bl is None else chunked_loss(x, self.head, targets_bl)
+        return x
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """The blocks in the order of their layers. The embedding, final norm and head are not in a block."""
+        return (child for child in self.children() if isinstance(child, Block))
+
+    def canonical_parameters(self) -> dict[str, nn.Parameter]:
+        """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""
+        return {name: self.get_parameter(name) for name in parameter_shapes(self.spec, self.stage)}
+
+
+class WholeModel(nn.Module):
+    """All stages in sequence: ids [b, L] -> logits [b, L, V]."""
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, ids_bl: Tensor) -> Tensor:
+        x = ids_bl
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs shifted by one."""
+    return F.cross_entropy(logits_blv.flatten(0, 1), targets_bl.flatten())
+
+
+def backward_from(output: Tensor, gradient: Tensor) -> None:
+    """Backward pass from `output`, whose gradient is `gradient`, of the same size and type.
+
+    Gives the bits of ``torch.autograd.backward(output, gradient)``. For a check, that call imports sympy the
+    first time: half a CPU second, three without compiled bytecode, and the round would wait.
+    """
+    torch.dot(output.flatten(), gradient.flatten()).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,125 @@
+"""The decisions of the coordinator as calls to the worker, with what this member has proposed itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from node.core.train.services import Services
+from node.ipc.worker_calls import (
+    Abort,
+    Commit,
+    CommitAgreed,
+    CommitAgreedEmbedding,
+    CommitEmbedding,
+    CommitResult,
+    ResetError,
+)
+from protocol.math.comparison import Comparison, measured_position, next_of_kind
+from protocol.math.turns import is_due
+from protocol.status import PayloadAgreement
+from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What this member offers in a round of one stage.
+
+    `position` is its place in the coordinator's group; None where it does not know that group.
+    """
+
+    descriptor: PayloadDescriptor
+    position: int | None = None
+
+    @classmethod
+    def in_group(cls, descriptor: PayloadDescriptor, group: ExchangeGroup | None) -> Proposal:
+        members = () if group is None else group.descriptors
+        return cls(descriptor, members.index(descriptor) if descriptor in members else None)
+
+
+class Commits:
+    """Commits and aborts rounds at the worker of one member.
+
+    Attributes:
+        pending: by stage, the proposal that waits for its decision.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._worker, self._peer, self._spec = services.worker, services.identity.peer, services.spec
+        self._membership = services.membership
+        self.pending: dict[int, Proposal] = {}
+        # The round and result of the last commit of each stage, and what was measured of another's payload.
+        self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
+
+    def measured_in(self, round_number: int) -> list[tuple[CommitResult, PayloadAgreement | None]]:
+        """Of each stage that was committed in this round last: norms, and what was measured."""
+        return [(result, found) for last, result, found in self._measured.values() if last == round_number]
+
+    async def to_stage(self, decision: Decision, outcome: Sequence[bytes]) -> dict[Part, str]:
+        """Commit at the worker. Returns the new digests; stage 0 contains the embedding.
+
+        Args:
+            outcome: the payloads of the decision in its order, or the one result of their group.
+        """
+        stage, round_number = decision.stage, decision.round_number
+        descriptors = [entry.descriptor for entry in decision.entries]
+        proposal = self.pending.get(stage)
+        is_mine = proposal is not None and proposal.descriptor in descriptors
+        comparison = None
+        if decision.result is not None:
+            position = proposal.position if proposal is not None and is_mine else None
+            is_mine = position is not None
+            [data] = outcome
+            result = await self._worker.call(CommitAgreed(stage, round_number, data, position))
+        else:
+            weights = tuple(descriptor.weight for descriptor in descriptors)
+            comparison = self._comparison(decision)
+            result = await self._worker.call(
+                Commit(stage, round_number, tuple(outcome), weights, is_mine, comparison)
+            )
+        found = None
+        if comparison is not None and result.agreement is not None:
+            owner = descriptors[comparison.position].owner
+            found = PayloadAgreement(stage, owner, **asdict(result.agreement))
+        self._measured[stage] = round_number, result, found
+        self.pending.pop(stage, None)
+        if not is_mine and any(descriptor.owner == self._peer for descriptor in descriptors):
+            # A payload that this node sent before its restart is in the anchor now. The restored error
+            # feedback and local parameters still contain it, and it would count twice.
+            await self._worker.call(ResetError(stage))
+        digests = {Part.STAGE: result.digest}
+        if result.embedding_digest is not None:
+            digests[Part.EMBEDDING] = result.embedding_digest
+        return digests
+
+    async def abort(self, decision: Decision) -> None:
+        """Drop the proposal: the anchor stays."""
+        stage, round_number = decision.stage, decision.round_number
+        if is_due(self._spec, stage, round_number):
+            log.warning("round %d of stage %d was aborted: %s", round_number, stage, decision.reason)
+        await self._worker.call(Abort(stage, round_number))
+        self.pending.pop(stage, None)
+
+    async def to_embedding(self, decision: Decision, outcome: Sequence[bytes]) -> dict[Part, str]:
+        """Commit the embedding without stage 0. An aborted round has no entries: then it stays as it is."""
+        if decision.result is not None:
+            [data] = outcome
+            digest = await self._worker.call(CommitAgreedEmbedding(decision.round_number, data))
+        else:
+            weights = tuple(entry.descriptor.weight for entry in decision.entries)
+            call = CommitEmbedding(decision.round_number, tuple(outcome), weights)
+            digest = await self._worker.call(call)
+        return {Part.EMBEDDING: digest}
+
+    def _comparison(self, decision: Decision) -> Comparison | None:
+        """What this member measures of a decision; None if no payload of its own counts."""
+        owners = [entry.descriptor.owner for entry in decision.entries]
+        if (position := measured_position(owners, self._peer)) is None:
+            return None
+        plan = self._membership.run_view.plan_for(decision.round_number)
+        replicas = [plan.replica_of(owner) if plan else None for owner in owners]
+        is_full = [None if replica is None else replica.is_full for replica in replicas]
+        return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))

@@ -1,0 +1,70 @@
+"""What a node chooses for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.exchange.line import LineLimits
+from node.home.relay.relayed import AUTO
+from node.ipc.ranks import OneWorker, Workers
+from node.ipc.worker_calls import ComputeOptions, Precision
+from protocol.roles import RoleWish
+from protocol.trust.invite import Invite
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """What a node chooses for itself; nothing here is part of the run's spec. See node.cli.join.JoinOptions.
+
+    With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
+    takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
+    takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
+    coordinator. `workers` of several ranks have devices of their own, in place of `device`. `source` and
+    `tokenizer` override where this node reads the run's data and tokenizer.json. `metrics` is ``host:port``;
+    None serves none.
+    """
+
+    invite: Invite | None
+    run: str
+    role: RoleWish | None
+    folder: Path
+    listen_host: str = "::"
+    listen_port: int = 0
+    dht_port: int = 0
+    advertise: str | None = None
+    dial_only: bool = False
+    port_mapping: bool = True
+    relay: str = AUTO
+    device: str = "cpu"
+    workers: Workers = OneWorker()  # noqa: RUF009  frozen
+    precision: Precision = Precision.AUTO
+    compile: bool = False
+    activation_checkpointing: bool = False
+    threads: int = 1
+    source: str | None = None
+    tokenizer: str | None = None
+    initial: str | None = None
+    spec_hash: str = ""
+    join_seconds: float | None = None
+    metrics: str | None = None
+    measure: bool = False
+    memory_limit: int = 0
+    line: LineLimits = field(default_factory=LineLimits)
+    name: str | None = None
+
+    @property
+    def compute(self) -> ComputeOptions:
+        return ComputeOptions(
+            self.device,
+            self.compile,
+            self.activation_checkpointing,
+            self.memory_limit,
+            self.precision,
+            self.workers.sharded,
+        )
+
+    @property
+    def initial_folder(self) -> Path | None:
+        """The checkpoint of the parameters before round 1."""
+        return None if self.initial is None else Path(self.initial)

@@ -1,0 +1,86 @@
+"""The links from one member to its neighbours in a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+
+from node.core.train.services import Services
+from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link_dialer import dial
+from node.net.membership import PeerAssignment
+from protocol.errors import HetnodeError
+from protocol.math.microbatch_order import most_in_flight
+from protocol.types import Dialer, PeerId, Replica
+from protocol.wire.framing import frame_limit
+
+log = logging.getLogger(__name__)
+
+
+async def open_links(
+    services: Services, assignment: PeerAssignment, round_number: int, stack: AsyncExitStack
+) -> tuple[LiveLink | None, LiveLink | None]:
+    """Open the links upstream and downstream at the same time; None at the ends of the chain.
+
+    `stack` closes them. A link is also closed when its neighbour is banned or gives up, and when this machine
+    gets another address.
+
+    Raises HetnodeError: NEIGHBOUR_UNREACHABLE, CERTIFICATE_REFUSED, SPEC_MISMATCH, ...
+    """
+    spec, replica, position = services.spec, assignment.replica, assignment.position
+    members = replica.members
+    endpoints = await services.directory.endpoints() if len(members) > 1 else {}
+    # The first member may have to tokenize a corpus before it opens its link.
+    seconds = spec.timing.link + spec.timing.match_window
+    ahead = max(spec.inner.microbatches, most_in_flight(len(members)))
+    limits = LinkLimits(frame_limit(spec), 2 * ahead + 4)
+
+    def endpoint_of(at: int) -> LinkEndpoint:
+        peer, epoch = members[at].peer, assignment.plan.epoch
+        return LinkEndpoint(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
+
+    def report(neighbour: PeerId, address: str, why: str) -> None:
+        log.warning("the link to %s at %s cannot be opened yet: %s", neighbour, address, why)
+        call = services.coordinator.report_link(assignment.plan.epoch, neighbour, address, why)
+        stack.callback(asyncio.create_task(_suppressed(call), name="report-link").cancel)
+
+    async def connect(other: int) -> LiveLink | None:
+        if not 0 <= other < len(members):
+            return None
+        here, there = endpoint_of(position), endpoint_of(other)
+        upstream_dials = replica.links[min(position, other)].dialer is Dialer.UPSTREAM
+        if upstream_dials == (position < other):
+            # The plan has the address of the member's last join; a DHT record may be older.
+            address = members[other].endpoint or endpoints.get(there.peer, "")
+            shown, received = services.coordinator.credentials.tls, services.membership.estimates.received
+            line, on_silence = services.link_server.line, partial(report, there.peer, address)
+            place = await services.through(address)
+            link = await dial(place, here, there, limits, seconds, shown, received, line, on_silence)
+        else:
+            link = await services.link_server.accept(here, there, limits, seconds)
+        stack.push_async_callback(link.close)
+        watch = asyncio.create_task(_close_when_over(link, services), name=f"link-{other}")
+        stack.callback(watch.cancel)
+        log.info("link to position %d of %s is open", other, replica.name)
+        return link
+
+    return await asyncio.gather(connect(position - 1), connect(position + 1))
+
+
+def have_same_links(one: Replica, other: Replica) -> bool:
+    """Whether two replicas have the same chain of members and the same dialers: their links can stay open."""
+    dialers = [[link.dialer for link in replica.links] for replica in (one, other)]
+    return one.members == other.members and dialers[0] == dialers[1]
+
+
+async def _suppressed(call: Awaitable[None]) -> None:
+    """The coordinator learns of the link later, when this replica retreats."""
+    with suppress(HetnodeError):
+        await call
+
+
+async def _close_when_over(link: LiveLink, services: Services) -> None:
+    await link.close(await services.membership.link_over(link.neighbour.peer))

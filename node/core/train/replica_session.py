@@ -1,0 +1,323 @@
+"""A member trains in one replica: links, inner phases, exchanges and validations, round after round.
+
+Read :meth:`ReplicaSession.run` top to bottom. It ends with the run, with a plan that changes this replica, or
+when this node has to leave. It raises every other failure, and nothing of an unfinished inner step counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TypeVar
+
+from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
+from node.core.train.exchange_round import RoundExchange, RoundOutcome
+from node.core.train.inner_phase import InnerLoop, empty_measurement
+from node.core.train.measurements import Measurements
+from node.core.train.member_anchors import MemberAnchors
+from node.core.train.pipeline import Pipeline
+from node.core.train.replica_links import have_same_links, open_links
+from node.core.train.round_gates import RoundGates
+from node.core.train.services import Services
+from node.ipc.worker_calls import Connect, KeepTraining
+from node.net.membership import PeerAssignment, RunView
+from protocol.errors import ErrorCode, HetnodeError, faulty_peer
+from protocol.spec.fixed import EXTRA_STEPS
+from protocol.status import Measurement, Wait
+from protocol.types import Plan
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_AWAY_SECONDS = 2.0
+_POLL_SECONDS = 0.5
+_PARTING_SECONDS = 5.0
+
+
+class Superseded(Exception):
+    """The assignment of this node has ended: there is another plan, or the node has joined again."""
+
+
+class ReplicaSession:
+    """One assignment of this node, and those of later plans that keep its replica.
+
+    Args:
+        assignment: training starts in the round after the position of `anchors`.
+        leaving: set when this node has to leave: it then trains to the end of the round.
+        after_round: called after every round, to write a checkpoint where one is due.
+
+    Attributes:
+        assignment: under the newest plan that has kept the replica.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        assignment: PeerAssignment,
+        anchors: MemberAnchors,
+        leaving: asyncio.Event,
+        after_round: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self.assignment = assignment
+        self._spec, self._services, self._anchors = services.spec, services, anchors
+        self._exchange = RoundExchange(services, anchors)
+        self._leaving, self._after_round = leaving, after_round
+        self._measurements = Measurements(self._tell, lambda: self.assignment.plan.size)
+        self._last: int | None = None  # the round after which this node leaves
+
+    async def run(self) -> None:
+        """Train until the run is over, a plan changes this replica, or this node leaves.
+
+        Raises Superseded, or HetnodeError (alone or in an ExceptionGroup) where the replica cannot go on.
+        """
+        spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
+        first = self._anchors.position + 1
+        async with AsyncExitStack() as stack:
+            stack.callback(self._measurements.drop)
+            opening, waits = (
+                open_links(self._services, assignment, first, stack),
+                self._services.figures.waits,
+            )
+            with waits.on(Wait.LINKS):
+                links = await self._cancel_when_superseded(opening, first, is_opening=True)
+            await self._connect()
+            own = assignment.plan, assignment.replica, assignment.position, self._services.worker
+            pipeline = Pipeline(spec, *own, *links, waits)
+            if first == 1:
+                before = empty_measurement(assignment, 0)
+                await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
+            inner = InnerLoop(self._services, pipeline, self._anchors.between_steps)
+            for round_number in range(first, spec.rounds + 1):
+                may_begin = self._until_not_held(round_number)
+                if not await self._cancel_when_superseded(may_begin, round_number):
+                    await pipeline.part(_PARTING_SECONDS)
+                    return
+                # Where other replicas have another anchor, training from it is of no use.
+                training = cancel_when(
+                    self._anchors.attestations.failure(), self._train_round(pipeline, inner, round_number)
+                )
+                outcome = await self._cancel_when_superseded(training, round_number)
+                await self._after_round(round_number)
+                if round_number == spec.rounds:
+                    break
+                plan = await self._cancel_when_superseded(self._plan(outcome.next_epoch), round_number)
+                if plan.epoch != self.assignment.plan.epoch:
+                    log.info("%s", plan.reason)
+                replica = plan.replica_of(peer)
+                if replica is None or not have_same_links(replica, self.assignment.replica):
+                    break
+                if self._leaving.is_set() and round_number >= self._last_round(inner, round_number):
+                    # The next plan was made before the request to leave, and counts on this node: the
+                    # neighbours will find the links closed. Their validation still needs the links now.
+                    await pipeline.part(_PARTING_SECONDS)
+                    return
+                await self._adopt(PeerAssignment(plan, replica, assignment.position), pipeline)
+            await pipeline.part()
+            await self._measurements.told()
+        await self._anchors.attestations.told()
+
+    async def _until_not_held(self, round_number: int) -> bool:
+        """Wait for the end of a pause of the run. False where this node has to leave before that.
+
+        A round that is decided during the pause is held no longer: only its decision remains to be applied.
+        """
+        membership = self._services.membership
+        if not membership.run_view.is_held(round_number):
+            return True
+        log.info("waiting for the end of the pause before round %d", round_number)
+        membership.progress = (round_number, 0)
+        released = membership.until(lambda run_view: None if run_view.is_held(round_number) else True)
+        with self._services.figures.waits.on(Wait.PAUSE):
+            try:
+                return await cancel_when_leaving(self._leaving, released)
+            except LeaveRequested:
+                return False
+
+    def _last_round(self, inner: InnerLoop, round_number: int) -> int:
+        """The round after which this node leaves although the next plan counts on it."""
+        if self._last is None:
+            # Steps of the next round that are trained already would else not count until this node is back.
+            self._last = round_number + 1 if inner.is_ahead_of(round_number) else round_number
+        return self._last
+
+    async def _connect(self) -> None:
+        """Tell the worker how wide both links are."""
+        assignment = self.assignment
+        links = assignment.replica.links
+        if any(link.k > self._spec.model.width for link in links):
+            raise faulty_peer(
+                f"Plan {assignment.plan.epoch} has a link whose k exceeds the model's width of "
+                f"{self._spec.model.width}."
+            )
+        k_upstream = None if assignment.is_first else links[assignment.position - 1].k
+        k_downstream = None if assignment.is_last else links[assignment.position].k
+        await self._services.worker.call(Connect(k_upstream, k_downstream))
+
+    async def _adopt(self, assignment: PeerAssignment, pipeline: Pipeline) -> None:
+        """Go on in the same chain under the next plan, whose links may have another k.
+
+        Both ends change k between the same two rounds, when no frame is under way, so the link stays open.
+        """
+        has_other_links = assignment.replica.links != self.assignment.replica.links
+        self.assignment = assignment
+        if has_other_links:
+            await self._connect()
+        pipeline.adopt(assignment.plan, assignment.replica)
+
+    async def _plan(self, epoch: int) -> Plan:
+        """The plan of `epoch`, as soon as it is here. Raises Superseded where a later plan replaced it."""
+
+        def known(run_view: RunView) -> Plan | None:
+            if epoch not in run_view.plans and max(run_view.plans, default=0) > epoch:
+                raise Superseded(f"plan {epoch} was replaced before this node heard of it")
+            return run_view.plans.get(epoch)
+
+        with self._services.figures.waits.on(Wait.PLAN):
+            return await self._services.membership.until(known)
+
+    async def _cancel_when_superseded(
+        self, work: Awaitable[T], round_number: int, is_opening: bool = False
+    ) -> T:
+        """The result of `work`. Raises Superseded when the assignment does not count in the round any more.
+
+        With `is_opening` nothing is trained yet, so it also ends when the round is decided.
+        """
+        membership, peer = self._services.membership, self._services.identity.peer
+        epoch, session = self.assignment.plan.epoch, membership.run_view.session
+
+        def superseded(run_view: RunView) -> Superseded | None:
+            if run_view.session != session:
+                return Superseded("this node has joined again")
+            if is_opening and run_view.round_number > round_number:
+                return Superseded(f"round {round_number} was decided before this replica began it")
+            if peer in run_view.followers and run_view.plans:
+                return Superseded(f"plan {epoch} no longer counts on this node")
+            plan = run_view.plan_for(round_number)
+            if plan is not None and plan.epoch > epoch:
+                return Superseded(f"plan {plan.epoch} replaces plan {epoch} in round {round_number}")
+            return None
+
+        return await cancel_when(membership.until(superseded), work)
+
+    async def _train_round(self, pipeline: Pipeline, inner: InnerLoop, round_number: int) -> RoundOutcome:
+        """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
+        if inner.round_number < round_number:
+            # The others do not wait for a snapshot that does not come, and it may never come.
+            preparing = self._anchors.prepare_links(round_number)
+            await self._cancel_when_superseded(preparing, round_number, is_opening=True)
+            await inner.begin(self.assignment, round_number)
+        else:  # the overlap with the round before has begun it
+            await inner.resume(self.assignment)
+        await inner.train()
+        measured = await inner.end()
+        outcome, measured = await self._exchange_and_train(pipeline, inner, round_number, measured)
+        pipeline.drop_frames_before(round_number)
+        validation_loss = await pipeline.validate(round_number)
+        await self._measure(
+            replace(
+                measured,
+                payload_bytes=outcome.payload_bytes,
+                payload_bytes_dense=4 * sum(self._anchors.stage_info.parameters.values()),
+                progress_norm=outcome.progress_norm,
+                error_norm=outcome.error_norm,
+                agreements=outcome.agreements,
+                validation_loss=validation_loss,
+            )
+        )
+        return outcome
+
+    async def _exchange_and_train(
+        self, pipeline: Pipeline, inner: InnerLoop, round_number: int, measured: Measurement
+    ) -> tuple[RoundOutcome, Measurement]:
+        """Contribute to a round, and train at the same time.
+
+        Adds `extra_steps` and `outer_seconds`, for which the regular steps had to wait, to `measured`.
+        """
+        clock = asyncio.get_running_loop().time
+        began, gates = clock(), RoundGates(self._anchors.stages)
+        share = min(1.0, measured.steps / self._spec.inner.steps)
+        contribution = self._exchange.contribute(self.assignment.plan, round_number, share, gates)
+        contributing = asyncio.create_task(contribution)
+        try:
+            ahead = await cancel_when_failed(contributing, self._train_ahead(inner, round_number, gates))
+            extra = self._train_while_away(pipeline, inner, round_number, contributing)
+            extra_steps = await cancel_when_failed(contributing, extra)
+            outcome = await contributing
+        except HetnodeError:
+            if self._leaving.is_set() and not gates.trained.is_set():
+                # The neighbours have a plan without this node, and may be gone. The round can still end well.
+                gates.trained.set()
+                await contributing
+            raise
+        finally:
+            contributing.cancel()
+            await asyncio.gather(contributing, return_exceptions=True)
+        return outcome, replace(measured, extra_steps=extra_steps, outer_seconds=clock() - began - ahead)
+
+    async def _train_ahead(self, inner: InnerLoop, round_number: int, gates: RoundGates) -> float:
+        """Train the first steps of the next round, as many as overlap. Returns their seconds.
+
+        They are trained under the present plan, which the decision of the round may change.
+        """
+        steps = self._spec.outer.overlap if round_number < self._spec.rounds else 0
+        await gates.proposed.wait()
+        if steps:
+            await self._services.worker.call(KeepTraining())
+            await self._anchors.prepare_links(round_number + 1)
+            await inner.begin(self.assignment, round_number + 1)
+            await inner.train(ahead=steps)
+        gates.trained.set()
+        return inner.seconds if steps else 0.0
+
+    async def _train_while_away(
+        self,
+        pipeline: Pipeline,
+        inner: InnerLoop,
+        round_number: int,
+        contributing: asyncio.Task[RoundOutcome],
+    ) -> int:
+        """Train beyond H, up to a bound, while the coordinator is away. Returns the number of steps.
+
+        The first member decides for its replica. The progress counts in the next round.
+        """
+        membership, most = self._services.membership, EXTRA_STEPS
+        first_extra = self._spec.inner.steps + 1  # the phase of step H has ended the regular steps
+        steps = 0
+        while True:
+            may_train = self.assignment.is_first and steps < most
+            while may_train and not contributing.done() and membership.away <= _AWAY_SECONDS:
+                await asyncio.wait({contributing}, timeout=_POLL_SECONDS)
+            wanted = may_train and not contributing.done()
+            if not await pipeline.phase(round_number, first_extra + steps, wanted):
+                break
+            if not steps:
+                log.warning("the coordinator is away: training up to %d steps without it", most)
+                await self._services.worker.call(KeepTraining())
+            await inner.train_beyond(round_number, first_extra + steps)
+            steps += 1
+        if steps and not contributing.done():
+            log.warning(
+                "holding after %d steps without the coordinator: round %d is in doubt until it is back, and "
+                "nothing is applied that it has not committed",
+                *(steps, round_number),
+            )
+        return steps
+
+    async def _measure(self, measured: Measurement) -> None:
+        """Note and tell what was measured."""
+        self._services.figures.measured(measured)
+        await self._measurements.tell(measured)
+        result = f"validation loss {measured.validation_loss:.4f}" if measured.complete else "done"
+        log.info("round %d of %d: %s", measured.round_number, self._spec.rounds, result)
+
+    async def _tell(self, measured: Measurement) -> None:
+        """Tell the coordinator. A lost measurement does not stop the training."""
+        try:
+            await self._services.coordinator.measure(measured)
+        except HetnodeError as error:
+            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.BAD_REQUEST):
+                raise
+            log.warning("a measurement of round %d is lost: %s", measured.round_number, error)

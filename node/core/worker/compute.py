@@ -1,0 +1,164 @@
+"""How a member computes: its device, compilation, checkpointing and precision.
+
+Each node chooses these for itself; they are no part of the run specification. Only the last bits of local
+results depend on the choice, as they do between two machines. The outer state does not depend on these bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from node.core.model.llama import Block
+from node.core.model.stage import RunBlock
+from node.ipc.worker_calls import AUTO_DEVICE, DeviceInfo, Precision
+from protocol.errors import ErrorCode, HetnodeError
+
+_BF16_CAPABILITY = 8, 0
+"""Of the first CUDA devices that compute in bf16."""
+_BF16_MACOS = 14, 0
+log = logging.getLogger(__name__)
+BACKEND = "inductor"
+"""Backend of torch.compile."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How the stages of a member are computed.
+
+    Attributes:
+        compile: run blocks through torch.compile. Needs a C++ compiler on a CPU and Triton on a GPU. The
+            first steps take about a minute longer.
+        activation_checkpointing: store only the input of each block, and compute the block again in the
+            backward pass. Costs a third more computation and saves most of the activation memory. On one
+            machine the gradients are equal in every bit.
+        precision: of matrix products and their results. Parameters, moments and the outer state are always
+            float32. AUTO is bf16 on a GPU that computes in it, and fp32 elsewhere.
+    """
+
+    device: str = "cpu"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    precision: Precision = Precision.AUTO
+
+    def open(self) -> torch.device:
+        """The device, after a test that it works; with `compile` also the compiler is tested.
+
+        Raises HetnodeError DEVICE_UNAVAILABLE.
+        """
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)  # torch.device() itself accepts a device that does not exist
+        except (RuntimeError, AssertionError) as error:
+            raise device_unavailable(
+                f"The device '{self.device}' cannot be used",
+                error,
+                "Use --device cpu, or check the driver and the installed torch build.",
+            ) from None
+        if self.compile:
+            _try_compiler(device, BACKEND)
+        return device
+
+    def autocast(self) -> torch.autocast:
+        """Context manager that applies :attr:`precision` to a forward pass."""
+        device = torch.device(self.device)
+        precision = chosen_precision(device, self.precision)
+        return torch.autocast(device.type, torch.bfloat16, enabled=precision == Precision.BF16)
+
+    @property
+    def run_block(self) -> RunBlock:
+        """The forward pass of one block, for :attr:`Stage.run_block`."""
+        run = _compiled(BACKEND) if self.compile else Block.__call__
+        return partial(_checkpointed, run) if self.activation_checkpointing else run
+
+
+def chosen_precision(device: torch.device, wanted: Precision) -> Precision:
+    """`wanted`, or in place of AUTO bf16 where `device` computes in it, else fp32."""
+    if wanted != Precision.AUTO:
+        return wanted
+    has_bf16 = False
+    if device.type == "cuda":
+        # torch would emulate it on older devices, slower than fp32.
+        has_bf16 = torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+    elif device.type == "mps":
+        has_bf16 = torch.backends.mps.is_macos_or_newer(*_BF16_MACOS)
+    return Precision.BF16 if has_bf16 else Precision.FP32
+
+
+def check_device(compute: Compute) -> DeviceInfo:
+    """What `compute` computes on. In place of AUTO_DEVICE: the first of cuda, mps and cpu that works.
+
+    Raises HetnodeError DEVICE_UNAVAILABLE.
+    """
+    candidates = [compute.device]
+    if compute.device == AUTO_DEVICE:
+        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+        candidates = [name for name, is_there in found.items() if is_there]
+    for name in candidates[:-1]:
+        try:
+            return _described(replace(compute, device=name))
+        except (HetnodeError, RuntimeError) as error:
+            log.warning("%s is not used: %s", name, error)
+    return _described(replace(compute, device=candidates[-1]))
+
+
+def _described(compute: Compute) -> DeviceInfo:
+    device = compute.open()
+    name, free_bytes = compute.device, 0
+    if device.type == "cuda":
+        name = f"{name} ({torch.cuda.get_device_name(device)})"
+        free_bytes = torch.cuda.mem_get_info(device)[0]
+    elif device.type == "mps":
+        free_bytes = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return DeviceInfo(compute.device, name, chosen_precision(device, compute.precision), int(free_bytes))
+
+
+def memory_in_use(device: torch.device) -> int:
+    """Bytes of the device's memory that this process holds; of main memory if the device is a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    return int(psutil.Process().memory_info().rss)
+
+
+@cache
+def _compiled(backend: str) -> RunBlock:
+    # Blocks of equal shape share one graph. torch limits the number of graphs; further shapes run uncompiled.
+    return torch.compile(Block.forward, dynamic=False, backend=backend)
+
+
+def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        # An evaluation has no backward pass that would need the block again.
+        return run(block, x_bld, cos_le, sin_le)
+    # A block has no randomness (no dropout), so the state of the random generator need not be saved.
+    output_bld: Tensor = checkpoint(
+        run, block, x_bld, cos_le, sin_le, use_reentrant=False, preserve_rng_state=False
+    )
+    return output_bld
+
+
+@cache
+def _try_compiler(device: torch.device, backend: str) -> None:
+    try:
+        torch.compile(torch.neg, backend=backend)(torch.zeros(8, device=device))
+    except Exception as error:  # the exception type differs for each missing tool
+        raise device_unavailable(
+            f"torch.compile cannot be used on '{device}'",
+            error,
+            "Leave out --compile (where a matrix sets it: --no-compile), or install a C++ compiler "
+            "(and Triton for a GPU).",
+        ) from None
+
+
+def device_unavailable(what: str, error: Exception, remedy: str) -> HetnodeError:
+    """`what` happened because of `error`, of which the message holds the first line."""
+    reason = next(iter(str(error).splitlines()), type(error).__name__)  # a MemoryError may have no message
+    return HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, f"{what}: {reason.rstrip('.')}.", remedy)

@@ -1,0 +1,377 @@
+"""The worker process: sole owner of the device and of the model.
+
+``python -m node.core.worker.worker FD`` answers the calls of the main process (:mod:`node.ipc.worker_calls`)
+strictly in order. Computing never blocks the event loop of the main process, and that loop never touches
+the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psutil
+import torch
+
+from node.checkpoint import snapshots
+from node.checkpoint.files import read_snapshot
+from node.checkpoint.initial import initial_from, require_initial
+from node.core.model.payloads import payload_layout
+from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.core.optimizer.agreement_probe import AgreementProbe
+from node.core.optimizer.outcome import AgreedResult, Outcome, agreed_results
+from node.core.worker.compute import Compute, check_device, memory_in_use
+from node.core.worker.factories import TrainerFactories
+from node.core.worker.speed import layer_speed
+from node.core.worker.trainer import Trainer
+from node.data.stream import open_stream
+from node.data.tokenizer import find_tokenizer
+from node.ipc import worker_calls as calls
+from node.ipc.channel import serve
+from node.ranks.group import RankGroup, form_group
+from protocol.codec import snapshot as snapshot_codec
+from protocol.codec.payload import PayloadLayout
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.digest import header_of, size_of
+from protocol.math.outer_optimizer import committed_shapes
+from protocol.spec.run import RunSpec
+from protocol.types import Part, StageRange
+from protocol.wire.typed_calls import handlers
+
+_BYTES, _CPU_BYTES = 16, 28  # of a parameter
+_SHARE = (
+    0.7  # of a device's memory that parameters, gradients and moments may take; activations need the rest
+)
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """The calls of the main process, one method each; :class:`Trainer` does the work."""
+
+    trainer: Trainer  # exists after `build`
+
+    def __init__(self) -> None:
+        self._computed = 0.0  # seconds of computing since the round began
+        self._group, self._device = RankGroup(), ""
+
+    def list_devices(self, _: calls.ListDevices) -> tuple[str, ...]:
+        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+    def form_group(self, call: calls.FormGroup) -> None:
+        """Meet the other ranks of this peer. Raises HetnodeError DEVICE_UNAVAILABLE, RANK_FAILED."""
+        device = Compute(call.device).open()
+        self._device = call.device
+        store = call.host, call.port
+        self._group = form_group(call.rank, call.size, store, call.listener, device, call.prefix)
+
+    def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
+        """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""
+        found = check_device(self._compute(call.compute))
+        if self._group.size == 1:
+            return found
+        free = self._group.totals([found.free_bytes])[0]
+        return replace(
+            found, name=f"{self._group.size} ranks, the first on {found.name}", free_bytes=int(free)
+        )
+
+    def measure_speed(self, call: calls.MeasureSpeed) -> float:
+        """Measure how fast the devices of all ranks train layers of the run.
+
+        Raises HetnodeError DEVICE_UNAVAILABLE if one of them cannot.
+        """
+        compute = Compute(self._device or call.device, precision=call.precision)
+        speed, failure = 0.0, None
+        try:
+            speed = layer_speed(call.spec, compute, call.seconds)
+        except HetnodeError as error:
+            failure = error
+        self._group.agree(failure)  # the node goes on without a speed, and with ranks in step
+        return self._group.totals([speed])[0]
+
+    def require_initial(self, call: calls.RequireInitial) -> None:
+        """Raise HetnodeError unless the parameters from which the run starts are here."""
+        require_initial(call.spec, call.initial)
+
+    def build(self, call: calls.Build) -> calls.StageInfo:
+        """Create stages and optimizers; open the data if stage 0 is here. To be called once.
+
+        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
+        """
+        spec, stages, local = call.spec, call.stages, call.local
+        compute = self._compute(local.compute)
+        is_sharded = self._is_sharded(spec, stages, local.compute)
+        within = replace(local.compute, device=compute.device)
+        _keep_within_memory(spec, stages, within, self._group.size if is_sharded else 1)
+        stream = None
+        if 0 in stages:
+            tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)
+            stream = open_stream(spec, local.source, tokenizer)
+        factories = TrainerFactories(initial=initial_from(local.initial))
+        self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
+        parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}
+        if self.trainer.outer.follower is not None:
+            parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
+        # Every member applies the payloads of stage 0, because they change the embedding.
+        applied = sorted({0, *stages})
+        return calls.StageInfo(
+            payloads=_payloads(spec, applied),
+            capacities=_capacities(spec, applied),
+            parameters={stage: parameter_count(spec, stage) for stage in stages},
+            parts=parts,
+            snapshot=_snapshot(spec),
+        )
+
+    def connect(self, call: calls.Connect) -> None:
+        """Set the links to both neighbours; called again for every plan that changes them."""
+        self.trainer.connect(call.k_upstream, call.k_downstream)
+
+    def begin_round(self, call: calls.BeginRound) -> None:
+        self._computed = 0.0
+        self.trainer.begin_round(call.round_number, call.samples)
+
+    def assign_samples(self, call: calls.AssignSamples) -> None:
+        """Use other samples from the next step on, after the plan has changed during an inner phase."""
+        self.trainer.assign(call.samples)
+
+    def abandon(self, _: calls.Abandon) -> None:
+        """Drop the inner step or validation that a failure has interrupted."""
+        self.trainer.abandon()
+
+    def forward(self, call: calls.Forward) -> calls.Message | None:
+        with self._computing():
+            return self.trainer.forward(call.step, call.microbatch, call.received)
+
+    def backward(self, call: calls.Backward) -> calls.Message | None:
+        with self._computing():
+            return self.trainer.backward(call.microbatch, call.received)
+
+    def evaluate(self, call: calls.Evaluate) -> calls.Message | None:
+        return self.trainer.evaluate(call.microbatch, call.received)
+
+    def squared_norm(self, _: calls.SquaredNorm) -> float:
+        with self._computing():
+            return self.trainer.squared_gradient_norm()
+
+    def apply(self, call: calls.Apply) -> None:
+        with self._computing():
+            self.trainer.apply(call.step, call.norm)
+
+    def end_inner_phase(self, _: calls.EndInnerPhase) -> calls.InnerReport:
+        memory = memory_in_use(self.trainer.device)
+        return calls.InnerReport(self.trainer.end_inner_phase(), self._computed, memory)
+
+    def end_validation(self, _: calls.EndValidation) -> float:
+        return self.trainer.end_validation()
+
+    def propose(self, call: calls.Propose) -> bytes | None:
+        payload = self.trainer.outer.propose(call.stage)
+        return payload if self._group.is_first else None
+
+    def screen(self, call: calls.Screen) -> tuple[str, ...]:
+        if not self._group.is_first:  # it changes nothing, so one rank is enough
+            return ()
+        return tuple(self.trainer.outer[call.stage].screen(call.payloads))
+
+    def keep_training(self, _: calls.KeepTraining) -> None:
+        """Called before the first inner step that is trained while proposals are pending."""
+        self.trainer.outer.keep_training()
+
+    def commit(self, call: calls.Commit) -> calls.CommitResult:
+        """Never called between the first forward and the `apply` of an inner step.
+
+        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        """
+        weighted = list(zip(call.payloads, call.weights, strict=True))
+        probe = None if call.comparison is None else AgreementProbe(call.comparison, self._group)
+        return self._committed(call.stage, call.round_number, weighted, call.mine_included, probe)
+
+    def commit_agreed(self, call: calls.CommitAgreed) -> calls.CommitResult:
+        """As :meth:`commit`."""
+        layout = self.trainer.outer[call.stage].layout
+        result, is_mine = self._agreed(layout, call.result, call.position)
+        return self._committed(call.stage, call.round_number, result, is_mine)
+
+    def _agreed(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[AgreedResult, bool]:
+        results = agreed_results(self.trainer.spec)
+        assert results is not None, "the coordinator commits payloads where members gather them"
+        return results.read(layout, data, position)
+
+    def _committed(
+        self,
+        stage: int,
+        round_number: int,
+        outcome: Outcome,
+        is_mine: bool,
+        probe: AgreementProbe | None = None,
+    ) -> calls.CommitResult:
+        outer = self.trainer.outer
+        digest = self.trainer.commit(stage, round_number, outcome, is_mine, probe)
+        norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
+        follows = stage == 0 and not self.trainer.spec.link.embedding_every
+        embedding = outer.embedding_digest() if follows else None
+        return calls.CommitResult(digest, embedding, None if probe is None else probe.result(), *norms)
+
+    def commit_embedding(self, call: calls.CommitEmbedding) -> str:
+        """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
+        weighted = list(zip(call.payloads, call.weights, strict=True))
+        return self.trainer.commit_embedding(call.round_number, weighted)
+
+    def commit_agreed_embedding(self, call: calls.CommitAgreedEmbedding) -> str:
+        """As :meth:`commit`."""
+        result, _ = self._agreed(payload_layout(self.trainer.spec, 0), call.result, None)
+        return self.trainer.commit_embedding(call.round_number, result)
+
+    def abort(self, call: calls.Abort) -> None:
+        self.trainer.outer.abort(call.stage, call.round_number)
+
+    def digests(self, _: calls.Digests) -> Mapping[tuple[int, Part], tuple[int, str]]:
+        outer = self.trainer.outer
+        found = {(stage, Part.STAGE): (outer.rounds[stage], each.digest()) for stage, each in outer.items()}
+        if not self.trainer.spec.link.embedding_every:
+            found[0, Part.EMBEDDING] = (outer.embedding_round, outer.embedding_digest())
+        return found
+
+    def load_initial(self, _: calls.LoadInitial) -> None:
+        """Go back to the parameters before round 1."""
+        self.trainer.load_initial()
+
+    def load_initial_part(self, call: calls.LoadInitialPart) -> str:
+        return self.trainer.load_initial_part(call.stage, call.part, call.round_number)
+
+    def load_part(self, call: calls.LoadPart) -> str:
+        return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)
+
+    def write_snapshot(self, call: calls.WriteSnapshot) -> str:
+        """Write the snapshot of the embedding below `folder`, that of the checkpoints.
+
+        Raises HetnodeError DISK_FULL; nothing has changed.
+        """
+        snapshot_vd = self.trainer.embedding_snapshot(call.round_number)
+        if snapshot_vd is None:
+            return ""
+        data = snapshot_codec.encode(snapshot_vd)
+        digest = snapshot_codec.snapshot_digest(data, *snapshot_vd.shape)
+        snapshots.write(call.folder, call.round_number, digest, data)
+        return digest
+
+    def use_snapshot(self, call: calls.UseSnapshot) -> None:
+        """Derive T_perp of this member's links from a snapshot, between two rounds, until the next call.
+
+        Raises HetnodeError CHECKPOINT_CORRUPT; nothing has changed.
+        """
+        model = self.trainer.spec.model
+        shape = model.vocabulary, model.width
+        self.trainer.hosted.use_snapshot(read_snapshot(call.file, call.digest, shape))
+
+    def restore(self, call: calls.Restore) -> calls.RestoredCheckpoint | None:
+        if (found := self.trainer.restore(call.folder)) is None:
+            return None
+        return calls.RestoredCheckpoint(found.round_number, found.private is not None)
+
+    def reset_error(self, call: calls.ResetError) -> None:
+        """Drop error feedback and local progress of a stage, which a committed payload holds already."""
+        self.trainer.outer.forget_error(call.stage)
+
+    def write_checkpoint(self, call: calls.WriteCheckpoint) -> None:
+        """Write anchors and private state to `folder`, named ``round-NNNNNN``; the last two are kept."""
+        self.trainer.write_checkpoint(call.folder, call.round_number)
+
+    def _compute(self, options: calls.ComputeOptions) -> Compute:
+        device = self._device or options.device
+        return Compute(device, options.compile, options.activation_checkpointing, options.precision)
+
+    def _is_sharded(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> bool:
+        """Whether to shard the parameters over the ranks. All ranks decide the same."""
+        if self._group.size == 1:
+            return False
+        needed = sum(parameter_count(spec, stage) for stage in stages) * _BYTES
+        is_sharded = (
+            options.sharded if options.sharded is not None else needed > _SHARE * self._free_bytes(options)
+        )
+        if is_sharded := self._group.any(is_sharded):
+            log.info(
+                "rank %d of %d: parameters are sharded over the ranks", self._group.rank, self._group.size
+            )
+        if is_sharded and options.compile:
+            raise HetnodeError(
+                ErrorCode.BAD_OPTION,
+                "--compile cannot be used where parameters are sharded over the devices.",
+                "Leave out --compile; or give --replicated if the model fits on each device.",
+            )
+        return is_sharded
+
+    def _free_bytes(self, options: calls.ComputeOptions) -> float:
+        """What this rank's device can still take. CPU ranks share the memory of the machine."""
+        found = check_device(self._compute(options)).free_bytes
+        free = found or psutil.virtual_memory().available / self._group.size
+        return min(free, options.memory_limit) if options.memory_limit else free
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Count the seconds. Results leave a GPU, so that all but its last operation has ended by then."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._computed += time.perf_counter() - began
+
+
+def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.ComputeOptions, parts: int) -> None:
+    """Refuse stages that cannot fit in the memory limit, and hold torch to it where it can be held.
+
+    `parts` is the number of devices over which the parameters are sharded.
+    """
+    if not options.memory_limit:
+        return
+    device = torch.device(options.device)
+    parameters = sum(parameter_count(spec, stage) for stage in stages) / parts
+    # Weights, gradients and AdamW's moments; on the CPU also the anchor and the error feedback.
+    needed = parameters * (_CPU_BYTES if device.type == "cpu" else _BYTES)
+    if needed > options.memory_limit:
+        raise HetnodeError(
+            ErrorCode.BAD_OPTION,
+            f"Stages {stages} of this run need at least {needed / 1e9:.3g} GB, above --memory-limit "
+            f"{options.memory_limit / 1e9:g}.",
+            "Raise the limit; or give --role stage or auto: then the coordinator chooses stages that fit.",
+        )
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_limit / total), device)
+
+
+def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:
+    shapes = committed_shapes(parameters, spec.outer)
+    return calls.PartInfo(size_of(shapes), header_of(shapes))
+
+
+def _payloads(spec: RunSpec, stages: Iterable[int]) -> dict[int, calls.PayloadInfo]:
+    layouts = ((stage, payload_layout(spec, stage)) for stage in stages)
+    return {stage: calls.PayloadInfo(layout.codec, layout.nbytes) for stage, layout in layouts}
+
+
+def _capacities(spec: RunSpec, stages: Iterable[int]) -> dict[int, int]:
+    results = agreed_results(spec)
+    return {
+        stage: results.most_nbytes(spec, stage) if results else payload_layout(spec, stage).nbytes
+        for stage in stages
+    }
+
+
+def _snapshot(spec: RunSpec) -> calls.PartInfo:
+    shape = spec.model.vocabulary, spec.model.width
+    return calls.PartInfo(snapshot_codec.nbytes_of(*shape), snapshot_codec.snapshot_header(*shape))
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
+    serve(int(sys.argv[1]), handlers(Worker()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The public address of a node that no other node can dial: that of a relay, told to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+from node.exchange.interfaces import own_sources
+from node.exchange.transport import Transport
+from node.home.relay.keeper import Exposure, RelayKeeper
+from node.home.relay.tunnels import Tunnels
+from node.net.addresses import ClaimedPorts
+from node.net.coordinator_client import CoordinatorClient
+from node.net.directory import Directory
+from node.net.link_server import LinkServer
+from node.net.membership import jittered, until_answered
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.relay.exposed import RelayedService
+from protocol.server.admitted_sources import AdmittedSources
+from protocol.trust.endpoints import split_endpoint
+from protocol.trust.reachability import Addresses
+from protocol.types import PeerId, RelayAddress
+
+log = logging.getLogger(__name__)
+
+AUTO, NONE = "auto", "none"
+"""Choices of a relay, besides the ``host:port`` of one of them."""
+_LOOPBACK = "127.0.0.1"
+_RETRY_SECONDS = 2.0
+
+
+class RelayedNode:
+    """Makes a node reachable through a relay of its run, and tells the coordinator where.
+
+    Args:
+        chosen: AUTO takes the nearest relay, NONE none; else ``host:port`` of the only one to take.
+        links: accepts the links that come from a relay.
+        stack: closes all that is opened for a relay.
+
+    Attributes:
+        relays: called for each choice; all relays of the run.
+        ports: the local ports to which a relay's connections go, and the addresses that this node claims.
+        is_needed: no other node reached this one directly, at its start or after a change of its address.
+        exposure: where others reach this node; None while they do not.
+        tunnels: what this node opens through its relay.
+    """
+
+    def __init__(
+        self,
+        peer: PeerId,
+        chosen: str,
+        coordinator: CoordinatorClient,
+        ports: ClaimedPorts,
+        links: LinkServer,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._chosen, self._coordinator = chosen, coordinator
+        self.relays: Callable[[], Sequence[RelayAddress]] = tuple
+        self.ports = ports
+        self.exposure: Exposure | None = None
+        self.is_needed = False
+        self._link_server, self._stack = links, stack
+        self._taking = asyncio.Lock()
+        self._links: tuple[str, int] | None = None
+        servers = {RelayedService.LINK: lambda: self._links, RelayedService.DHT: self._dht_peer}
+        self._keeper = RelayKeeper(peer, lambda: coordinator.credentials.tls, servers, self._candidates)
+        self.tunnels = Tunnels(
+            self._keeper.dial, lambda: self.exposure.relay.endpoint if self.exposure else ""
+        )
+
+    async def take(self) -> None:
+        """If no other node reaches this one: take the nearest relay, and accept what comes from there.
+
+        A node that only dials listens on this machine alone. May be called again.
+        """
+        if self._chosen == NONE or self.is_needed or not self.ports.unreached.is_set():
+            return
+        async with self._taking:
+            await self._open()
+            exposure = await self._keeper.connect()
+            if exposure is not None:
+                await self._tell(exposure)
+                self.exposure = exposure  # told: `keep` tells what comes after it
+            elif self._candidates():
+                log.warning("no relay of this run answers yet: this node only dials until one does")
+
+    async def keep(self, transport: Transport, directory: Directory) -> None:
+        """Tell coordinator and peers each new address, until cancelled. Returns if no relay is wanted.
+
+        Takes a relay as soon as no other node reaches this one directly.
+        """
+        if self._chosen == NONE:
+            return
+        if not self.is_needed:
+            await self.ports.unreached.wait()
+        async with self._taking:
+            await self._open()
+
+        async def tell(exposure: Exposure) -> None:
+            former, self.exposure = self.exposure, exposure
+            try:
+                await self._tell(exposure)
+            except HetnodeError as error:  # a session that has ended: the next join tells it
+                log.warning("the coordinator does not take the address of the relay: %s", error)
+            if former != exposure:
+                await transport.restart()
+                await directory.move(exposure.endpoint, exposure.dht)
+
+        await self._keeper.keep(self.exposure, tell)
+
+    async def first_peers(self, dht_peers: Sequence[str]) -> tuple[str, ...]:
+        """The multiaddresses at which this node reaches the first `dht_peers` by now.
+
+        If nothing answers at theirs, it dials through its relay from now on.
+        """
+        if self.exposure is not None:
+            await self.tunnels.look(dht_peers)
+        return await self.tunnels.first_peers(dht_peers)
+
+    def dht_place(self) -> tuple[str, int]:
+        """Host and port under which others reach this node's DHT peer; port 0 is that on which it listens."""
+        claimed = self.ports.addresses.dht
+        return split_endpoint(claimed) if claimed else (self.ports.advertise, 0)
+
+    def admit(self, sources: Collection[str]) -> None:
+        """Carry connections to the DHT peer from `sources` alone.
+
+        They come to its port from this machine, which that port always admits.
+        """
+        self._keeper.admit(AdmittedSources({*sources, *own_sources()}))
+
+    async def _open(self) -> None:
+        """Listen for what comes from a relay. May be called again."""
+        if self.is_needed:
+            return
+        self.is_needed = True
+        self._warn_of_unknown_choice()
+        self._stack.callback(self._keeper.close)
+        self._stack.callback(self.tunnels.close)
+        if not self.ports.dht_port:
+            self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
+            await self.ports.hold(self._coordinator.credentials)
+            self._stack.callback(self.ports.release)
+        if self._link_server.port:
+            self._links = (_local(self.ports.host), self._link_server.port)
+        else:
+            self._links = (_LOOPBACK, await self._link_server.start(_LOOPBACK, 0))
+            self._stack.push_async_callback(self._link_server.close)
+
+    async def _tell(self, exposure: Exposure) -> None:
+        """Raises HetnodeError if the coordinator refuses it, other than for the number of calls."""
+        told = self.ports.addresses = Addresses(exposure.endpoint, exposure.dht, relayed=True)
+        while True:
+            try:
+                call = partial(self._coordinator.update_addresses, told)
+                self.ports.note_reached(await until_answered(call, _RETRY_SECONDS))
+                return
+            except HetnodeError as error:
+                if error.code is not ErrorCode.RATE_LIMITED:
+                    raise
+            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+    def _warn_of_unknown_choice(self) -> None:
+        known = [each.endpoint for each in self.relays()]
+        if self._chosen != AUTO and self._chosen not in known:
+            has = f"has {', '.join(known)}" if known else "has none"
+            log.warning("%s is no relay of this run, which %s: this node only dials", self._chosen, has)
+
+    def _dht_peer(self) -> tuple[str, int] | None:
+        return (_local(self.ports.host), self.ports.dht_port) if self.ports.dht_port else None
+
+    def _candidates(self) -> Sequence[RelayAddress]:
+        if self._chosen == NONE:
+            return ()
+        return [each for each in self.relays() if self._chosen in (AUTO, each.endpoint)]
+
+
+def _local(host: str) -> str:
+    """Where this machine reaches a server of its own that listens on `host`."""
+    return _LOOPBACK if host in ("", "0.0.0.0", "::") else host

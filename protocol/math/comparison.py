@@ -1,0 +1,58 @@
+"""Which payload of a round each host of a stage measures (protocol.math.agreement), and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.types import PeerId
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to measure: the payload at `position` of a manifest.
+
+    `alike` and `unlike` are the positions of single other payloads to compare it with; None compares nothing.
+    """
+
+    position: int
+    alike: int | None = None
+    unlike: int | None = None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The figures of one payload, see protocol.math.agreement; a cosine of None cannot be told.
+
+    `alike` and `unlike` are the cosines with the single payloads of the comparison.
+    """
+
+    cosine: float | None
+    norm: float
+    mean_norm: float
+    alike: float | None = None
+    unlike: float | None = None
+
+
+def measured_position(owners: Sequence[PeerId], peer: PeerId) -> int | None:
+    """The position of the payload that `peer` measures: that of the next owner, after the last the first.
+
+    So each payload that counts is measured by one peer, and not by its owner unless it is alone. None for a
+    peer without a payload in the round.
+
+    Args:
+        owners: of the payloads of a manifest, in canonical order.
+    """
+    return (owners.index(peer) + 1) % len(owners) if peer in owners else None
+
+
+def next_of_kind(is_full: Sequence[bool | None], position: int, alike: bool) -> int | None:
+    """The position of the next payload of the same kind of replica, or of the other kind; None without one.
+
+    Args:
+        is_full: of the payloads of a manifest: whether its replica is full; None if that is not known.
+    """
+    kind = is_full[position]
+    later = [*range(position + 1, len(is_full)), *range(position)]
+    known = [each for each in later if kind is not None and is_full[each] is not None]
+    return next((each for each in known if (is_full[each] == kind) == alike), None)

@@ -1,0 +1,120 @@
+"""Activations and gradients in 5 or 3 bits a value, rounded without bias and without cutting any value off.
+
+Dithered quantization (Roberts 1962; Schuchman 1964): the sender adds to each value an offset from half a
+step below 0 to half a step above, rounds, and the receiver subtracts the same offset. The error is then
+spread over one step whatever the value is, so it vanishes in the mean over many tokens. Rounding to the
+nearest level does not have that: a gradient of few bits is wrong in the same way at every token.
+
+The offset is a hash of the place of a value in the frame. So no frame carries offsets, no end keeps a state,
+and every device computes the same. The step of a token follows from its largest absolute value.
+
+Shapes: b micro-batch, L tokens, k values of a token that cross the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocol.math.quantizers.quantizer import Shape, little_endian
+from protocol.math.quantizers.step_codes import divisors, factors, step_codes
+from protocol.types import DType, TensorHeader
+
+_GROUP = 8
+"""Values that are packed together: 8 of n bits fill n bytes."""
+
+
+class Dithered:
+    """Link values in 2^bits levels. The second array: step codes.
+
+    A token that holds a value that is not finite, or that needs a step above 2^15.5, becomes NaN as a whole.
+    A token whose step would be below 2^-48 becomes zeros.
+
+    Args:
+        bits: 2 to 7.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._bits, self._half = bits, 1 << (bits - 1)
+
+    def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:
+        packed = (*rows[:-1], -(-rows[-1] * self._bits // 8))
+        return TensorHeader("", DType.U8, packed), TensorHeader("scale", DType.U8, rows[:-1])
+
+    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
+        x_blk = values.to(torch.float32)
+        code_bl = self._step_codes(x_blk)
+        level_blk = x_blk / divisors(code_bl).unsqueeze(-1) + _offsets(rows, x_blk.device)
+        # NaN has no integer value. The code of such a token says that, so its levels do not matter.
+        level_blk = level_blk.floor_().add_(self._half).nan_to_num_(0.0).clamp_(0, 2 * self._half - 1)
+        return [little_endian(self._packed(level_blk.long())), little_endian(code_bl)]
+
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
+        # Copies: torch warns of memory that it must not write to.
+        packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
+        code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
+        level_blk = self._unpacked(packed)[..., : rows[-1]]
+        x_blk = level_blk.float().sub_(self._half - 0.5).sub_(_offsets(rows, level_blk.device))
+        return x_blk.mul_(factors(code_bl).unsqueeze(-1))
+
+    def _step_codes(self, x_blk: Tensor) -> Tensor:
+        # Rounded up: no value, moved by up to half a step, is beyond the outermost levels.
+        return step_codes(x_blk.abs().amax(dim=-1) / (self._half - 0.5), torch.ceil)
+
+    def _packed(self, level_blk: Tensor) -> Tensor:
+        """The bits of the levels [..., k], each from its lowest on, in bytes [..., ceil(k bits / 8)]."""
+        *rows, width = level_blk.shape
+        padded = torch.nn.functional.pad(level_blk, (0, -width % _GROUP)).view(*rows, -1, _GROUP)
+        words = (padded << _shifts(_GROUP, self._bits, padded.device)).sum(dim=-1, keepdim=True)
+        packed = ((words >> _shifts(self._bits, 8, words.device)) & 0xFF).to(torch.uint8)
+        return packed.flatten(-2)[..., : -(-width * self._bits // 8)]
+
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        """The inverse of :meth:`_packed`, with the values that fill the last group."""
+        *rows, nbytes = packed.shape
+        padded = torch.nn.functional.pad(packed, (0, -nbytes % self._bits)).view(*rows, -1, self._bits)
+        words = (padded.long() << _shifts(self._bits, 8, packed.device)).sum(dim=-1, keepdim=True)
+        level_blk = (words >> _shifts(_GROUP, self._bits, packed.device)) & (2 * self._half - 1)
+        return level_blk.flatten(-2)
+
+
+class FiveBits(Dithered):
+    """32 levels: enough for activations."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+
+class ThreeBits(Dithered):
+    """8 levels: enough for gradients, whose error vanishes in the mean over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+
+@lru_cache(maxsize=4)
+def _offsets(rows: Shape, device: torch.device) -> Tensor:
+    """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17.
+
+    The last four results are kept, since links have few shapes. Callers must not change them.
+    """
+    place = torch.arange(prod(rows), device=device)
+    return (_hash(place) >> 16).float().div_(2**16).sub_(0.5 - 2**-17).view(rows)
+
+
+def _hash(x: Tensor) -> Tensor:
+    """A permutation of the 32-bit numbers that looks random (lowbias32 of Wellons, 2018), int64."""
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def _shifts(count: int, bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, count * bits, bits, device=device)

@@ -1,0 +1,222 @@
+"""A rollback is one decision for all stages, which makes former anchors the expected ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.run.rounds.attestation import locate, record_of, settled_digest
+from coordinator.run.rounds.rollback import restorable_rounds
+from coordinator.run.state.apply import replay
+from coordinator.run.state.commands import (
+    Attest,
+    Heartbeat,
+    Leave,
+    Offer,
+    PauseRun,
+    Report,
+    ResumeRun,
+    RollBack,
+)
+from coordinator.run.state.event_codec import decode, encode
+from coordinator.run.state.events import AnchorDiverged, PeerSeen, RoundAborted, RunPaused, RunRolledBack
+from coordinator.run.state.state import State
+from coordinator.status.messages import event_message
+from coordinator.status.run_status import run_status
+from protocol.errors import ErrorCode
+from protocol.status import ReplicaState
+from protocol.types import Part, PausedBy, Rollback
+from tests.builders import Keyed, anchor_of, keyed
+from tests.support.coordinator_run import Run, attest, play_round, play_rounds, started_and_attested
+from tests.support.explaining import Asked, text_of
+
+A, B, C = PEERS = [keyed(i) for i in range(3)]
+STAGES = 2
+
+
+def keep(run: Run, *rounds: int, peers: list[Keyed] = PEERS) -> None:
+    for peer in peers:
+        run.accept(Heartbeat(peer.peer, 1, 0, kept=rounds))
+
+
+def attest_embedding(run: Run, number: int) -> None:
+    for peer in PEERS:
+        run.accept(Attest(peer.peer, 0, number, "embedding", f"{number:064x}"))
+
+
+@pytest.fixture
+def run() -> Run:
+    """Round 5 is open, and all peers keep rounds 2 and 3."""
+    run = started_and_attested(3, rounds=12, recovery__checkpoint_every=1)
+    attest_embedding(run, 0)
+    for number in range(1, 5):
+        play_round(run)
+        attest_embedding(run, number)
+    keep(run, 2, 3)
+    return run
+
+
+def test_one_transaction_decides_the_open_round_of_all_stages_and_pauses_the_run(run: Run) -> None:
+    events = run.accept(RollBack(2, "the loss has risen"))
+    assert [type(event) for event in events] == [RunPaused, RunRolledBack, RoundAborted, RoundAborted]
+    assert run.state.current_round == 6
+    assert run.state.is_held
+    assert (run.state.committed, run.state.aborted) == (4 * STAGES, 0)
+    for stage in range(STAGES):
+        decision = run.state.decisions[stage, 5]
+        assert (decision.restore_round, decision.committed, decision.entries) == (2, False, ())
+        assert decision.reason == "the run goes back to round 2: the loss has risen"
+        assert settled_digest(run.state, stage, 5, Part.STAGE) == anchor_of(stage, 2)
+    assert settled_digest(run.state, 0, 5, Part.EMBEDDING) == f"{2:064x}"
+    assert event_message(events[1]) == "round 5 is a ROLLBACK to round 2: the loss has risen"
+    assert event_message(events[2]).startswith("round 5 of stage 0 is a rollback: ")
+
+
+def test_the_log_gives_the_same_state_again(run: Run) -> None:
+    run.accept(RollBack(2, ""))
+    stored = [encode(event) for event in run.events if not isinstance(event, PeerSeen)]
+    again = replay(State(run.spec, run.spec.name), (decode(*each) for each in stored))
+    assert again == run.state
+
+
+def test_stages_that_have_decided_the_open_round_go_back_in_the_next_one(run: Run) -> None:
+    payloads = tuple(peer.payload(run.spec, 0, 5) for peer in PEERS)
+    for payload, peer in zip(payloads, PEERS, strict=True):
+        run.accept(Offer(peer.peer, payload))
+    for peer in PEERS:
+        run.accept(Report(peer.peer, 0, 5, payloads))
+    assert run.state.decisions[0, 5].committed
+    run.accept(RollBack(3, ""))
+    assert run.state.restored == {6: 3}
+    half = run.state.decisions[1, 5]
+    assert (half.committed, half.restore_round) == (False, None)
+    assert [run.state.decisions[stage, 6].restore_round for stage in range(STAGES)] == [3, 3]
+    assert run.state.current_round == 7
+
+
+def test_a_peer_that_attests_another_anchor_after_a_rollback_has_diverged(run: Run) -> None:
+    run.accept(RollBack(2, ""))
+    run.accept(Attest(A.peer, 0, 5, "stage", anchor_of(0, 2)))
+    assert not run.state.diverged
+    for peer in (B, C):  # the majority cannot change it
+        events = run.accept(Attest(peer.peer, 0, 5, "stage", anchor_of(0, 4)))
+        assert [type(event) for event in events][1:] == [AnchorDiverged]
+    run.accept(Attest(B.peer, 0, 5, "stage", anchor_of(0, 2)))
+    assert {peer for peer, *_ in run.state.diverged} == {C.peer}
+
+
+def test_training_goes_on_from_the_restored_anchor(run: Run) -> None:
+    run.accept(RollBack(2, ""))
+    for peer in PEERS:
+        for stage in range(STAGES):
+            run.accept(Attest(peer.peer, stage, 5, "stage", anchor_of(stage, 2)))
+    run.accept(ResumeRun())
+    for stage in range(STAGES):
+        payloads = tuple(peer.payload(run.spec, stage, 6, anchor_of(stage, 2)) for peer in PEERS)
+        for payload, peer in zip(payloads, PEERS, strict=True):
+            run.accept(Offer(peer.peer, payload))
+        for peer in PEERS:
+            run.accept(Report(peer.peer, stage, 6, payloads))
+        assert run.state.decisions[stage, 6].committed
+
+
+def test_the_checkpoint_after_a_rollback_is_located_and_so_is_the_restored_one(run: Run) -> None:
+    run.accept(RollBack(2, ""))
+    assert max(each.round_number for each in locate(run.state, 0, Part.STAGE)) < 5
+    run.accept(Attest(A.peer, 0, 5, "stage", anchor_of(0, 2)))
+    newest = locate(run.state, 0, Part.STAGE)[0]
+    assert (newest.round_number, newest.digest, newest.holders) == (5, anchor_of(0, 2), (A.peer,))
+    restored = record_of(run.state, 0, Part.STAGE, 2)
+    assert restored is not None
+    assert restored.digest == anchor_of(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("restore_round", "cause"),
+    [
+        (5, "round 5 is not decided"),
+        (1, "no live peer keeps stage 0"),
+        (4, "no live peer keeps stage 0"),
+    ],
+)
+def test_a_round_that_nobody_keeps_or_that_is_not_decided_is_refused(
+    run: Run, restore_round: int, cause: str
+) -> None:
+    refusal = run.refuse(RollBack(restore_round, ""), ErrorCode.NO_ROLLBACK)
+    assert cause in refusal.cause
+    assert refusal.remedy == "Choose another round: 3, 2, 0."
+
+
+def test_peers_that_are_gone_keep_nothing(run: Run) -> None:
+    for peer in PEERS:
+        run.accept(Leave(peer.peer, "a storm"))
+    found = {each.round_number: each.problem for each in restorable_rounds(run.state)}
+    assert found[2] == "no live peer keeps stage 0"
+    assert found[0] == ""
+
+
+def test_a_rollback_may_be_undone_by_another_one(run: Run) -> None:
+    run.accept(RollBack(2, ""))
+    attest(run, A, 4)
+    run.accept(RollBack(3, ""))
+    run.accept(RollBack(0, ""))
+    assert run.state.restored == {5: 2, 6: 3, 7: 0}
+    assert settled_digest(run.state, 1, 7, Part.STAGE) == anchor_of(1, 0)
+
+
+def test_a_pause_that_is_there_stays_as_it_is(run: Run) -> None:
+    run.accept(PauseRun(PausedBy.ALARM, "a spike"))
+    run.accept(RollBack(2, ""))
+    assert run.state.pause is not None
+    assert run.state.pause.reason == "a spike"
+
+
+def test_the_last_round_may_be_a_rollback_and_a_finished_run_has_none() -> None:
+    run = started_and_attested(3, rounds=2, recovery__checkpoint_every=1)
+    attest_embedding(run, 0)
+    play_rounds(run)
+    run.accept(RollBack(0, ""))
+    for peer in PEERS:
+        for stage in range(STAGES):
+            run.accept(Attest(peer.peer, stage, 2, "stage", anchor_of(stage, 0)))
+    assert run.state.finished_at
+    run.refuse(RollBack(0, ""), ErrorCode.BAD_REQUEST)
+
+
+def test_the_last_round_cannot_be_a_rollback_once_a_stage_has_decided_it() -> None:
+    run = started_and_attested(3, rounds=2, recovery__checkpoint_every=1)
+    attest_embedding(run, 0)
+    play_rounds(run)
+    payloads = tuple(peer.payload(run.spec, 0, 2) for peer in PEERS)
+    for payload, peer in zip(payloads, PEERS, strict=True):
+        run.accept(Offer(peer.peer, payload))
+    for peer in PEERS:
+        run.accept(Report(peer.peer, 0, 2, payloads))
+    refusal = run.refuse(RollBack(0, ""), ErrorCode.NO_ROLLBACK)
+    assert refusal.cause == "The last round of 2 is half decided."
+    assert run.state.pause is None
+
+
+def test_rounds_without_checkpoints_are_listed_only_if_they_were_rollbacks() -> None:
+    run = started_and_attested(3, rounds=12, recovery__checkpoint_every=2)
+    attest_embedding(run, 0)
+    for number in range(1, 5):
+        play_round(run)
+        attest_embedding(run, number)
+    keep(run, 2)
+    run.accept(RollBack(2, ""))
+    for peer in PEERS:
+        for stage in range(STAGES):
+            run.accept(Attest(peer.peer, stage, 5, "stage", anchor_of(stage, 2)))
+    assert [each.round_number for each in restorable_rounds(run.state)] == [5, 4, 2, 0]
+
+
+def test_explanations_and_pages_say_so(run: Run) -> None:
+    run.accept(RollBack(2, "the loss has risen"))
+    ask = Asked(run.state, run.events, run.now)
+    assert ask(5).title == "Round 5 is a rollback to round 2"
+    assert "so it restores the anchors after round 2: the loss has risen" in text_of(ask(5))
+    assert "offered nothing" not in text_of(ask(5))
+    assert "aborted" not in text_of(ask("now"))
+    status = run_status(run.state, (), run.now, run.now)
+    assert {each.state for each in status.replicas} == {ReplicaState.PAUSED}
+    assert status.rollbacks == (Rollback(5, 2),)

@@ -1,0 +1,77 @@
+"""A live peer that answers in no round loses its assignment."""
+
+from __future__ import annotations
+
+from coordinator.run.rounds.silence import MOST_SILENT_ROUNDS
+from coordinator.run.state.commands import Attest, Await, Offer, Report
+from coordinator.run.state.events import PeerRetreated
+from protocol.types import Role
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+from tests.support.coordinator_run import Run, joined_run, pass_time
+
+A, B = keyed(0), keyed(1)
+ROUNDS = 40
+
+
+def pair() -> Run:
+    run = joined_run(
+        spec_of(1, 2, rounds=ROUNDS, timing__link=20.0, timing__match_window=10.0), Role.REPLICA, Role.REPLICA
+    )
+    for peer in (A, B):
+        run.accept(Attest(peer.peer, 0, 0, "stage", anchor_of(0, 0)))
+    return run
+
+
+def round_of(run: Run, *offering: Keyed, withholding: tuple[Keyed, ...] = ()) -> bool:
+    """A round in which only these live peers answer, after 2 s. Returns whether it commits."""
+    number = run.state.current_round
+    pass_time(run, 2, A, B, step=1.0)
+    payloads = tuple(peer.payload(run.spec, 0, number) for peer in offering)
+    for peer, payload in zip(offering, payloads, strict=True):
+        run.accept(Offer(peer.peer, payload))
+    for peer in withholding:
+        run.accept(Await(peer.peer, 0, number, withheld=run.state.plans[-1].epoch))
+    while run.state.round_of(0, number).group is None:
+        pass_time(run, 1, A, B, step=1.0)
+    for peer in offering:
+        run.accept(Report(peer.peer, 0, number, payloads))
+    for peer in offering:
+        run.accept(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
+    return run.state.decisions[0, number].committed
+
+
+def test_of_two_replicas_the_silent_one_is_dropped_and_the_other_goes_on_alone() -> None:
+    run = pair()
+    assert round_of(run, A, B)
+    committed = [round_of(run, A) for _ in range(10)]
+    assert committed == sorted(committed), "first all rounds abort, then all commit"
+    assert MOST_SILENT_ROUNDS <= committed.index(True) <= 7
+    assert [event.peer for event in run.events if isinstance(event, PeerRetreated)] == [B.peer]
+    assert "goes on without replica-1" in run.state.plans[-1].reason
+
+
+def test_who_opens_its_links_for_long_keeps_its_assignment() -> None:
+    run = pair()
+    limit = run.spec.timing.link + run.spec.timing.match_window
+    began = run.now
+    while run.now - began < limit - 10:
+        round_of(run, A)
+    assert run.state.current_round > MOST_SILENT_ROUNDS
+    assert round_of(run, A, B)
+    assert not any(isinstance(event, PeerRetreated) for event in run.events)
+
+
+def test_who_withholds_is_not_silent() -> None:
+    run = pair()
+    for _ in range(20):
+        round_of(run, A, withholding=(B,))
+    assert not any(isinstance(event, PeerRetreated) for event in run.events)
+
+
+def test_an_answer_ends_a_silence() -> None:
+    run = pair()
+    for _ in range(8):
+        round_of(run, A)
+        round_of(run, A)
+        assert round_of(run, A, B)
+    assert not any(isinstance(event, PeerRetreated) for event in run.events)

@@ -1,0 +1,76 @@
+"""The state keeps the plans of the last rounds; answers about older rounds read theirs from the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.run.state.apply import replay
+from coordinator.run.state.events import PlanAdopted
+from coordinator.run.state.state import KEPT_DECISIONS, State
+from coordinator.run.state.tokens import payload_tokens, worths
+from protocol.status import Explanation
+from protocol.types import Decision, ManifestEntry
+from tests.support.coordinator_run import Run, started
+from tests.support.explaining import text_of
+from tests.support.explaining_runs import A, B, C, asked, timed_round, usual_rounds
+
+ROUNDS = 2 * KEPT_DECISIONS
+ASKED = 5
+
+
+def adopt(run: Run) -> None:
+    """A new plan from the current round on, like the one before it."""
+    newest = run.state.plans[-1]
+    plan = replace(newest, epoch=newest.epoch + 1, from_round=run.state.current_round)
+    run.apply(PlanAdopted(run.now, plan))
+
+
+@pytest.fixture(scope="module")
+def run_and_early_answer() -> tuple[Run, Explanation]:
+    """A run whose plan changes in each round, and what is said of round 5 right after it."""
+    run = started(3, rounds=ROUNDS + 5)
+    usual_rounds(run, ASKED - 1)
+    adopt(run)
+    timed_round(run, {A: 10.0, B: 19.0, C: 10.2})
+    answer = asked(run)(ASKED)
+    while run.state.current_round <= ROUNDS:
+        adopt(run)
+        usual_rounds(run, 1)
+    return run, answer
+
+
+@pytest.fixture
+def run(run_and_early_answer: tuple[Run, Explanation]) -> Run:
+    return run_and_early_answer[0]
+
+
+def test_memory_is_bounded_and_the_plans_of_the_last_rounds_are_known(run: Run) -> None:
+    state, adopted = run.state, [each.plan for each in run.events if isinstance(each, PlanAdopted)]
+    assert state.epoch == len(adopted) == ROUNDS - ASKED + 2
+    assert len(state.plans) <= KEPT_DECISIONS + 2
+    assert state.plan_of(1) is state.plan_of(0) is state.plan_of(state.epoch + 1) is None
+    for number in range(ROUNDS - KEPT_DECISIONS, ROUNDS + 1):
+        plan = state.plan_for(number)
+        assert plan.from_round == number
+        assert plan == adopted[plan.epoch - 1] == state.plan_of(plan.epoch)
+    assert replay(State(run.spec, state.run), run.events) == state
+
+
+def test_what_is_said_of_an_old_round_stays_the_same(
+    run_and_early_answer: tuple[Run, Explanation],
+) -> None:
+    run, early = run_and_early_answer
+    assert asked(run)(ASKED) == early
+    assert "replica-1 was last" in text_of(early)
+    # Known from the plan before: the same members had a round before this one.
+    assert "its first round" not in text_of(early)
+
+
+def test_a_payload_that_names_a_plan_that_is_not_kept_counts_by_the_plan_of_its_round(run: Run) -> None:
+    of_last = payload_tokens(run.spec, run.state.plans[-1].replicas[0], A.payload(run.spec, 0, ROUNDS))
+    payloads = [A.payload(run.spec, 0, ROUNDS, epoch=epoch) for epoch in (0, 1, run.state.epoch)]
+    entries = tuple(ManifestEntry(each, (A.peer,)) for each in payloads)
+    decision = Decision(0, ROUNDS, True, entries, 0, "r")
+    assert [tokens for _, tokens in worths(run.state, decision)] == 3 * [of_last]

@@ -1,0 +1,120 @@
+"""The figures of a payload equal their definitions in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protocol.math.agreement import AgreementMeter
+from protocol.math.comparison import Agreement, Comparison
+from protocol.math.outer_optimizer import Sgd
+from protocol.math.outer_step import apply_update
+from protocol.math.topk import SparseTensor, TensorLayout, sparsify
+from protocol.spec.outer import OuterSpec
+
+SHAPES = {"a": (40, 16), "b": (700,), "c": (3, 5)}
+SPARSE: dict[str, Any] = {"chunk": 64, "top_k": 8}
+CODECS: list[dict[str, Any]] = [SPARSE, SPARSE | {"quantizer": "none"}, {"top_k": 0}]
+
+
+def payload(outer: OuterSpec, seed: int, shared: float = 1.0, scale: float = 1.0) -> dict[str, SparseTensor]:
+    """Noise, plus `shared` times what all payloads have in common."""
+    common, own = (torch.Generator().manual_seed(each) for each in (99, seed))
+    found = {}
+    for name, shape in SHAPES.items():
+        values = shared * torch.randn(shape, generator=common) + torch.randn(shape, generator=own)
+        found[name] = sparsify(scale * values, TensorLayout(shape, outer))
+    return found
+
+
+def flat(content: dict[str, SparseTensor]) -> Tensor:
+    parts = []
+    for name, shape in SHAPES.items():
+        dense = torch.zeros(torch.Size(shape).numel(), dtype=torch.float64)
+        content[name].add_to(dense, 1.0)
+        parts.append(dense)
+    return torch.cat(parts)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a.dot(b) / (a.norm() * b.norm()))
+
+
+def measured(
+    payloads: list[dict[str, SparseTensor]], weights: list[float], comparison: Comparison
+) -> Agreement | None:
+    meter = AgreementMeter(comparison, payloads, weights)
+    anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    measured = apply_update(anchor, payloads, weights, Sgd(0.7), meter.add)
+    plain = apply_update(anchor, payloads, weights, Sgd(0.7))
+    assert all(torch.equal(measured[name], plain[name]) for name in SHAPES), "measuring changes no bit"
+    return meter.result()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("position", range(4))
+def test_the_figures_are_those_of_their_definitions(codec: dict[str, Any], position: int) -> None:
+    outer = OuterSpec(**codec)
+    payloads, weights = [payload(outer, seed) for seed in range(4)], [1.0, 0.3, 2.5, 1.0]
+    alike, unlike = (position + 1) % 4, (position + 3) % 4
+    found = measured(payloads, weights, Comparison(position, alike, unlike))
+    vectors = [flat(each) for each in payloads]
+    total = sum(weight * vector for weight, vector in zip(weights, vectors, strict=True))
+    others = total - weights[position] * vectors[position]
+    assert found is not None
+    assert found.cosine == pytest.approx(cosine(vectors[position], others), abs=1e-6)
+    assert found.norm == pytest.approx(float(vectors[position].norm()), rel=1e-9)
+    assert found.mean_norm == pytest.approx(float(total.norm()) / sum(weights), rel=1e-6)
+    assert found.alike == pytest.approx(cosine(vectors[position], vectors[alike]), abs=1e-6)
+    assert found.unlike == pytest.approx(cosine(vectors[position], vectors[unlike]), abs=1e-6)
+
+
+def test_the_others_are_clipped_as_in_the_committed_mean() -> None:
+    outer = OuterSpec(**SPARSE)
+    payloads = [payload(outer, seed, scale=50.0 if seed == 2 else 1.0) for seed in range(3)]
+    found = measured(payloads, [1.0] * 3, Comparison(0))
+    vectors = [flat(each) for each in payloads]
+    bound = 8 * float(sorted(vector.norm() for vector in vectors)[1])
+    clipped = vectors[2] * bound / vectors[2].norm()
+    assert found is not None
+    assert found.cosine == pytest.approx(cosine(vectors[0], vectors[1] + clipped), abs=1e-6)
+
+
+def test_noise_agrees_with_nothing_and_a_copy_with_everything() -> None:
+    outer = OuterSpec(**SPARSE)
+    honest, noise = [payload(outer, seed, shared=3.0) for seed in range(3)], payload(outer, 7, shared=0.0)
+    of_noise = measured([*honest, noise], [1.0] * 4, Comparison(3))
+    of_copy = measured([honest[0], honest[0]], [1.0] * 2, Comparison(1, alike=0))
+    assert of_noise is not None
+    assert of_noise.cosine == pytest.approx(0.0, abs=0.08)
+    assert of_copy == Agreement(pytest.approx(1.0), of_copy.norm, of_copy.mean_norm, pytest.approx(1.0))
+
+
+def test_a_single_payload_is_compared_with_itself() -> None:
+    found = measured([payload(OuterSpec(**SPARSE), 0)], [0.5], Comparison(0))
+    assert found is not None
+    assert (found.cosine, found.alike, found.unlike) == (1.0, None, None)
+    assert found.norm == pytest.approx(found.mean_norm)
+
+
+def test_what_rounding_decides_is_not_told() -> None:
+    """The other payload adds nothing that float32 keeps, so its direction is not known."""
+    outer = OuterSpec(top_k=0)
+    strong, nothing = payload(outer, 0), payload(outer, 1, shared=0.0, scale=0.0)
+    assert measured([strong, nothing], [1.0, 1.0], Comparison(0)).cosine is None
+    assert measured([strong, nothing], [1.0, 1.0], Comparison(1, alike=0)) == Agreement(
+        None, 0.0, pytest.approx(float(flat(strong).norm()) / 2, rel=1e-6)
+    )
+    weak = payload(outer, 1, scale=1e-6)
+    assert measured([strong, weak], [1.0, 1e-3], Comparison(0)).cosine is None
+
+
+def test_figures_that_overflow_are_dropped() -> None:
+    outer = OuterSpec(top_k=0)
+    meter = AgreementMeter(Comparison(0), [payload(outer, 0)] * 2, [1.0, 1.0])
+    meter.add("a", torch.full((640,), 3e38))
+    meter.add("b", torch.full((700,), float("inf")))
+    assert meter.result() is None

@@ -36,7 +36,7 @@ from coordinator.api.access import Access
 from coordinator.api.admin import Admin
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import OperatorService
-from coordinator.api.questions import Explanations, ReceiptDesk
+from coordinator.api.questions import ExplanationDesk, ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.ops.explain.questions import question_of
@@ -169,11 +169,10 @@ class _Server:
             question_of(question, state, past)
             return Explanation("t", ())
 
-        explainer: Any = SimpleNamespace(explain=explain)
         decisions: Any = SimpleNamespace(of=_no_decision)
         history: Any = None
         health = HealthMonitor(state)
-        records = RunRecords(metrics, decisions, receipts, health, explainer, history, Counter())
+        records = RunRecords(metrics, decisions, receipts, health, explain, history, Counter())
         coordinator = CoordinatorService(
             self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )
@@ -184,7 +183,7 @@ class _Server:
             "Enrollment": EnrollmentService(self.loop, AUTHORITY, _COORDINATOR, _ADDRESS, lambda _: _SOURCE),
             "Operator": OperatorService(
                 Admin(self.loop, access, AUTHORITY.pin, _ADDRESS, _ADDRESS),
-                Explanations(access, explainer),
+                ExplanationDesk(access, explain),
                 ReceiptDesk(access, receipts),
             ),
             "Relay": RelayService(exposed, _dial),

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, story
 from benchmarks.tables import Table, machine
-from coordinator.history.fold import changes_of, changes_of_measurement
 from coordinator.run.state.apply import apply
 from coordinator.run.state.state import State
 from coordinator.store.history import CreditOrder, Page, SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE, HistoryFile
+from coordinator.store.history_fold import changes_of, changes_of_measurement
 
 REPEATS = 3
 SHAPE, QUICK = (1000, 200), (200, 40)

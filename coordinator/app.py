@@ -21,11 +21,10 @@ from coordinator.api.admin import Admin
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
-from coordinator.api.explaining import Explainer
 from coordinator.api.operator import OperatorService
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
 from coordinator.api.public_server import PublicServer, public_server
-from coordinator.api.questions import Explanations, ReceiptDesk
+from coordinator.api.questions import ExplanationDesk, ReceiptDesk
 from coordinator.api.relay import OwnRelay, own_relay
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
@@ -40,9 +39,9 @@ from coordinator.authority import (
     write_operator,
 )
 from coordinator.ops.dashboard.dashboard import Dashboard
-from coordinator.ops.health.alarm import AlarmOptions
+from coordinator.ops.explain.explainer import Explainer
+from coordinator.ops.health.alarm import AlarmOptions, judge_health
 from coordinator.ops.health.monitor import HealthMonitor
-from coordinator.ops.monitoring.health import judge_health
 from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.membership.sources import MemberSources
@@ -157,7 +156,8 @@ async def run_coordinator(
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await _opened(stack, start_bootstrap(run))
-        command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, alarm)
+        health = _health(restored, alarm)
+        command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
         sources = MemberSources()
         servers = _public_servers(
             command_loop, records, sources, authority, identity, bootstrap, dial_back, ports
@@ -172,7 +172,7 @@ async def run_coordinator(
         stack.callback(asyncio.create_task(renew_certificates(authority, folder, identity.peer)).cancel)
         dashboard.serve(folder, command_loop, records)
         on_ready(run, *ports.advertised)
-        await _tick_until_over(command_loop, serving, records, alarm.mode)
+        await _tick_until_over(command_loop, serving, health, alarm.mode)
     return True
 
 
@@ -253,7 +253,7 @@ def _public_servers(
     )
     operator = OperatorService(
         Admin(command_loop, access, authority.pin, *ports.advertised),
-        Explanations(access, records.explainer),
+        ExplanationDesk(access, records.explain),
         ReceiptDesk(access, records.receipts),
     )
     newcomers = EnrollmentService(
@@ -333,19 +333,24 @@ def _start_work(
         stack.callback(asyncio.create_task(work).cancel)
 
 
+def _health(restored: RestoredRun, alarm: AlarmOptions) -> HealthMonitor:
+    health = HealthMonitor(restored.state, alarm.most_sigmas)
+    metrics = restored.metrics
+    health.resume(restored.state, newest_measurements(metrics.path, metrics.size))
+    return health
+
+
 def _start_run(
     stack: AsyncExitStack,
     store: SqliteStore,
     restored: RestoredRun,
     folder: Path,
     dashboard: Dashboard,
-    alarm: AlarmOptions,
+    health: HealthMonitor,
 ) -> tuple[CommandLoop, asyncio.Task[None], RunRecords]:
     """The running command loop, and the records that follow its events."""
     state, metrics, writer = restored.state, restored.metrics, restored.history
     history = SqliteHistory(folder / HISTORY_FILE, writer)
-    health = HealthMonitor(state, alarm.most_sigmas)
-    health.resume(state, newest_measurements(metrics.path, metrics.size))
     observers = metrics.record, health.note, dashboard.feed.note
 
     def observe(event: Event, before: State, after: State) -> None:
@@ -359,19 +364,19 @@ def _start_run(
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
-    explainer = Explainer(command_loop, store, history, metrics)
+    explain = Explainer(command_loop, store, history, metrics).explain
     receipts = Receipts(state.spec, state.run, history, store)
-    records = RunRecords(metrics, DecisionLog(store), receipts, health, explainer, history, dashboard.resting)
+    records = RunRecords(metrics, DecisionLog(store), receipts, health, explain, history, dashboard.resting)
     return command_loop, serving, records
 
 
 async def _tick_until_over(
-    command_loop: CommandLoop, serving: asyncio.Task[None], records: RunRecords, mode: AlarmMode
+    command_loop: CommandLoop, serving: asyncio.Task[None], health: HealthMonitor, mode: AlarmMode
 ) -> None:
     while not _is_over(command_loop):
         try:
             await command_loop.tick()
-            await judge_health(command_loop, records.health, mode)
+            await judge_health(command_loop, health, mode)
         except Stopped:
             await asyncio.wait({serving})
             serving.result()  # raises the error of the store

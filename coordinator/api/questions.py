@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from coordinator.api.access import Access
-from coordinator.api.explaining import Explainer
+from coordinator.api.run_records import Explain
 from coordinator.store.receipts import Receipts
 from protocol.server.calls import Context
 from protocol.status import Explanation
@@ -14,15 +14,15 @@ from protocol.trust.names import identity_of
 from protocol.wire.operator_calls import AskReceipt, AskWhy
 
 
-class Explanations:
+class ExplanationDesk:
     """Answers :class:`AskWhy`, for any certificate of the run."""
 
-    def __init__(self, access: Access, explainer: Explainer) -> None:
-        self._access, self._explainer = access, explainer
+    def __init__(self, access: Access, explain: Explain) -> None:
+        self._access, self._explain = access, explain
 
     async def explain(self, call: AskWhy, context: Context) -> Explanation:
         self._access.check_member(context)
-        return await self._explainer.explain(identity_of(context), call.question)
+        return await self._explain(identity_of(context), call.question)
 
 
 class ReceiptDesk:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from coordinator.api.explaining import Explainer
-from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.store.decision_log import DecisionLog
 from coordinator.store.history import SqliteHistory
 from coordinator.store.metrics import MetricsFile
 from coordinator.store.receipts import Receipts
+from protocol.status import Explanation, Measurement, TrainingHealth
 from protocol.types import PeerId
+
+
+class Health(Protocol):
+    """Judges what members measure."""
+
+    @property
+    def latest(self) -> TrainingHealth | None:
+        """The health of the newest round that was judged; None before any."""
+
+    def record(self, measurement: Measurement) -> None:
+        """Take in a measurement that is believed (coordinator.api.measuring)."""
+
+
+Explain = Callable[[str, str], Coroutine[Any, Any, Explanation]]
+"""Answers a question; the first argument is who asks."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,7 @@ class RunRecords:
         decisions: finds those of old rounds.
         receipts: makes them.
         health: judges what is measured.
-        explainer: answers questions about the run.
+        explain: answers questions about the run.
         history: answers about the past.
         resting: the peers whose processes rest, with the number of their calls.
     """
@@ -31,7 +47,7 @@ class RunRecords:
     metrics: MetricsFile
     decisions: DecisionLog
     receipts: Receipts
-    health: HealthMonitor
-    explainer: Explainer
+    health: Health
+    explain: Explain
     history: SqliteHistory
     resting: Counter[PeerId]

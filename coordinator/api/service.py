@@ -22,11 +22,11 @@ from coordinator.api.access import Access
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
+from coordinator.api.measuring import believed, check_place
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
-from coordinator.ops.health.intake import believed, check_place
 from coordinator.run.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,

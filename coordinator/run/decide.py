@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import assert_never
 
-from coordinator.ops.health.alarm import raise_alarm
 from coordinator.placement.reservations import reserve_assignments
 from coordinator.run.membership import invites, naming, presence, reachability
 from coordinator.run.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.run.rounds import pausing
+from coordinator.run.rounds.alarm import raise_alarm
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.run.rounds.rollback import roll_back
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold

@@ -18,7 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from coordinator.history.tables import (
+from coordinator.store.history_file import reading
+from coordinator.store.history_tables import (
     SELECTED,
     AdoptedPlan,
     Contribution,
@@ -35,7 +36,6 @@ from coordinator.history.tables import (
     Standing,
     row_of,
 )
-from coordinator.store.history_file import reading
 from protocol.errors import HetnodeError
 from protocol.types import PeerId
 

@@ -1,7 +1,7 @@
 """The file ``history.sqlite``: its writer opens it, or makes it anew, and adds rows; queries open it to read.
 
 The file is derived from the event log and the metrics file, so there are no migrations: whoever changes a
-table or what coordinator.history.fold makes of an event increases HISTORY_VERSION, and the coordinator writes
+table or what history_fold makes of an event increases HISTORY_VERSION, and the coordinator writes
 the file anew at its next start.
 """
 
@@ -14,7 +14,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from coordinator.history.tables import COLUMNS, CREATED, INSERTED, TABLES, BegunAnew, Change, Row, RunTotals
+from coordinator.store.history_tables import (
+    COLUMNS,
+    CREATED,
+    INSERTED,
+    TABLES,
+    BegunAnew,
+    Change,
+    Row,
+    RunTotals,
+)
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 

@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from coordinator.history.fold import changes_of, changes_of_measurement
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.store.history_file import Changes, HistoryFile, is_damage, progress_of, remove_history
+from coordinator.store.history_fold import changes_of, changes_of_measurement
 from coordinator.store.metrics import read_measurements
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec

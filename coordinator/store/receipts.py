@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from coordinator.history.fold import changes_of
-from coordinator.history.tables import PeerTotals
 from coordinator.run.state.apply import apply
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.store.history import SqliteHistory
+from coordinator.store.history_fold import changes_of
+from coordinator.store.history_tables import PeerTotals
 from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec

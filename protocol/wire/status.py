@@ -48,7 +48,7 @@ _COSINE: Field[float | None] = Field(lambda value: value, optional=True)
 _AGREEMENT = Record(
     PayloadAgreement,
     pb.PayloadAgreement,
-    # The coordinator drops single figures that are out of bounds: coordinator.ops.health.intake.
+    # The coordinator drops single figures that are out of bounds: coordinator.api.measuring.
     {"cosine": _COSINE, "norm": AS_SENT, "mean_norm": AS_SENT, "alike": _COSINE, "unlike": _COSINE},
 )
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from coordinator import app
 from coordinator.api.public_ports import ListenAddresses
-from coordinator.history.tables import Outcome
 from coordinator.store.history import SqliteHistory
+from coordinator.store.history_tables import Outcome
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from tests.builders import keyed, spec_of

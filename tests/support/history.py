@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from coordinator.history.fold import changes_of, changes_of_measurement
 from coordinator.run.state.apply import apply
 from coordinator.run.state.events import (
     DecisionEvent,
@@ -24,6 +23,7 @@ from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
 from coordinator.store.history import Page, SqliteHistory
 from coordinator.store.history_file import Changes, HistoryFile
+from coordinator.store.history_fold import changes_of, changes_of_measurement
 from protocol.math.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement

@@ -13,14 +13,14 @@ from unittest.mock import patch
 from coordinator.api import member_server, service
 from coordinator.api.access import Access
 from coordinator.api.admission import keep_admitted
-from coordinator.api.explaining import Explainer
 from coordinator.api.operator import OperatorService
 from coordinator.api.questions import ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
+from coordinator.ops.explain.explainer import Explainer
+from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
-from coordinator.ops.monitoring.health import judge_health
 from coordinator.run import command_loop
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.decide import Outcome
@@ -138,7 +138,7 @@ class VirtualCoordinator:
                 DecisionLog(self.store),
                 receipts,
                 health,
-                Explainer(command_loop, self.store, history, metrics),
+                Explainer(command_loop, self.store, history, metrics).explain,
                 history,
                 Counter(),
             )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinator.history.tables import Contribution, Kind, MemberFigures, Omission, Standing
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, short
 from coordinator.status import document
 from coordinator.store.history import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail, SqliteHistory
+from coordinator.store.history_tables import Contribution, Kind, MemberFigures, Omission, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 

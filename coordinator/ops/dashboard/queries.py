@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
-from coordinator.api.explaining import Explainer
-from coordinator.ops.explain.facts import MOST_CHARACTERS
+from coordinator.api.run_records import Explain
 from coordinator.run.command_loop import CommandLoop
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Explanation
@@ -80,7 +79,7 @@ def _packed(query: Query, options: Mapping[str, str]) -> bytes:
 KEPT_SECONDS = 10.0
 """How long an answer serves all readers: the coordinator answers few questions at a time."""
 _WAIT_SECONDS = 30.0
-_MOST_QUESTION = 128
+_MOST_QUESTION, _MOST_ANSWER = 128, 1000
 _CALLER = "the dashboard"
 """All readers together, with the same bounds as one peer."""
 
@@ -89,24 +88,22 @@ _END_OF_PEER = re.compile(r"\.\.([1-9A-HJ-NP-Za-km-z]{8})\b")
 
 
 class Explanations:
-    """Asks the explainer of the run, which keeps its index on the coordinator's event loop.
+    """Asks for explanations of the run on the coordinator's event loop.
 
     Args:
         loop: that of the coordinator.
     """
 
-    def __init__(
-        self, explainer: Explainer, command_loop: CommandLoop, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._explainer, self._command_loop, self._loop = explainer, command_loop, loop
+    def __init__(self, explain: Explain, command_loop: CommandLoop, loop: asyncio.AbstractEventLoop) -> None:
+        self._explain, self._command_loop, self._loop = explain, command_loop, loop
 
     def explain(self, options: Mapping[str, str]) -> Record:
         """The answer to `question`: "now", the number of a round, or a peer. Waits; not for an event loop.
 
-        Raises HetnodeError: as :meth:`Explainer.explain`; RATE_LIMITED if the coordinator has no time for it.
+        Raises HetnodeError: as the explanation itself; RATE_LIMITED if the coordinator has no time for it.
         """
         question = options.get("question", "now")[:_MOST_QUESTION]
-        asked = asyncio.run_coroutine_threadsafe(self._explainer.explain(_CALLER, question), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._explain(_CALLER, question), self._loop)
         try:
             found = asked.result(_WAIT_SECONDS)
         except TimeoutError:
@@ -115,9 +112,9 @@ class Explanations:
                 ErrorCode.RATE_LIMITED, "The coordinator has no time for an explanation.", "Try again."
             ) from None
         return {
-            "title": shown(found.title, MOST_CHARACTERS),
+            "title": shown(found.title, _MOST_ANSWER),
             "sentences": [
-                {"text": shown(each.text, MOST_CHARACTERS + 1), "events": list(each.events)}
+                {"text": shown(each.text, _MOST_ANSWER), "events": list(each.events)}
                 for each in found.sentences
             ],
             "peers": self._peers(found),

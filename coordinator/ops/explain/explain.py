@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from coordinator.history.tables import JournalLine
 from coordinator.ops.explain.facts import MOST_SENTENCES, Facts, NumberedEvent, cut, say, told
 from coordinator.ops.explain.now_answer import explain_now
 from coordinator.ops.explain.past import Past
@@ -29,6 +28,7 @@ from coordinator.run.state.events import Event, PlanAdopted
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted
 from coordinator.store.history import SqliteHistory
+from coordinator.store.history_tables import JournalLine
 from protocol.status import Explanation, Measurement, Sentence
 
 

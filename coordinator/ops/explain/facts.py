@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from coordinator.history.tables import AdoptedPlan, JournalLine
 from coordinator.ops.explain.past import RoundMarks
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.run.state.text import listed
 from coordinator.status.messages import event_message
+from coordinator.store.history_tables import AdoptedPlan, JournalLine
 from protocol.status import Measurement, Sentence
 from protocol.types import Plan
 

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coordinator.history.fold import changes_of
 from coordinator.ops.explain.explain import explain
 from coordinator.run.state.apply import apply
 from coordinator.run.state.events import Event
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE, Changes, HistoryFile
+from coordinator.store.history_fold import changes_of
 from coordinator.store.last_status import copied, events_in, first_state, newest_measurements
 from protocol.status import Explanation
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from coordinator.history.tables import AdoptedPlan, JournalLine, Kind, Outcome
 from coordinator.run.state.state import State
 from coordinator.store.history import RoundSummary, SqliteHistory
+from coordinator.store.history_tables import AdoptedPlan, JournalLine, Kind, Outcome
 from protocol.types import PeerId
 
 _KEPT: Mapping[Kind, int] = {

@@ -1,14 +1,17 @@
-"""The alarm of a run: it is an event of the log, and the operator decides what follows."""
+"""What the operator wants of alarms, and the step from a judgement to the alarm of the run."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from coordinator.ops.health.judge import SIGMAS
+from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.run.command_loop import CommandLoop
 from coordinator.run.state.commands import RaiseAlarm
-from coordinator.run.state.events import AlarmRaised
-from coordinator.run.state.transaction import Transaction
-from protocol.status import AlarmMode, RunPhase
+from protocol.status import AlarmMode
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,11 @@ class AlarmOptions:
     most_sigmas: float = SIGMAS
 
 
-def raise_alarm(transaction: Transaction, command: RaiseAlarm) -> bool:
-    """Record an alarm of a run that trains. Returns False if there was one of this or a later round."""
-    state = transaction.state
-    known = 0 if state.alarm is None else state.alarm.round_number
-    if state.phase is not RunPhase.TRAINING or command.round_number <= known:
-        return False
-    round_number, last_healthy = command.round_number, command.last_healthy
-    transaction.add(AlarmRaised(transaction.now, round_number, last_healthy, command.reason))
-    return True
+async def judge_health(command_loop: CommandLoop, health: HealthMonitor, mode: AlarmMode) -> None:
+    """Judge the rounds that can be judged now: log what is unusual, and tell the command loop of an alarm."""
+    for judgement in health.judge(command_loop.state):
+        for finding in judgement.news:
+            log.warning("%s", finding.sentence)
+        if judgement.alarm and mode is not AlarmMode.OFF:
+            healthy, pauses = judgement.last_healthy, mode is AlarmMode.PAUSE
+            await command_loop.execute(RaiseAlarm(judgement.round_number, healthy, judgement.alarm, pauses))

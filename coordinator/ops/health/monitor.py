@@ -75,7 +75,7 @@ class HealthMonitor:
                 self._judge(_figures(state, round_number, measured[round_number]))
 
     def record(self, measurement: Measurement) -> None:
-        """Take in a measurement that is believed (coordinator.ops.health.intake)."""
+        """Take in a measurement that is believed (coordinator.api.measuring)."""
         if measurement.round_number >= self._next:
             found = self._open.setdefault(measurement.round_number, _Open())
             found.measured.setdefault(measurement.peer, measurement)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.tables import AdoptedPlan, Kind, Omission, Outcome, Standing
 from coordinator.run.state.commands import Await, Report, Tick
 from coordinator.run.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundCommitted
 from coordinator.store.history import CreditOrder, Page, SqliteHistory
+from coordinator.store.history_tables import AdoptedPlan, Kind, Omission, Outcome, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId, Rejection, Role

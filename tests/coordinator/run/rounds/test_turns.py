@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.history.tables import Outcome
 from coordinator.run.state.commands import Attest, Await, Offer, Report
 from coordinator.run.state.events import (
     PayloadWithheld,
@@ -21,6 +20,7 @@ from coordinator.run.state.tokens import payload_tokens
 from coordinator.status.causes import run_cause
 from coordinator.status.event_levels import log_level
 from coordinator.status.run_status import run_status
+from coordinator.store.history_tables import Outcome
 from protocol.errors import ErrorCode
 from protocol.status import CauseCode, ReplicaState
 from tests.builders import anchor_of, keyed

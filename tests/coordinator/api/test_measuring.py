@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from coordinator.ops.health.intake import believed
+from coordinator.api.measuring import believed
 from coordinator.run.state.state import State
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import Decision, ManifestEntry, PeerId

@@ -10,7 +10,12 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from coordinator.history.tables import (
+from coordinator.run.state import events
+from coordinator.run.state.events import Event
+from coordinator.run.state.state import State
+from coordinator.run.state.tokens import worths
+from coordinator.status.messages import event_message
+from coordinator.store.history_tables import (
     AdoptedPlan,
     BegunAnew,
     Change,
@@ -29,11 +34,6 @@ from coordinator.history.tables import (
     StageRow,
     Standing,
 )
-from coordinator.run.state import events
-from coordinator.run.state.events import Event
-from coordinator.run.state.state import State
-from coordinator.run.state.tokens import worths
-from coordinator.status.messages import event_message
 from protocol.status import Measurement
 from protocol.types import Finding, Part, PeerId
 

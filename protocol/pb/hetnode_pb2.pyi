@@ -816,11 +816,51 @@ class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PeerStatus(_message.Message):
+    __slots__ = ("peer", "role", "lifecycle", "round", "inner_step", "seen_seconds_ago", "place")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INNER_STEP_FIELD_NUMBER: _ClassVar[int]
+    SEEN_SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    role: str
+    lifecycle: str
+    round: int
+    inner_step: int
+    seen_seconds_ago: float
+    place: str
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., lifecycle: _Optional[str] = ..., round: _Optional[int] = ..., inner_step: _Optional[int] = ..., seen_seconds_ago: _Optional[float] = ..., place: _Optional[str] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("record",)
+    __slots__ = ("run", "spec_json", "phase", "rounds_decided", "rounds_committed", "rounds_aborted", "peers", "anchors_agree", "time", "round", "tokens_committed", "record")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_DECIDED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    ANCHORS_AGREE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    spec_json: str
+    phase: str
+    rounds_decided: int
+    rounds_committed: int
+    rounds_aborted: int
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    anchors_agree: bool
+    time: float
+    round: int
+    tokens_committed: int
     record: bytes
-    def __init__(self, record: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., spec_json: _Optional[str] = ..., phase: _Optional[str] = ..., rounds_decided: _Optional[int] = ..., rounds_committed: _Optional[int] = ..., rounds_aborted: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., anchors_agree: _Optional[bool] = ..., time: _Optional[float] = ..., round: _Optional[int] = ..., tokens_committed: _Optional[int] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class TensorHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape")

@@ -12,22 +12,8 @@ from dataclasses import fields
 
 from protocol.errors import faulty_peer
 from protocol.pb import hetnode_pb2 as pb
-from protocol.status import (
-    Measurement,
-    PayloadAgreement,
-    RunStatus,
-    Wait,
-)
-from protocol.wire.convert.fields import (
-    AS_SENT,
-    MAX_STAGES,
-    NAME,
-    PEER,
-    Field,
-    Record,
-    between,
-    several,
-)
+from protocol.status import Measurement, PayloadAgreement, RunStatus, Wait
+from protocol.wire.convert.fields import AS_SENT, MAX_STAGES, NAME, PEER, Field, Record, between, several
 from protocol.wire.record_codec import UNBOUNDED, RecordCodec
 
 _MAX_KEPT = 64
@@ -67,8 +53,33 @@ kept_from_pb = several(between(0, 2**32 - 1), _MAX_KEPT).from_pb
 
 
 def status_to_pb(status: RunStatus) -> pb.StatusReply:
-    """The record as JSON, which zlib makes an eighth of its size."""
-    return pb.StatusReply(record=zlib.compress(_STATUS.encode(status), level=1))
+    """The record as JSON, an eighth of its size by zlib, and the fields for programs without hetnode."""
+    peers = [
+        pb.PeerStatus(
+            peer=each.peer,
+            role=each.role,
+            lifecycle=each.lifecycle,
+            round=each.round_number,
+            inner_step=each.inner_step,
+            seen_seconds_ago=each.seconds_since_seen,
+            place=each.assignment,
+        )
+        for each in status.peers
+    ]
+    return pb.StatusReply(
+        run=status.run,
+        spec_json=status.spec.canonical_json,
+        phase=status.phase,
+        rounds_decided=status.rounds_decided,
+        rounds_committed=status.stage_rounds_committed,
+        rounds_aborted=status.stage_rounds_aborted,
+        peers=peers,
+        anchors_agree=status.anchors_agree,
+        time=status.time,
+        round=status.round_number,
+        tokens_committed=status.tokens_committed,
+        record=zlib.compress(_STATUS.encode(status), level=1),
+    )
 
 
 def status_from_pb(reply: pb.StatusReply) -> RunStatus:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ async def validation(link: Link, spec: dict[str, Any], round_number: int) -> Non
 async def wait_for_node(peer: Peer) -> None:
     """Return when the node has joined. The first peer gets the first stage."""
     while True:
-        if json.loads(zlib.decompress((await peer.call("Status")).record))["peers"]:
+        if (await peer.call("Status")).peers:
             return
         await asyncio.sleep(0.1)
 

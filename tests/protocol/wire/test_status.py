@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from dataclasses import replace
@@ -126,8 +127,22 @@ def test_a_measurement_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize("plan", [PLAN, None])
 def test_a_status_comes_back_as_it_was(plan: Plan | None) -> None:
     status = replace(STATUS, plan=plan)
-    data = status_to_pb(status).SerializeToString()
-    assert status_from_pb(pb.StatusReply.FromString(data)) == status
+    reply = pb.StatusReply.FromString(status_to_pb(status).SerializeToString())
+    assert status_from_pb(reply) == status
+
+
+def test_a_program_without_hetnode_reads_the_figures_of_a_status_as_plain_fields() -> None:
+    reply = status_to_pb(STATUS)
+    assert (reply.run, reply.phase, reply.anchors_agree) == (STATUS.run, STATUS.phase, STATUS.anchors_agree)
+    assert hashlib.sha256(reply.spec_json.encode()).hexdigest() == STATUS.spec.hash
+    assert (reply.rounds_decided, reply.rounds_committed, reply.rounds_aborted) == (
+        STATUS.rounds_decided,
+        STATUS.stage_rounds_committed,
+        STATUS.stage_rounds_aborted,
+    )
+    assert [(each.peer, each.role, each.lifecycle, each.round, each.inner_step) for each in reply.peers] == [
+        (each.peer, each.role, each.lifecycle, each.round_number, each.inner_step) for each in STATUS.peers
+    ]
 
 
 def test_waits_that_a_later_version_knows_are_left_out() -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from coordinator.placement.cost_model import Survey, chain_time
+from coordinator.placement.cost_model import Costs, Survey
 from coordinator.placement.start import form_pipelines, initial_plan
 from coordinator.run.state.cause_text import cause_text
 from coordinator.run.state.state import Peer
@@ -56,7 +56,8 @@ def homes(count: int, coin: random.Random) -> list[Peer]:
 
 
 def slowest(spec: RunSpec, survey: Survey, chains: Sequence[Sequence[Member]]) -> float:
-    return max(chain_time(spec, survey, chain, [spec.link.k] * (len(chain) - 1)).seconds for chain in chains)
+    costs = Costs(spec, survey)
+    return max(costs.step(chain, [spec.link.k] * (len(chain) - 1)).seconds for chain in chains)
 
 
 def in_order_of_arrival(spec: RunSpec, survey: Survey, peers: Sequence[Peer]) -> float:

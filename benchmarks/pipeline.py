@@ -45,7 +45,7 @@ from benchmarks.pipeline_results import Case, Result, document_of, median_of, ro
 from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.placement.cost_model import message_bytes
-from coordinator.placement.schedule import LinkTime, StepTime, step_time
+from coordinator.placement.schedule import LinkTime, StepTime
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.certificates import credentials
@@ -139,7 +139,7 @@ def predict(
     down, up = message_bytes(spec, case.k)
     rate = case.bandwidth * payload_share / 8
     link = LinkTime(down / rate, up / rate, delay)
-    return step_time(compute, [link] * (case.members - 1), spec.inner.microbatches)
+    return StepTime(tuple(compute), (link,) * (case.members - 1), spec.inner.microbatches)
 
 
 async def measure(

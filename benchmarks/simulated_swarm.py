@@ -24,8 +24,7 @@ from benchmarks.simulated_lines import (
     reduction_seconds,
     result_seconds,
 )
-from coordinator.placement.cost_model import Survey, chain_costs
-from coordinator.placement.schedule import step_time
+from coordinator.placement.cost_model import Costs, Survey
 from coordinator.reduction.traffic import result_ratio
 from coordinator.run.rounds.deadlines import ClosingTime, decide_seconds
 from coordinator.run.state import commands, events
@@ -135,7 +134,7 @@ class SimulatedSwarm:
         self._numbers = count()
         self._phases: dict[int, Phase] = {}
         self._news: list[Event] = []
-        self._step_time = cache(step_time)
+        self._once = cache(lambda step: step)
         self._closing_time = ClosingTime()
 
     @property
@@ -253,8 +252,9 @@ class SimulatedSwarm:
         if not all(self.nodes[each.peer].is_on for each in replica.members):
             return
         survey = Survey({each.peer: self.nodes[each.peer].capacity for each in replica.members})
-        costs = chain_costs(self.spec, survey, replica.members, [link.k for link in replica.links])
-        seconds = self._step_time(*costs, self.spec.microbatches_of(replica)).seconds
+        ks, microbatches = [link.k for link in replica.links], self.spec.microbatches_of(replica)
+        # Replicas of equal peers are replayed once.
+        seconds = self._once(Costs(self.spec, survey).step(replica.members, ks, microbatches)).seconds
         steps = self.spec.inner.steps
         phase = Phase(replica, plan.epoch, round_number, self.now, seconds, steps)
         self._phases[replica.index] = phase

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 from math import comb, factorial, inf
 
-from coordinator.placement.cost_model import Survey, link_time, memory_budget, memory_needed, message_bytes
+from coordinator.placement.cost_model import Costs, Survey, memory_budget, memory_needed
 from coordinator.placement.rules import member_of
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.run.state.state import Peer
@@ -37,7 +37,7 @@ class Chain:
 
     seconds: float
     order: tuple[int, ...]
-    cuts: Cuts
+    cuts: Cuts = ()
 
 
 class ChainSearch:
@@ -63,16 +63,19 @@ class ChainSearch:
         self.reachable = [ignore_endpoints or bool(peer.endpoint) for peer in peers]
         self._capacities = [survey.capacities.get(peer.peer, peer.capacity) for peer in peers]
         self.budgets = [memory_budget(spec, each) for each in self._capacities]
-        self._spec, self._survey, self._peers = spec, survey, peers
         self._microbatches = spec.inner.microbatches
         flops = [survey.flops(peer.peer) for peer in peers]
         self._seconds_per_flop = [1 / each if each else 0.0 for each in flops]
         stage_flops = [microbatch_flops(spec, StageRange(i, i + 1)) for i in range(self.stages)]
         self._flops_before = [0.0, *accumulate(stage_flops)]
-        self._sizes = message_bytes(spec, spec.link.possible_ks[0])
+        costs, k, names = Costs(spec, survey), spec.link.possible_ks[0], [peer.peer for peer in peers]
+        self._message_bytes = sum(costs.sizes(k))
+        self._link = cache(lambda upper, lower: costs.link(names[upper], names[lower], k))
+        # What a member needs does not depend on the peer, but on whether the device holds the outer state.
         self._devices = ["cpu" if each.device == "cpu" else "" for each in self._capacities]
-        self._links: dict[tuple[int, int], LinkTime] = {}
-        self._memory: dict[tuple[int, int, int, str], int] = {}
+        self._memory = cache(
+            lambda first, stop, left, device: memory_needed(spec, StageRange(first, stop), left, device)
+        )
 
     def burden(self, peer: int, share: float) -> float:
         """How slow `peer` is: seconds per microbatch for `share` of all stages, or for its messages if that
@@ -81,7 +84,7 @@ class ChainSearch:
         capacity = self._capacities[peer]
         compute = share * self._flops_before[-1] * self._seconds_per_flop[peer]
         bandwidths = [each for each in (capacity.uplink, capacity.downlink) if each > 0]
-        return max(compute, sum(self._sizes) / min(bandwidths, default=inf)) + capacity.round_trip
+        return max(compute, self._message_bytes / min(bandwidths, default=inf)) + capacity.round_trip
 
     def most_stages(self, peer: int) -> int:
         """The most successive stages that fit on `peer`, at the end of a chain."""
@@ -216,26 +219,13 @@ class ChainSearch:
         return (self._flops_before[stop] - self._flops_before[first]) * self._seconds_per_flop[peer]
 
     def _fits(self, peer: int, first: int, stop: int, members_left: int) -> bool:
-        # What a member needs does not depend on the peer, but on whether the device holds the outer state.
-        key = (first, stop, members_left, self._devices[peer])
-        found = self._memory.get(key)
-        if found is None:
-            found = memory_needed(self._spec, StageRange(first, stop), members_left, self._devices[peer])
-            self._memory[key] = found
-        return found <= self.budgets[peer]
+        return self._memory(first, stop, members_left, self._devices[peer]) <= self.budgets[peer]
 
     def _links_of(self, order: tuple[int, ...]) -> list[LinkTime] | None:
         """None where two neighbours have no endpoint."""
-        links = []
-        for pair in pairwise(order):
-            if not (self.reachable[pair[0]] or self.reachable[pair[1]]):
-                return None
-            link = self._links.get(pair)
-            if link is None:
-                upstream, downstream = (self._peers[peer].peer for peer in pair)
-                link = self._links[pair] = link_time(self._survey, upstream, downstream, self._sizes)
-            links.append(link)
-        return links
+        if not all(self.reachable[one] or self.reachable[other] for one, other in pairwise(order)):
+            return None
+        return [self._link(*pair) for pair in pairwise(order)]
 
 
 @lru_cache(maxsize=64)

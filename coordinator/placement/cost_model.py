@@ -55,7 +55,7 @@ from itertools import pairwise
 from math import inf
 from statistics import median
 
-from coordinator.placement.schedule import LinkTime, StepTime, step_seconds, step_time
+from coordinator.placement.schedule import LinkTime, StepTime
 from coordinator.run.state.state import Peer, State
 from protocol.math.flops import microbatch_flops
 from protocol.math.loss_chunk import chunk_rows
@@ -227,6 +227,11 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     return 16 * (parameters + link_table) + activations + loss + projection + outer_state
 
 
+def has_memory(spec: RunSpec, capacity: Capacity, stages: StageRange, members_left: int) -> bool:
+    """Whether the memory of a peer holds `stages`; True where its memory is not known."""
+    return memory_needed(spec, stages, members_left, capacity.device) <= memory_budget(spec, capacity)
+
+
 def memory_budget(spec: RunSpec, capacity: Capacity) -> float:
     """Bytes of a peer's memory that may be planned with; infinite where it has not measured its memory."""
     return (1 - MEMORY_RESERVE) * capacity.memory_bytes or inf
@@ -243,73 +248,49 @@ def message_bytes(spec: RunSpec, k: int) -> tuple[int, int]:
     return tokens * activation + ids, tokens * gradient
 
 
-def compute_seconds(spec: RunSpec, survey: Survey, peer: PeerId, stages: StageRange) -> float:
-    """Seconds of one microbatch, forward and backward, on `stages`; 0 where no speed is known."""
-    flops = survey.flops(peer)
-    return microbatch_flops(spec, stages) / flops if flops else 0.0
-
-
-def link_time(survey: Survey, upstream: PeerId, downstream: PeerId, sizes: tuple[int, int]) -> LinkTime:
-    """What one microbatch costs on the link between two peers; `upstream` is the one nearer to stage 0.
-
-    `sizes` are the bytes of its two messages (:func:`message_bytes`).
-    """
-    forward = sizes[0] / survey.bandwidth(upstream, downstream)
-    backward = sizes[1] / survey.bandwidth(downstream, upstream)
-    uplinks = survey.capacity(upstream).uplink, survey.capacity(downstream).uplink
-    return LinkTime(
-        forward,
-        backward,
-        survey.delay(upstream, downstream),
-        # Peers in one home reach each other faster than through their uplink, so they do not use it.
-        min(forward, sizes[0] / uplinks[0]) if uplinks[0] > 0 else 0.0,
-        min(backward, sizes[1] / uplinks[1]) if uplinks[1] > 0 else 0.0,
-    )
-
-
-def chain_costs(
-    spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
-) -> tuple[tuple[float, ...], tuple[LinkTime, ...]]:
-    """What a microbatch costs each member and each link; ``ks[i]`` is k of the link behind member i."""
-    compute = tuple(compute_seconds(spec, survey, each.peer, each.stages) for each in members)
-    links = tuple(
-        link_time(survey, upstream.peer, downstream.peer, message_bytes(spec, k))
-        for (upstream, downstream), k in zip(pairwise(members), ks, strict=True)
-    )
-    return compute, links
-
-
-def chain_time(spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]) -> StepTime:
-    """An inner step of `members` in their order."""
-    return step_time(*chain_costs(spec, survey, members, ks), spec.inner.microbatches)
-
-
-def seconds_per_microbatch(
-    spec: RunSpec, survey: Survey, members: Sequence[Member], ks: Sequence[int]
-) -> float:
-    """The prediction for an inner step of `members`, within SECONDS_BOUNDS; 0 where nothing is known."""
-    return ChainTimer(spec, survey).seconds_per_microbatch(members, ks)
-
-
-class ChainTimer:
-    """Predicts the steps of many chains: what a member or a link costs is calculated once."""
+class Costs:
+    """Seconds of members, links and chains by what `survey` knows. Each is calculated once."""
 
     def __init__(self, spec: RunSpec, survey: Survey) -> None:
-        self._microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
-        self._compute = cache(partial(compute_seconds, spec, survey))
-        self._sizes = cache(partial(message_bytes, spec))
-        self._link = cache(
-            lambda upstream, downstream, k: link_time(survey, upstream, downstream, self._sizes(k))
+        self._spec, self.survey = spec, survey
+        self.sizes = cache(partial(message_bytes, spec))
+        self.compute = cache(self._compute)
+        self.link = cache(self._link)
+
+    def _compute(self, peer: PeerId, stages: StageRange) -> float:
+        """Of one microbatch, forward and backward, on `stages` of `peer`; 0 where no speed is known."""
+        flops = self.survey.flops(peer)
+        return microbatch_flops(self._spec, stages) / flops if flops else 0.0
+
+    def _link(self, upstream: PeerId, downstream: PeerId, k: int) -> LinkTime:
+        """Of one microbatch on the link between two peers; `upstream` is the one nearer to stage 0."""
+        survey, sizes = self.survey, self.sizes(k)
+        forward = sizes[0] / survey.bandwidth(upstream, downstream)
+        backward = sizes[1] / survey.bandwidth(downstream, upstream)
+        uplinks = survey.capacity(upstream).uplink, survey.capacity(downstream).uplink
+        return LinkTime(
+            forward,
+            backward,
+            survey.delay(upstream, downstream),
+            # Peers in one home reach each other faster than through their uplink, so they do not use it.
+            min(forward, sizes[0] / uplinks[0]) if uplinks[0] > 0 else 0.0,
+            min(backward, sizes[1] / uplinks[1]) if uplinks[1] > 0 else 0.0,
         )
 
+    def step(self, members: Sequence[Member], ks: Sequence[int], microbatches: int = 0) -> StepTime:
+        """An inner step of `members` in their order; ``ks[i]`` is k of the link behind member i.
+
+        `microbatches` is the number of one step; 0 means that of the specification.
+        """
+        compute = tuple(self.compute(each.peer, each.stages) for each in members)
+        ends = zip(pairwise(members), ks, strict=True)
+        links = tuple(self.link(upper.peer, lower.peer, k) for (upper, lower), k in ends)
+        return StepTime(compute, links, microbatches or self._spec.inner.microbatches)
+
     def seconds_per_microbatch(self, members: Sequence[Member], ks: Sequence[int]) -> float:
-        """As the function of this name."""
-        compute = [self._compute(each.peer, each.stages) for each in members]
-        links = [
-            self._link(upstream.peer, downstream.peer, k)
-            for (upstream, downstream), k in zip(pairwise(members), ks, strict=True)
-        ]
-        seconds = step_seconds(compute, links, self._microbatches) / self._microbatches
+        """The prediction for an inner step of `members`, within SECONDS_BOUNDS; 0 where nothing is known."""
+        compared = min(self._spec.inner.microbatches, COMPARED_MICROBATCHES)
+        seconds = self.step(members, ks, compared).seconds / compared
         return bounded_seconds(seconds) if seconds else 0.0
 
 

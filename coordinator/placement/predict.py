@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal
 
-from coordinator.placement.cost_model import Survey, chain_costs, message_bytes
-from coordinator.placement.schedule import StepTime, step_time
+from coordinator.placement.cost_model import Costs, Survey
+from coordinator.placement.schedule import StepTime
 from coordinator.run.state.text import short
 from protocol.spec.run import RunSpec
-from protocol.types import Member, PeerId, Replica
+from protocol.types import PeerId, Replica
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,6 @@ class Bottleneck:
                 return f"{self.kind} of {short(self.peer)}"
 
 
-def bottleneck(survey: Survey, members: Sequence[Member], step: StepTime) -> Bottleneck | None:
-    """What the inner `step` of `members` waits for most; None where it takes no time."""
-    resource = step.bottleneck
-    if resource is None:
-        return None
-    peer, other = members[resource.position].peer, members[resource.other].peer
-    if resource.kind != "sending":
-        return Bottleneck(resource.kind, peer, other)
-    # A bandwidth equals the value of an end only if that value determines it.
-    bandwidth = survey.bandwidth(peer, other)
-    if bandwidth == survey.capacity(peer).uplink:
-        return Bottleneck("uplink", peer, other)
-    is_downlink = bandwidth == survey.capacity(other).downlink
-    return Bottleneck("downlink" if is_downlink else "link", peer, other)
-
-
 @dataclass(frozen=True)
 class ReplicaPrediction:
     """One replica in the inner phase of a round.
@@ -67,7 +51,18 @@ class ReplicaPrediction:
     @cached_property
     def bottleneck(self) -> Bottleneck | None:
         """What a step waits for most; None where nothing is known."""
-        return bottleneck(self.survey, self.replica.members, self.step)
+        resource, members, survey = self.step.bottleneck, self.replica.members, self.survey
+        if resource is None:
+            return None
+        peer, other = members[resource.position].peer, members[resource.other].peer
+        if resource.kind != "sending":
+            return Bottleneck(resource.kind, peer, other)
+        # A bandwidth equals the value of an end only if that value determines it.
+        bandwidth = survey.bandwidth(peer, other)
+        if bandwidth == survey.capacity(peer).uplink:
+            return Bottleneck("uplink", peer, other)
+        is_downlink = bandwidth == survey.capacity(other).downlink
+        return Bottleneck("downlink" if is_downlink else "link", peer, other)
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,13 @@ class Prediction:
 
 def predict(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> Prediction:
     """The inner phase of `replicas`, of a plan or of a changed one, by what `survey` has measured."""
-    replay = cache(step_time)  # replicas of equal peers are replayed once
+    costs = Costs(spec, survey)
+    once = cache(lambda step: step)  # replicas of equal peers are replayed once
     found = []
     for replica in replicas:
         ks, microbatches = [link.k for link in replica.links], spec.microbatches_of(replica)
-        step = replay(*chain_costs(spec, survey, replica.members, ks), microbatches)
+        step = once(costs.step(replica.members, ks, microbatches))
         messages = spec.inner.steps * microbatches
-        sizes = (message_bytes(spec, k) for k in ks)
-        link_bytes = tuple((messages * down, messages * up) for down, up in sizes)
+        link_bytes = tuple((messages * down, messages * up) for down, up in map(costs.sizes, ks))
         found.append(ReplicaPrediction(replica, step, link_bytes, survey))
     return Prediction(tuple(found), spec.inner.steps * max(each.step.seconds for each in found))

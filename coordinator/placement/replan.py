@@ -15,8 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from coordinator.placement.cost_model import bounded_seconds, seconds_per_microbatch, survey_of
-from coordinator.placement.obstacles import member_obstacle
+from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
 from coordinator.placement.rules import (
     can_be_neighbours,
     delivered_work,
@@ -26,6 +25,7 @@ from coordinator.placement.rules import (
     is_synced,
     links_between,
     may_be_neighbours,
+    member_obstacle,
     member_of,
     peer_rests_until,
     replica_rests_until,
@@ -35,11 +35,7 @@ from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
 from coordinator.run.state.cause_text import member_text
 from coordinator.run.state.state import Peer, State, peers_of
-from coordinator.run.state.text import (
-    listed,
-    short,
-    stages_of,
-)
+from coordinator.run.state.text import listed, short, stages_of
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
@@ -216,16 +212,14 @@ def _improved(
     """
     spec, survey, delivered = state.spec, survey_of(state), delivered_work(state)
     newest = state.plans[-1].replicas
-    pause = from_round - state.rebalanced_at
-    may_change = not state.rebalanced_at or pause >= SETTLE_ROUNDS
+    may_change = not state.rebalanced_at or from_round - state.rebalanced_at >= SETTLE_ROUNDS
     result, reasons = list(replicas), list[str]()
     if is_settled and may_change and delivered:
-        movable = [each.index for each in result if _may_exchange(state, each, from_round)]
         moves = ExchangeMoves(
             spec,
             survey,
             result,
-            movable,
+            [each.index for each in result if _may_exchange(state, each, from_round)],
             _spares(state, from_round),
             lambda member, members_left: fits(state, member.peer, member.stages, members_left),
             partial(may_be_neighbours, state),
@@ -237,20 +231,29 @@ def _improved(
     # Shares are chosen last: they depend on the members and on k.
     are_changed = [*map(peers_of, result)] != [*map(peers_of, newest)]
     if are_changed or may_change:
-        # A report before the first decision of a round may still be about the round before it. So a measured
-        # time counts only for chains that are in both plans.
-        earlier = state.plan_for(max(1, from_round - 2)).replicas
-        lasting = set(map(_chain, earlier)) & set(map(_chain, newest))
-        seconds = []
-        for each in result:
-            measured = state.estimates[each.members[0].peer].microbatch_seconds
-            is_measured = measured > 0 and _chain(each) in lasting
-            predicted = seconds_per_microbatch(spec, survey, *_chain(each)) if not is_measured else 0.0
-            seconds.append(bounded_seconds(measured) if is_measured else predicted)
+        seconds = _microbatch_seconds(state, survey, result, from_round)
         limits = share_limits(state, result, delivered)
         result, shares = share_out(spec, result, seconds, limits, are_changed)
         reasons += shares
     return result, reasons
+
+
+def _microbatch_seconds(
+    state: State, survey: Survey, replicas: Sequence[Replica], from_round: int
+) -> list[float]:
+    """Seconds of a microbatch on each of `replicas`: measured, else predicted; 0 where nothing is known."""
+    # A report before the first decision of a round may still be about the round before it. So a measured
+    # time counts only for chains that are in both plans.
+    earlier, newest = state.plan_for(max(1, from_round - 2)).replicas, state.plans[-1].replicas
+    lasting, costs = set(map(_chain, earlier)) & set(map(_chain, newest)), Costs(state.spec, survey)
+
+    def seconds(replica: Replica) -> float:
+        measured = state.estimates[replica.members[0].peer].microbatch_seconds
+        if measured > 0 and _chain(replica) in lasting:
+            return bounded_seconds(measured)
+        return costs.seconds_per_microbatch(*_chain(replica))
+
+    return [*map(seconds, replicas)]
 
 
 def _chain(replica: Replica) -> tuple[tuple[Member, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 
 from coordinator.placement.rules import (
@@ -30,27 +30,10 @@ from coordinator.run.state.transaction import Transaction
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
-Slot = tuple[int, int]
-"""Replica and position."""
+Vacancy = ReservedAssignment
+"""An assignment that can be reserved; its `peer` is the one that has it and drains, or ""."""
 _MOST_TRIED = 16
 """While nothing trains, at most this many pipelines are tried: those that lack the fewest members."""
-
-
-@dataclass(frozen=True)
-class Vacancy:
-    """An assignment that can be reserved; `is_left` while the peer that has it drains."""
-
-    replica: int
-    position: int
-    stages: StageRange
-    is_left: bool = False
-
-    @property
-    def slot(self) -> Slot:
-        return self.replica, self.position
-
-    def reserved_for(self, peer: PeerId) -> ReservedAssignment:
-        return ReservedAssignment(peer, self.replica, self.position, self.stages)
 
 
 def reserve_assignments(transaction: Transaction) -> None:
@@ -95,7 +78,7 @@ class Vacancies:
             holder = None if peer is None else self._state.peers[peer]
             drains = holder is not None and holder.is_live and not holder.is_staying
             if holder is None or holder.is_lost or drains:
-                yield Vacancy(replica, position, stages, is_left=drains)
+                yield Vacancy(peer if peer and drains else PeerId(""), replica, position, stages)
 
     def reservation_for(
         self, peer: Peer, former: ReservedAssignment | None = None
@@ -109,12 +92,12 @@ class Vacancies:
         """
         vacant = self._of_its_role(peer)
         if former is not None and any(
-            each.reserved_for(peer.peer) == former and self._can_connect(each, peer) for each in vacant
+            replace(each, peer=peer.peer) == former and self._can_connect(each, peer) for each in vacant
         ):
             return former
         for each in vacant:
             if self.suits(each, peer):
-                return each.reserved_for(peer.peer)
+                return replace(each, peer=peer.peer)
         if self._waiting_pipelines(peer):
             return None
         founded = 1 + max(self._layouts)
@@ -152,18 +135,16 @@ class Vacancies:
             have = "pipeline waits" if waiting == 1 else "pipelines wait"
             found.append(f"a new pipeline: {waiting} {have} already for the peers that they lack")
         else:
-            founded = 1 + max(self._layouts)
-            layout = self._founded_by(peer, founded)
-            new = (Vacancy(founded, at, stages) for at, stages in enumerate(layout))
-            why = [self._memory(peer, each, len(layout) - each.position) for each in new]
-            found += [f"a new pipeline: {each}" for each in why[-1:]]  # its end needs the fewest microbatches
+            layout = self._founded_by(peer, 1 + max(self._layouts))
+            # The end of a pipeline needs the fewest microbatches.
+            found.append(f"a new pipeline: {self._memory(peer, layout[-1], 1)}")
         return found
 
     def _obstacle(self, vacancy: Vacancy, peer: Peer) -> str:
         """Why `peer` does not suit `vacancy`; "" if it does."""
         left = len(self._layouts[vacancy.replica]) - vacancy.position
         if not self._fits(peer.peer, vacancy.stages, left):
-            return self._memory(peer, vacancy, left)
+            return self._memory(peer, vacancy.stages, left)
         for each in self._neighbours(vacancy):
             if not can_be_neighbours(peer, each):
                 return f"neither it nor its neighbour {short(each.peer)} has an endpoint"
@@ -171,10 +152,11 @@ class Vacancies:
                 return f"its link to {short(each.peer)} has failed; it is tried again from round {until} on"
         return ""
 
-    def _memory(self, peer: Peer, vacancy: Vacancy, members_left: int) -> str:
-        needed, budget = memory_for(self._state, peer.peer, vacancy.stages, members_left)
+    def _memory(self, peer: Peer, stages: StageRange, members_left: int) -> str:
+        needed, budget = memory_for(self._state, peer.peer, stages, members_left)
         may = f"{budget / 1e6:,.1f} MB of its memory may be used"
-        return f"{stages_of(vacancy)} would need {needed / 1e6:,.1f} MB, and {may}"
+        noun = "stage" if len(stages) == 1 else "stages"
+        return f"{noun} {stages} would need {needed / 1e6:,.1f} MB, and {may}"
 
     def _founded_by(self, peer: Peer, replica: int) -> tuple[StageRange, ...]:
         is_alone = peer.policy.is_alone(self._spec)
@@ -205,8 +187,8 @@ class Vacancies:
         return [each for each in neighbours if each.is_staying]
 
 
-def _order(vacancy: Vacancy) -> tuple[bool, Slot]:
-    return vacancy.is_left, vacancy.slot
+def _order(vacancy: Vacancy) -> tuple[bool, tuple[int, int]]:
+    return bool(vacancy.peer), vacancy.slot
 
 
 def move_spares(transaction: Transaction) -> None:
@@ -244,7 +226,7 @@ def move_spares(transaction: Transaction) -> None:
         ]
         former = _first_fitting(transaction.state, hole, candidates)
         if former is not None:
-            transaction.add(AssignmentReserved(transaction.now, hole.reserved_for(former.peer)))
+            transaction.add(AssignmentReserved(transaction.now, replace(hole, peer=former.peer)))
             movable.remove(former)
             spares[former.stages] -= 1
             wanted[hole.stages] -= 1
@@ -293,7 +275,7 @@ def _filling(state: State, holes: Sequence[Vacancy]) -> list[ReservedAssignment]
         former = _first_fitting(trial.state, hole, others)
         if former is None:
             return None
-        found.append(hole.reserved_for(former.peer))
+        found.append(replace(hole, peer=former.peer))
         trial.add(AssignmentReserved(trial.now, found[-1]))
     return found
 

@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from coordinator.placement.cost_model import (
-    compute_seconds,
+    Costs,
     memory_budget,
     memory_needed,
-    seconds_per_microbatch,
     stage_parameters,
     survey_of,
 )
@@ -213,10 +212,10 @@ def _round_seconds(state: State) -> float:
     measured = [median_low(each) for each in state.phase_seconds.values() if each]
     if measured or not state.plans:
         return median_low(measured) if measured else 0.0
-    survey = survey_of(state)
+    costs = Costs(state.spec, survey_of(state))
     steps = state.spec.inner.steps * state.spec.inner.microbatches
     predicted = [
-        steps * seconds_per_microbatch(state.spec, survey, each.members, [link.k for link in each.links])
+        steps * costs.seconds_per_microbatch(each.members, [link.k for link in each.links])
         for each in state.plans[-1].replicas
     ]
     return median_low([each for each in predicted if each] or [0.0])
@@ -302,7 +301,7 @@ def _to_stage_peer(
             )
             changes = (
                 RoleChanged(transaction.now, peer.peer, Role.STAGE, reason),
-                AssignmentReserved(transaction.now, hole.reserved_for(peer.peer)),
+                AssignmentReserved(transaction.now, replace(hole, peer=peer.peer)),
             )
             if peer.peer not in assigned or _others_train_on(transaction, changes, from_round):
                 return changes
@@ -335,16 +334,13 @@ def _holes(
 
 def _is_worth_it(state: State, peer: Peer, hole: Vacancy, partners: Sequence[ReservedAssignment]) -> bool:
     """Whether the chain with `peer` is not slower than `peer` alone, as far as that is known."""
-    survey = survey_of(state)
-    chain = sorted([*partners, hole.reserved_for(peer.peer)], key=lambda each: each.position)
+    costs = Costs(state.spec, survey_of(state))
+    chain = sorted([*partners, replace(hole, peer=peer.peer)], key=lambda each: each.position)
     members = [member_of(state.peers[each.peer], each.stages) for each in chain]
     # As in the first plan: k widens later, as far as the links carry it.
     ks = [state.spec.link.possible_ks[0]] * (len(members) - 1)
-    together = seconds_per_microbatch(state.spec, survey, members, ks)
-    return (
-        together <= compute_seconds(state.spec, survey, peer.peer, StageRange(0, state.stages))
-        or not together
-    )
+    together = costs.seconds_per_microbatch(members, ks)
+    return together <= costs.compute(peer.peer, StageRange(0, state.stages)) or not together
 
 
 def _others_train_on(

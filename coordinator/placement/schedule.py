@@ -76,14 +76,17 @@ class StepTime:
     Attributes:
         compute: seconds that one microbatch takes each member, forward and backward.
         links: the link between each member and the next.
-        microbatches: in one step.
-        seconds: from the first member's first forward pass until it may begin the next step.
+        microbatches: in one step, at least 1.
     """
 
     compute: tuple[float, ...]
     links: tuple[LinkTime, ...]
     microbatches: int
-    seconds: float
+
+    @cached_property
+    def seconds(self) -> float:
+        """From the first member's first forward pass until it may begin the next step."""
+        return step_seconds(self.compute, self.links, self.microbatches)
 
     @property
     def busy(self) -> tuple[float, ...]:
@@ -100,43 +103,31 @@ class StepTime:
         """The resource that makes the step longest when it becomes slower; None if the step takes no time."""
         if self.seconds <= 0:
             return None
-        slower = {
-            resource: step_seconds(compute, links, self.microbatches)
-            for resource, compute, links in self._with_one_slower_resource()
-        }
+        slower = {resource: step.seconds for resource, step in self._with_one_slower_resource()}
         return max(slower, key=lambda resource: slower[resource])
 
-    def _with_one_slower_resource(self) -> Iterator[tuple[Resource, Sequence[float], Sequence[LinkTime]]]:
+    def _with_one_slower_resource(self) -> Iterator[tuple[Resource, StepTime]]:
         factor = 1 + _SLOWDOWN
         for i, seconds in enumerate(self.compute):
-            slower = [*self.compute[:i], seconds * factor, *self.compute[i + 1 :]]
-            yield Resource("computing", i, i), slower, self.links
+            slower = (*self.compute[:i], seconds * factor, *self.compute[i + 1 :])
+            yield Resource("computing", i, i), replace(self, compute=slower)
         for i, link in enumerate(self.links):
-            forward, backward = link.forward * factor, link.backward * factor
             # A slower transfer also occupies the shared uplink for longer.
-            uplinks = link.forward_uplink * factor, link.backward_uplink * factor
+            forward, down = link.forward * factor, link.forward_uplink * factor
+            backward, up = link.backward * factor, link.backward_uplink * factor
             for resource, slower_link in (
-                (Resource("sending", i, i + 1), replace(link, forward=forward, forward_uplink=uplinks[0])),
-                (Resource("sending", i + 1, i), replace(link, backward=backward, backward_uplink=uplinks[1])),
+                (Resource("sending", i, i + 1), replace(link, forward=forward, forward_uplink=down)),
+                (
+                    Resource("sending", i + 1, i),
+                    replace(link, backward=backward, backward_uplink=up),
+                ),
                 (Resource("latency", i, i + 1), replace(link, delay=link.delay * factor)),
             ):
-                yield resource, self.compute, [*self.links[:i], slower_link, *self.links[i + 1 :]]
-
-
-def step_time(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> StepTime:
-    """The inner step of a chain.
-
-    Args:
-        compute: seconds that one microbatch takes each member, forward and backward.
-        links: the link between each member and the next.
-        microbatches: in one step, at least 1.
-    """
-    seconds = step_seconds(compute, links, microbatches)
-    return StepTime(tuple(compute), tuple(links), microbatches, seconds)
+                yield resource, replace(self, links=(*self.links[:i], slower_link, *self.links[i + 1 :]))
 
 
 def step_seconds(compute: Sequence[float], links: Sequence[LinkTime], microbatches: int) -> float:
-    """The `seconds` of :func:`step_time`."""
+    """The seconds of an inner step (:class:`StepTime`)."""
     members = len(compute)
     forward = [seconds * FORWARD_SHARE for seconds in compute]
     backward = [seconds * (1 - FORWARD_SHARE) for seconds in compute]

@@ -1,12 +1,12 @@
 """The one search of placement: it starts from some chains, and makes moves until none helps.
 
-A chain is a pipeline with the seconds of its inner step. A move replaces some of the chains. The search
-takes the slowest chain, tries the moves that change it, and makes one that lowers the objective of the chains
-in the move. Two sets of moves bound their own effort: they end when their budget is spent.
+A move replaces some of the chains. The search takes the slowest chain, tries the moves that change it, and
+makes one that lowers the objective of the chains in the move. There are two sets of moves, each with a bound
+of its effort:
 
-- :class:`FreeMoves`, before the run, from a greedy start: two members of a chain change places, a member
-  changes places with a spare or a member of another chain, a chain takes a peer or gives one away. Order and
-  stages of a chain are chosen anew. The first move that helps is made.
+- :func:`free_moves`, before the run: two members of a chain change places, a member changes places with a
+  spare or a member of another chain, a chain takes a peer or gives one away. Order and stages of a chain are
+  chosen anew. The first move that helps is made.
 - :class:`ExchangeMoves`, between two rounds, from the running plan: a member changes places with a spare or
   a member of another chain that has the same stages. All replicas have bit-equal anchors after a round, so
   no state moves. Peers connect anew, so the best move is made, and only if it helps by a margin.
@@ -22,22 +22,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from math import inf
-from typing import Generic, Protocol, TypeVar
 
 from coordinator.placement.chains import Chain, ChainSearch
-from coordinator.placement.cost_model import (
-    COMPARED_MICROBATCHES,
-    ChainTimer,
-    Survey,
-    compute_seconds,
-    message_bytes,
-)
+from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import can_be_neighbours, links_between
 from coordinator.run.state.text import listed, short
 from protocol.math.batch import whole_batch
 from protocol.spec.fixed import MARGIN
 from protocol.spec.run import RunSpec
-from protocol.types import Member, PeerId, Replica, StageRange
+from protocol.types import Member, Replica, StageRange
 
 MOST_COMPARED = 10_000
 """Free moves from one start compare about this many chains."""
@@ -53,46 +46,34 @@ _LEAST_GAIN = 0.01
 """An exchange must make the chains that it touches faster by this share."""
 
 PeerNumbers = tuple[int, ...]
-"""The peers of one chain in any order, by their position among all peers."""
-
-
-class Timed(Protocol):
-    """A chain of any kind."""
-
-    @property
-    def seconds(self) -> float:
-        """Of its inner step; infinite where the chain is not possible."""
-        ...
-
-
-ChainT = TypeVar("ChainT", bound=Timed)
 
 
 @dataclass(frozen=True)
-class Move(Generic[ChainT]):
+class Move:
     """The chains that a move replaces, by index, and what it does, for messages."""
 
-    chains: Mapping[int, ChainT]
+    chains: Mapping[int, Chain]
     description: str = ""
 
 
-def slowest(seconds: Sequence[float]) -> float:
+def slowest(seconds: Iterable[float]) -> float:
     """The objective where all chains do the same work: the slowest one determines the step."""
     return max(seconds)
 
 
-def harmonic_mean(seconds: Sequence[float]) -> float:
+def harmonic_mean(seconds: Iterable[float]) -> float:
     """The objective where chains share the work by speed: all need the mean of what they would need alone."""
-    return len(seconds) / sum(1 / each for each in seconds)
+    speeds = [1 / each for each in seconds]
+    return len(speeds) / sum(speeds)
 
 
 def improve(
-    chains: dict[int, ChainT],
-    moves: Callable[[int], Iterable[Move[ChainT]]],
-    objective: Callable[[Sequence[float]], float] = slowest,
+    chains: dict[int, Chain],
+    moves: Callable[[int], Iterable[Move]],
+    objective: Callable[[Iterable[float]], float] = slowest,
     margin: float = 0.0,
     takes_first: bool = True,
-) -> list[Move[ChainT]]:
+) -> list[Move]:
     """Change `chains` in place by moves until none helps. Returns the moves that were made, in order.
 
     Args:
@@ -101,7 +82,7 @@ def improve(
         margin: a move must lower the objective of the chains that it touches by this share.
         takes_first: whether to make the first move that helps, or the best of all.
     """
-    made = list[Move[ChainT]]()
+    made = list[Move]()
     waiting = set(chains)  # chains whose moves were not tried since they changed
     while waiting:
         # The slowest first; the index decides ties, so that the result does not depend on an order.
@@ -110,8 +91,8 @@ def improve(
         best, best_ratio = None, 1 - margin
         for move in moves(index):
             # By ratio, so that moves of chains with unlike seconds can be compared.
-            before = objective([chains[each].seconds for each in move.chains])
-            after = objective([chain.seconds for chain in move.chains.values()])
+            before = objective(chains[each].seconds for each in move.chains)
+            after = objective(chain.seconds for chain in move.chains.values())
             if after < before * best_ratio:
                 best, best_ratio = move, after / before
                 if takes_first:
@@ -125,45 +106,40 @@ def improve(
     return made
 
 
-class FreeMoves:
-    """The moves of chains whose order and stages are chosen anew (:class:`ChainSearch`).
+def free_moves(
+    search: ChainSearch, chains: Mapping[int, Chain], burdens: Sequence[float], usable: Collection[int]
+) -> Callable[[int], Iterator[Move]]:
+    """The moves of chains whose order and stages are chosen anew.
 
     Args:
         chains: by index; :func:`improve` changes them.
         burdens: by peer, how slow it is.
         usable: the peers that can host a stage.
     """
+    most_compared = search.compared + MOST_COMPARED
 
-    def __init__(
-        self,
-        search: ChainSearch,
-        chains: Mapping[int, Chain],
-        burdens: Sequence[float],
-        usable: Collection[int],
-    ) -> None:
-        self._search, self._chains = search, chains
-        self._burdens, self._usable = burdens, usable
-        self._spent = search.compared + MOST_COMPARED
+    def by_burden(peers: Iterable[int]) -> PeerNumbers:
+        return tuple(sorted(peers, key=lambda peer: (burdens[peer], peer)))
 
-    def __call__(self, index: int) -> Iterator[Move[Chain]]:
+    def moves(index: int) -> Iterator[Move]:
         """Slow members of the chain and fast members of others come first."""
-        search, own = self._search, self._chains[index]
-        if search.compared >= self._spent:
+        own = chains[index]
+        if search.compared >= most_compared:
             return
         if own.seconds < inf:  # an impossible chain has no cuts to start from
             yield from (Move({index: chain}) for chain in search.reordered(own))
-        mine = self._by_burden(own.order)[::-1]
-        taken = {peer for chain in self._chains.values() for peer in chain.order}
-        spares = self._by_burden(peer for peer in self._usable if peer not in taken)
+        mine = by_burden(own.order)[::-1]
+        taken = {peer for chain in chains.values() for peer in chain.order}
+        spares = by_burden(peer for peer in usable if peer not in taken)
         for group, _ in _exchanges(mine, spares[:_PARTNERS], search.stages, 0):
             chain = search.chain(group, own.seconds)
             if chain is not None:
                 yield Move({index: chain})
-        others = sorted((i for i in self._chains if i != index), key=lambda i: (self._chains[i].seconds, i))
+        others = sorted((i for i in chains if i != index), key=lambda i: (chains[i].seconds, i))
         for other in others[:_PARTNERS]:
-            theirs = self._by_burden(self._chains[other].order)
+            theirs = by_burden(chains[other].order)
             for group, other_group in _exchanges(mine, theirs, search.stages, 2):
-                if search.compared >= self._spent:
+                if search.compared >= most_compared:
                     return
                 # Both chains must be faster than this one is now, else the move does not help.
                 chain = search.chain(group, own.seconds)
@@ -171,8 +147,7 @@ class FreeMoves:
                 if chain is not None and other_chain is not None:
                     yield Move({index: chain, other: other_chain})
 
-    def _by_burden(self, peers: Iterable[int]) -> PeerNumbers:
-        return tuple(sorted(peers, key=lambda peer: (self._burdens[peer], peer)))
+    return moves
 
 
 def _exchanges(
@@ -197,14 +172,6 @@ def _without(group: PeerNumbers, peer: int, *instead: int) -> PeerNumbers:
     return (*(each for each in group if each != peer), *instead)
 
 
-@dataclass(frozen=True)
-class TimedMembers:
-    """The members of a running pipeline, and the seconds of one microbatch."""
-
-    members: tuple[Member, ...]
-    seconds: float
-
-
 class ExchangeMoves:
     """The moves of running chains: a member changes places with another peer that has the same stages.
 
@@ -215,6 +182,7 @@ class ExchangeMoves:
         may_host: whether a peer's memory holds its stages, given the members from it to the end of its chain.
 
     Attributes:
+        members: by number, the members of all replicas, then the spares.
         chains: of all replicas as they are, by index.
         movable: those that :func:`improve` changes.
     """
@@ -230,32 +198,34 @@ class ExchangeMoves:
         may_be_neighbours: Callable[[Member, Member], bool] = can_be_neighbours,
         most_operations: int = MOST_OPERATIONS,
     ) -> None:
-        self._spec, self._survey = spec, survey
+        self._costs, self._k = Costs(spec, survey), spec.link.k
+        self._compared_microbatches = min(spec.inner.microbatches, COMPARED_MICROBATCHES)
         self._may_host, self._may_be_neighbours = cache(may_host), may_be_neighbours
         self._ks = {each.index: tuple(link.k for link in each.links) for each in replicas}
-        self._operations_left, self._timer = most_operations, ChainTimer(spec, survey)
-        self._seconds: dict[tuple[tuple[Member, ...], tuple[int, ...]], float] = {}
-        self.chains = {each.index: self._timed(each.index, each.members) for each in replicas}
+        self._operations_left = most_operations
+        self.members = [*(member for each in replicas for member in each.members), *spares]
+        self._seconds: dict[tuple[PeerNumbers, tuple[int, ...]], float] = {}
+        numbers = iter(range(len(self.members)))
+        orders = {each.index: tuple(next(numbers) for _ in each.members) for each in replicas}
+        self.chains = {index: self._chain(index, order) for index, order in orders.items()}
         self.movable = {index: self.chains[index] for index in movable}
-        members = [member for chain in self.movable.values() for member in chain.members]
-        self._candidates: defaultdict[StageRange, list[Member]] = defaultdict(list)
-        for each in sorted([*members, *spares], key=lambda each: (self._seconds_alone(each), each.peer)):
-            self._candidates[each.stages].append(each)
+        usable = [number for chain in self.movable.values() for number in chain.order] + [*numbers]
+        self._candidates: defaultdict[StageRange, list[int]] = defaultdict(list)
+        for number in sorted(usable, key=lambda each: (self._seconds_alone(each), self.members[each].peer)):
+            self._candidates[self.members[number].stages].append(number)
 
-    def __call__(self, index: int) -> Iterator[Move[TimedMembers]]:
-        where = {member.peer: i for i, chain in self.movable.items() for member in chain.members}
-        for member in self.movable[index].members:
+    def __call__(self, index: int) -> Iterator[Move]:
+        where = {number: i for i, chain in self.movable.items() for number in chain.order}
+        for member in self.movable[index].order:
             for other in self._partners(member, index, where):
                 if self._operations_left <= 0:
                     return
                 self._operations_left -= 1  # also for impossible exchanges, else the search has no bound
-                move = self._exchange(index, member, other, where.get(other.peer))
+                move = self._exchange(index, member, other, where.get(other))
                 if move is not None:
                     yield move
 
-    def _exchange(
-        self, index: int, member: Member, other: Member, its_index: int | None
-    ) -> Move[TimedMembers] | None:
+    def _exchange(self, index: int, member: int, other: int, its_index: int | None) -> Move | None:
         """Exchange `member` of chain `index` for `other` of chain `its_index`; None if that is impossible.
 
         A spare has no `its_index`.
@@ -263,7 +233,7 @@ class ExchangeMoves:
         chain = self._with(index, member, other)
         if chain is None:
             return None
-        name, other_name = short(member.peer), short(other.peer)
+        name, other_name = (short(self.members[each].peer) for each in (member, other))
         if its_index is None:
             return Move({index: chain}, f"{other_name} takes the place of {name} in replica-{index}")
         its_chain = self._with(its_index, other, member)
@@ -272,37 +242,41 @@ class ExchangeMoves:
         where = f"between replica-{index} and replica-{its_index}"
         return Move({index: chain, its_index: its_chain}, f"{name} and {other_name} change places {where}")
 
-    def _with(self, index: int, former: Member, newcomer: Member) -> TimedMembers | None:
+    def _with(self, index: int, former: int, newcomer: int) -> Chain | None:
         """Chain `index` with `newcomer` in place of `former`; None where memory or endpoints forbid it."""
-        members = tuple(newcomer if each == former else each for each in self.movable[index].members)
+        order = tuple(newcomer if each == former else each for each in self.movable[index].order)
         # The others were members before, so only the newcomer's memory matters.
-        if not self._may_host(newcomer, len(members) - members.index(newcomer)):
+        if not self._may_host(self.members[newcomer], len(order) - order.index(newcomer)):
             return None
+        members = (self.members[number] for number in order)
         if not all(self._may_be_neighbours(one, other) for one, other in pairwise(members)):
             return None
-        return self._timed(index, members)
+        return self._chain(index, order)
 
-    def _partners(self, member: Member, index: int, where: Mapping[PeerId, int]) -> list[Member]:
+    def _partners(self, member: int, index: int, where: Mapping[int, int]) -> list[int]:
         """Peers to try in place of `member`, the fastest first: all of them in a small swarm."""
-        found = [each for each in self._candidates[member.stages] if where.get(each.peer) != index]
+        candidates = self._candidates[self.members[member].stages]
+        found = [each for each in candidates if where.get(each) != index]
         if len(found) <= 3 * _SAMPLE:
             return found
         others = found[_SAMPLE:-_SAMPLE]
         return [*found[:_SAMPLE], *others[:: -(-len(others) // _SAMPLE)], *found[-_SAMPLE:]]
 
-    def _seconds_alone(self, member: Member) -> float:
+    def _seconds_alone(self, number: int) -> float:
         """Seconds per microbatch for computing, or for sending both messages if that is slower."""
-        compute = compute_seconds(self._spec, self._survey, member.peer, member.stages)
-        uplink = self._survey.capacity(member.peer).uplink
-        return max(compute, sum(message_bytes(self._spec, self._spec.link.k)) / uplink if uplink > 0 else 0.0)
+        member = self.members[number]
+        compute = self._costs.compute(member.peer, member.stages)
+        uplink = self._costs.survey.capacity(member.peer).uplink
+        return max(compute, sum(self._costs.sizes(self._k)) / uplink if uplink > 0 else 0.0)
 
-    def _timed(self, index: int, members: tuple[Member, ...]) -> TimedMembers:
-        key = (members, self._ks[index])
+    def _chain(self, index: int, order: tuple[int, ...]) -> Chain:
+        key = (order, self._ks[index])
         if key not in self._seconds:
             # The budget counts replays only; a chain that was timed before is free.
-            self._operations_left -= len(members) * min(self._spec.inner.microbatches, COMPARED_MICROBATCHES)
-            self._seconds[key] = self._timer.seconds_per_microbatch(*key)
-        return TimedMembers(members, self._seconds[key])
+            self._operations_left -= len(order) * self._compared_microbatches
+            members = [self.members[number] for number in order]
+            self._seconds[key] = self._costs.seconds_per_microbatch(members, self._ks[index])
+        return Chain(self._seconds[key], order)
 
 
 def exchange_members(
@@ -316,19 +290,20 @@ def exchange_members(
     objective = harmonic_mean if grouping.balance else slowest
     made = improve(moves.movable, moves, objective, margin=_LEAST_GAIN, takes_first=False)
     before, after = moves.chains, {**moves.chains, **moves.movable}
-    changed = [index for index, chain in after.items() if chain.members != before[index].members]
+    changed = [index for index, chain in after.items() if chain.order != before[index].order]
     if not changed:
         return list(replicas), ""
     # Where work is shared by speed, count only changed chains: a mean over all would hide their gain.
     counted = changed if grouping.balance else list(after)
     usual = whole_batch(spec, len(replicas)) / len(replicas)
-    was, now = (usual * objective([chains[i].seconds for i in counted]) for chains in (before, after))
+    was, now = (usual * objective(chains[i].seconds for i in counted) for chains in (before, after))
     if now >= was * (1 - MARGIN):
         return list(replicas), ""
     result = []
     for each in replicas:
-        members, ks = after[each.index].members, [link.k for link in each.links]
+        members = tuple(moves.members[number] for number in after[each.index].order)
         # Another peer may have to dial.
+        ks = [link.k for link in each.links]
         links = links_between(members, ks) if each.index in changed else each.links
         result.append(replace(each, members=members, links=links))
     step = "their step, at fair shares," if grouping.balance else "the slowest step"

@@ -25,10 +25,10 @@ from itertools import combinations
 from math import comb, inf
 
 from coordinator.placement.chains import Chain, ChainSearch, even_cuts, members_along
-from coordinator.placement.cost_model import Survey, memory_budget, memory_needed, with_relays
+from coordinator.placement.cost_model import Survey, has_memory, memory_needed, with_relays
 from coordinator.placement.predict import predict
 from coordinator.placement.rules import links_between, unreached_hosts
-from coordinator.placement.search import FreeMoves, improve
+from coordinator.placement.search import free_moves, improve, slowest
 from coordinator.placement.tuning import choose_k
 from coordinator.run.state.state import Peer
 from coordinator.run.state.text import counted, listed, short
@@ -149,11 +149,10 @@ def _arranged(
 
 def _has_memory(spec: RunSpec, survey: Survey, replica: Replica) -> bool:
     """Whether each member whose memory is known can hold its stages."""
-    able = [survey.capacity(member.peer) for member in replica.members]
-    left = range(len(able), 0, -1)  # the members from each one to the end of the chain
+    left = range(len(replica.members), 0, -1)  # the members from each one to the end of the chain
     return all(
-        memory_needed(spec, member.stages, n, each.device) <= memory_budget(spec, each)
-        for member, each, n in zip(replica.members, able, left, strict=True)
+        has_memory(spec, survey.capacity(member.peer), member.stages, n)
+        for member, n in zip(replica.members, left, strict=True)
     )
 
 
@@ -260,15 +259,15 @@ def _best_of_all(spec: RunSpec, search: ChainSearch, pipelines: int) -> Sequence
         options = [best(peer + 1, taken, left)]
         for mask, chain in fastest.get(peer, []):
             if not mask & taken:
-                slowest, deviation, total, others = best(peer + 1, taken | mask, left - 1)
-                slowest, total = max(slowest, chain.seconds), total + chain.seconds
+                longest, deviation, total, others = best(peer + 1, taken | mask, left - 1)
+                longest, total = max(longest, chain.seconds), total + chain.seconds
                 deviation += abs(len(chain.order) - spec.swarm.chain_length)
-                options.append((slowest, deviation, total, (chain, *others)))
+                options.append((longest, deviation, total, (chain, *others)))
         # min takes the first of equal solutions, so the result does not depend on the chains themselves.
         return min(options, key=lambda option: option[:3])
 
-    slowest, _, _, chains = best(0, 0, pipelines)
-    return chains if slowest < inf else None
+    longest, _, _, chains = best(0, 0, pipelines)
+    return chains if longest < inf else None
 
 
 class _LargeSwarm:
@@ -298,12 +297,12 @@ class _LargeSwarm:
             for length in sorted(lengths, key=lambda each: (abs(each - usual), each))
             for start in self._starts(length)
         ]
-        best, best_seconds = None, inf
-        for chains in sorted(starts, key=_slowest)[:_STARTS]:
-            improve(chains, FreeMoves(self._search, chains, self._burdens, self._usable))
-            if _slowest(chains) < best_seconds:
-                best, best_seconds = [*chains.values()], _slowest(chains)
-        return best
+        best = sorted(starts, key=_seconds)[:_STARTS]
+        for chains in best:
+            improve(chains, free_moves(self._search, chains, self._burdens, self._usable))
+        # min takes the first of equal ones.
+        found = min(best, key=_seconds, default={})
+        return [*found.values()] if found and _seconds(found) < inf else None
 
     def _starts(self, length: int) -> Iterator[dict[int, Chain]]:
         """Chains of `length` with similar burdens; if memory forbids some, chains with similar memory."""
@@ -312,11 +311,10 @@ class _LargeSwarm:
             if groups is None:
                 return
             # An impossible chain stays in the start, since an exchange of members may make it possible.
-            chains = {
-                i: self._search.chain(group) or Chain(inf, tuple(group), ()) for i, group in enumerate(groups)
-            }
+            found = (self._search.chain(group) or Chain(inf, tuple(group)) for group in groups)
+            chains = dict(enumerate(found))
             yield chains
-            if _slowest(chains) < inf:
+            if _seconds(chains) < inf:
                 return
 
     def _deal(self, weights: Sequence[float], length: int) -> list[list[int]] | None:
@@ -347,8 +345,8 @@ class _LargeSwarm:
         return groups
 
 
-def _slowest(chains: Mapping[int, Chain]) -> float:
-    return max(chain.seconds for chain in chains.values())
+def _seconds(chains: Mapping[int, Chain]) -> float:
+    return slowest(chain.seconds for chain in chains.values())
 
 
 def _why_not(spec: RunSpec, survey: Survey, peers: Sequence[Peer], pipelines: int) -> Cause:

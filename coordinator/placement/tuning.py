@@ -19,22 +19,10 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import floor
 
-from coordinator.placement.cost_model import (
-    COMPARED_MICROBATCHES,
-    Survey,
-    chain_costs,
-    compute_seconds,
-    message_bytes,
-)
+from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import links_between
-from coordinator.placement.schedule import step_seconds
 from coordinator.run.state.text import listed, short
-from protocol.math.batch import (
-    batch_of,
-    equal_shares,
-    whole_batch,
-    with_shares,
-)
+from protocol.math.batch import batch_of, equal_shares, whole_batch, with_shares
 from protocol.spec.fixed import MARGIN
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
@@ -73,24 +61,18 @@ def choose_k(
         return given
     widths = link.possible_ks
     start = [widths[0] if is_known else now for is_known, now in zip(known, given, strict=True)]
-    compute, _ = chain_costs(spec, survey, members, start)
-    # The searches below ask for the same costs many times. A given k need not be one of `widths`.
-    costs = {k: chain_costs(spec, survey, members, [k] * len(given))[1] for k in {*widths, *given}}
-
-    def seconds(ks: Sequence[int]) -> float:
-        links = [costs[k][i] for i, k in enumerate(ks)]
-        return step_seconds(compute, links, microbatches or spec.inner.microbatches)
+    costs = Costs(spec, survey)
 
     def widest(tolerance: float) -> list[int]:
         """Widen the links in turn while the step is at most `tolerance` longer."""
         ks = list(start)
-        limit = seconds(ks) * (1 + tolerance)
+        limit = costs.step(members, ks, microbatches).seconds * (1 + tolerance)
         growing = [i for i, is_known in enumerate(known) if is_known]
         # All links reach one width before any gets the next, so that no link uses up the tolerance alone.
         for wider in widths[1:]:
             for i in list(growing):  # a copy, since the loop removes links
                 narrower, ks[i] = ks[i], wider
-                if seconds(ks) > limit:
+                if costs.step(members, ks, microbatches).seconds > limit:
                     ks[i] = narrower
                     growing.remove(i)
         return ks
@@ -179,11 +161,10 @@ def _replicas_due(
 def _why_k(spec: RunSpec, survey: Survey, one: Member, other: Member, before: int, after: int) -> str:
     """A sentence about the slower direction of the link and the computing of the slower end."""
     bandwidths = survey.bandwidth(one.peer, other.peer), survey.bandwidth(other.peer, one.peer)
-    sizes = message_bytes(spec, after)
-    seconds, bandwidth = max(
-        (size / bandwidth, bandwidth) for size, bandwidth in zip(sizes, bandwidths, strict=True)
-    )
-    compute = max(compute_seconds(spec, survey, each.peer, each.stages) for each in (one, other))
+    costs = Costs(spec, survey)
+    ways = zip(costs.sizes(after), bandwidths, strict=True)
+    seconds, bandwidth = max((size / bandwidth, bandwidth) for size, bandwidth in ways)
+    compute = max(costs.compute(each.peer, each.stages) for each in (one, other))
     verb = "rises" if width_order(after) > width_order(before) else "falls"
     change = f"{verb} {k_text(before)} -> {k_text(after)}"
     return (

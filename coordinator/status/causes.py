@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.placement.obstacles import closed_links, obstacles
 from coordinator.placement.reservations import is_spare
-from coordinator.placement.rules import unreached_hosts
+from coordinator.placement.rules import closed_links, obstacles, unreached_hosts
 from coordinator.placement.start import initial_plan, lacking, measuring
 from coordinator.run.rounds.attestation import unattested, unconfirmed
 from coordinator.run.rounds.missing import missing_offers, missing_reports

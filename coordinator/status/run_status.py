@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.placement.cost_model import stage_parameters
-from coordinator.placement.obstacles import obstacles
-from coordinator.placement.rules import is_synced
+from coordinator.placement.rules import is_synced, obstacles
 from coordinator.run.state.state import ALARM_ROUNDS, Peer, State
 from coordinator.run.state.text import stages_of
 from coordinator.status.causes import peer_cause, run_cause

@@ -14,9 +14,14 @@ from coordinator.ops.explain.facts import (
     say,
     told,
 )
-from coordinator.placement.obstacles import obstacles
 from coordinator.placement.reservations import Vacancies, is_spare
-from coordinator.placement.rules import is_synced, least_synced, peer_rests_until, replica_rests_until
+from coordinator.placement.rules import (
+    is_synced,
+    least_synced,
+    obstacles,
+    peer_rests_until,
+    replica_rests_until,
+)
 from coordinator.run.membership.strikes import STRIKE_ROUNDS, STRIKES_TO_QUARANTINE
 from coordinator.run.state import events
 from coordinator.run.state.cause_text import cause_text

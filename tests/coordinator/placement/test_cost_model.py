@@ -15,16 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import (
+    Costs,
     Survey,
-    chain_time,
-    compute_seconds,
-    link_time,
     memory_needed,
     message_bytes,
     stage_parameters,
 )
-from coordinator.placement.predict import bottleneck
-from coordinator.placement.schedule import LinkTime, step_seconds, step_time
+from coordinator.placement.predict import predict
+from coordinator.placement.schedule import LinkTime, StepTime, step_seconds
 from node.core.model.shapes import link_table_shapes, parameter_count
 from node.core.model.stage import Stage
 from node.core.train.pipeline import Pipeline
@@ -69,13 +67,34 @@ def chains(draw: st.DrawFn) -> tuple[list[float], list[LinkTime], int]:
 
 
 def test_steps_of_short_chains_equal_times_worked_out_by_hand() -> None:
-    assert step_time([3.0], [], 4).seconds == pytest.approx(12)
+    assert StepTime((3.0,), (), 4).seconds == pytest.approx(12)
     # The first forward (1), then the other member's microbatches (4 x 3), then the last backward (2).
-    assert step_time([3.0, 3.0], [LinkTime(0, 0, 0)], 4).seconds == pytest.approx(15)
+    assert StepTime(
+        (
+            3.0,
+            3.0,
+        ),
+        (LinkTime(0, 0, 0),),
+        4,
+    ).seconds == pytest.approx(15)
     # Nothing overlaps a single microbatch: two forwards, two backwards, a message and a delay each way.
-    assert step_time([3.0, 6.0], [LinkTime(0.5, 0.25, 2)], 1).seconds == pytest.approx(13.75)
+    assert StepTime(
+        (
+            3.0,
+            6.0,
+        ),
+        (LinkTime(0.5, 0.25, 2),),
+        1,
+    ).seconds == pytest.approx(13.75)
     # Messages in one direction queue: 1 + 4 x 10 until the last activation is there, then 1 + 2 + 2.
-    assert step_time([3.0, 3.0], [LinkTime(10, 0, 0)], 4).seconds == pytest.approx(1 + 40 + 3 + 2)
+    assert StepTime(
+        (
+            3.0,
+            3.0,
+        ),
+        (LinkTime(10, 0, 0),),
+        4,
+    ).seconds == pytest.approx(1 + 40 + 3 + 2)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -201,7 +220,7 @@ def test_a_step_becomes_longer_when_its_bottleneck_becomes_slower(
     case: tuple[list[float], list[LinkTime], int],
 ) -> None:
     compute, links, microbatches = case
-    found = step_time(compute, links, microbatches)
+    found = StepTime(tuple(compute), tuple(links), microbatches)
     assert found.seconds == step_seconds(compute, links, microbatches)
     assert all(0 <= share <= 1 + 1e-9 for share in found.utilization)
     resource = found.bottleneck
@@ -225,9 +244,45 @@ def test_a_step_becomes_longer_when_its_bottleneck_becomes_slower(
 
 
 def test_the_bottleneck_is_named() -> None:
-    assert str(step_time([1, 5], [LinkTime(0.1, 0.1, 0)], 4).bottleneck) == "computing of member 1"
-    assert str(step_time([1, 1], [LinkTime(0.1, 9, 0)], 4).bottleneck) == "sending from member 1 to 0"
-    assert str(step_time([1, 1], [LinkTime(0, 0, 9)], 4).bottleneck) == "latency between members 0 and 1"
+    assert (
+        str(
+            StepTime(
+                (
+                    1,
+                    5,
+                ),
+                (LinkTime(0.1, 0.1, 0),),
+                4,
+            ).bottleneck
+        )
+        == "computing of member 1"
+    )
+    assert (
+        str(
+            StepTime(
+                (
+                    1,
+                    1,
+                ),
+                (LinkTime(0.1, 9, 0),),
+                4,
+            ).bottleneck
+        )
+        == "sending from member 1 to 0"
+    )
+    assert (
+        str(
+            StepTime(
+                (
+                    1,
+                    1,
+                ),
+                (LinkTime(0, 0, 9),),
+                4,
+            ).bottleneck
+        )
+        == "latency between members 0 and 1"
+    )
     spec = resolve("nano")
     slow, fast = MEGABIT / 100, 100 * MEGABIT
     for capacities, sentence in [
@@ -236,8 +291,8 @@ def test_the_bottleneck_is_named() -> None:
         ((capacity(flops=1e3, up=fast), capacity(up=fast)), "computing of ..peer-0"),
     ]:
         known = survey(*capacities)
-        step = chain_time(spec, known, chain(spec), (8,))
-        assert str(bottleneck(known, chain(spec), step)) == sentence
+        replica = Replica(0, chain(spec), (Link(8, Dialer.UPSTREAM),))
+        assert str(predict(spec, known, [replica]).replicas[0].bottleneck) == sentence
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -363,15 +418,15 @@ def test_a_peer_without_a_measured_speed_counts_as_the_median() -> None:
     spec = resolve("nano")
     known = survey(capacity(1e9), capacity(2e9), capacity(9e9), capacity(0))
     stages = StageRange(0, 1)
-    assert compute_seconds(spec, known, PeerId("peer-3"), stages) == microbatch_flops(spec, stages) / 2e9
-    assert compute_seconds(spec, Survey(), PeerId("peer-3"), stages) == 0.0
+    assert Costs(spec, known).compute(PeerId("peer-3"), stages) == microbatch_flops(spec, stages) / 2e9
+    assert Costs(spec, Survey()).compute(PeerId("peer-3"), stages) == 0.0
 
 
 def test_only_a_member_in_the_middle_shares_its_uplink() -> None:
     """Its two messages share the uplink in turn; peers in one home do not use it."""
     spec = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3, "inner.microbatches": 8})
     lines = capacity(1e12, up=MEGABIT, down=10 * MEGABIT)
-    apart = chain_time(spec, survey(lines, lines, lines), chain(spec), (8, 8)).seconds
+    apart = Costs(spec, survey(lines, lines, lines)).step(chain(spec), (8, 8)).seconds
     forward, backward = (size / MEGABIT for size in message_bytes(spec, 8))
     assert apart > 8 * (forward + backward)
     a, b = PeerId("peer-0"), PeerId("peer-1")
@@ -379,8 +434,6 @@ def test_only_a_member_in_the_middle_shares_its_uplink() -> None:
         survey(lines, lines, lines),
         links={(a, b): LinkEstimate(b, 0.0, 1e9), (b, a): LinkEstimate(a, 0.0, 1e9)},
     )
-    assert link_time(home, a, b, message_bytes(spec, 8)).backward_uplink == pytest.approx(
-        backward * MEGABIT / 1e9
-    )
-    together = chain_time(spec, home, chain(spec), (8, 8)).seconds
+    assert Costs(spec, home).link(a, b, 8).backward_uplink == pytest.approx(backward * MEGABIT / 1e9)
+    together = Costs(spec, home).step(chain(spec), (8, 8)).seconds
     assert 8 * forward < together < 8 * (forward + backward)

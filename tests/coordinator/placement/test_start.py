@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.placement.cost_model import Survey, chain_time, memory_budget, memory_needed
+from coordinator.placement.cost_model import Costs, Survey, memory_budget, memory_needed
 from coordinator.placement.predict import predict
 from coordinator.placement.rules import chain_violations
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
@@ -131,7 +131,7 @@ def exhaustive_search(spec: RunSpec, known: Survey, peers: Sequence[Peer], pipel
         ks = [spec.link.k] * (len(group) - 1)
         return min(
             (
-                chain_time(spec, known, members, ks).seconds
+                Costs(spec, known).step(members, ks).seconds
                 for members in candidates(group)
                 if fits(spec, members, by_id)
             ),
@@ -350,7 +350,7 @@ def test_many_pipelines_are_faster_than_random_ones() -> None:
     assert not isinstance(chains, Cause)
     at_random = coin.sample(peers, len(peers))
     worst = max(
-        chain_time(spec, known, members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3).seconds
+        Costs(spec, known).step(members_of(at_random[i : i + 4], range(5)), [spec.link.k] * 3).seconds
         for i in range(0, 120, 4)
     )
     assert slowest(spec, known, chains) < 0.7 * worst

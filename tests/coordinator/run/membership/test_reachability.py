@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.placement.obstacles import closed_links
-from coordinator.placement.rules import may_be_neighbours
+from coordinator.placement.rules import closed_links, may_be_neighbours
 from coordinator.run.membership.reachability import report_link
 from coordinator.run.rounds.deadlines import LINK_SECONDS, closes_at
 from coordinator.run.state.apply import apply

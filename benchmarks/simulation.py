@@ -104,7 +104,7 @@ class Result:
 def spec_of(nodes: int, rounds: int, preset: str = "1b", exchange: str = "gathered") -> RunSpec:
     """The run of `benchmarks.sweeps`."""
     homes = round(HOME_SHARE * nodes)
-    options = SpecOptions(preset, inner_steps=50, k=32, rounds=rounds + 1)
+    options = SpecOptions(preset, inner_steps=50, settings=["link.k=32"], rounds=rounds + 1)
     stages = options.spec().swarm.stages
     return options.spec(
         **{

@@ -24,6 +24,11 @@ T = TypeVar("T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
+VERBOSE = "HETNODE_VERBOSE"
+"""The environment variable by which commands log details, as ``hetnode --verbose`` sets it."""
+LIFELINE = "HETNODE_LIFELINE"
+"""The environment variable with the descriptor of a pipe: the command ends when its parent closes that."""
+
 LEAVE, LEAVE_AT_ONCE = signal.SIGUSR1, signal.SIGUSR2
 """Ask a process that can drain to do that, or to leave in order without it. Asking again changes nothing."""
 
@@ -85,16 +90,19 @@ class _Ending:
         self._is_urgent = self.stage is _Stage.LEAVING
 
 
-def run(main: Coroutine[Any, Any, T], lifeline: int | None = None, drain: Drain | None = None) -> T:
+def run(main: Coroutine[Any, Any, T], drain: Drain | None = None) -> T:
     """Run `main` on uvloop until it ends, or is asked to end.
 
     SIGINT and SIGTERM act in three steps. The first lets `main` drain, if it can, and cancels it when the
-    time for that is over. The next one, or the end of `lifeline` (a pipe that the parent holds open), cancels
-    it at once. In both cases it leaves in order; one more signal ends the process immediately.
+    time for that is over. The next one, or the end of the pipe :data:`LIFELINE`, cancels it at once. In both
+    cases it leaves in order; one more signal ends the process immediately.
 
     Raises:
         Interrupted: `main` was cancelled, and has ended.
     """
+
+    told = os.environ.get(LIFELINE)
+    lifeline = int(told) if told else None
 
     async def supervised() -> T:
         loop = asyncio.get_running_loop()
@@ -146,15 +154,15 @@ def show_error(error: HetnodeError) -> None:
     console.print(f"{error.cause} {error.remedy}".strip(), markup=False)
 
 
-def configure_logging(verbose: bool = False, plain: bool = False) -> Console | None:
-    """Log to standard error: for people on a terminal, one plain line per record elsewhere or if `plain`.
+def configure_logging() -> Console | None:
+    """Log to standard error: for people on a terminal, one plain line per record elsewhere.
 
     Returns the console of a terminal on which more than the log can be shown; else None.
     """
     console = None
-    level = logging.DEBUG if verbose else logging.INFO
+    level = logging.DEBUG if os.environ.get(VERBOSE) else logging.INFO
     handler: logging.Handler
-    if sys.stderr.isatty() and not plain:
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from rich.logging import RichHandler  # noqa: PLC0415
 
         console = Console(stderr=True)
@@ -166,9 +174,7 @@ def configure_logging(verbose: bool = False, plain: bool = False) -> Console | N
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("asyncio", "grpc", "matplotlib", "datasets", "httpx", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    if console is None or console.is_dumb_terminal or not console.encoding.startswith("utf"):
-        return None
-    return console
+    return console if console is not None and console.encoding.startswith("utf") else None
 
 
 def bad_option(cause: str, remedy: str) -> HetnodeError:

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.command_runner import LIFELINE
 from node.ipc.modules import COMMAND_MODULES
 from node.ipc.template import ForkedProcess, own_template
 from node.measure.hardware import available_threads
@@ -71,8 +72,12 @@ class Swarm:
             # One template for all processes of the swarm: this machine imports torch and the transport once.
             process = own_template(COMMAND_MODULES).fork(
                 "node.__main__",
-                [*arguments, "--lifeline", str(self._lifeline_read)],
-                environment={**os.environ, FAILURE_FILE: str(_failure_file(log).absolute())},
+                arguments,
+                environment={
+                    **os.environ,
+                    FAILURE_FILE: str(_failure_file(log).absolute()),
+                    LIFELINE: str(self._lifeline_read),
+                },
                 descriptors=[self._lifeline_read],
                 stdout=output.fileno(),
                 stderr=output.fileno(),

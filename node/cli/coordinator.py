@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,8 @@ from coordinator.ops.dashboard.port import forget_url, url_in
 from node import command_runner
 from node.cli.options import (
     MEGABIT,
-    HiddenLifeline,
     Metrics,
     RelayPortRange,
-    Verbose,
     network,
     option,
     panel,
@@ -36,6 +34,7 @@ from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
 
 if TYPE_CHECKING:
+    from coordinator.api.public_ports import ListenAddresses
     from node.exchange.transport import ArbiterPeer
     from node.security.identity import Identity
 
@@ -44,86 +43,115 @@ log = logging.getLogger(__name__)
 _DASHBOARD = "127.0.0.1:7780"
 
 health = panel("Health of the training")
-Listen = Annotated[str, network("HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6.")]
-EnrollmentPort = Annotated[
-    int | None,
-    network(
-        "TCP port where invites are traded for certificates; 0 takes a free one. Default: the one after the "
-        "API's.",
-        "--enrolment-port",
-        min=0,
-        max=65535,
-    ),
-]
-RelayListen = Annotated[
-    str | None, network("HOST:PORT of the relay. Default: the port after that of enrollment.")
-]
-RelayUplink = Annotated[
-    float,
-    network(
-        "Mb/s that this machine can send for all nodes behind the relay together. Plans divide it among "
-        "them. Default: not known, and no bound.",
-        min=0.0,
-    ),
-]
-Alarm = Annotated[
-    AlarmMode,
-    health(
-        "What happens if the training of most of the run looks unhealthy, for example if the loss jumps: "
-        "pause the run until the operator resumes it or rolls it back, only warn, or off."
-    ),
-]
-AlarmSigma = Annotated[
-    float,
-    health(
-        "How unusual a figure must be, in robust standard deviations of the rounds before.", min=3, max=100
-    ),
-]
-OnePort = Annotated[
-    bool,
-    network("Enrollment and relay share the API's port, for homes that let out port 443 only."),
-]
-Dashboard = Annotated[
-    str | None,
-    network(
-        "HOST:PORT of the web dashboard; port 0 takes a free one. Beyond loopback its readers need a token: "
-        "see 'hetnode dashboard'. Default: 127.0.0.1:7780, or the next free port."
-    ),
-]
-NoDashboard = Annotated[bool, network("Serve no dashboard.", "--no-dashboard")]
-Folder = Annotated[
-    Path | None,
-    option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
-]
+
+
+@dataclass(frozen=True)
+class CoordinatorOptions:
+    """How the coordinator is reached, where it keeps the run, and what it does about alarms."""
+
+    listen: Annotated[
+        str, network("HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6.")
+    ] = "127.0.0.1:7700"
+    advertise: Annotated[str | None, network("Host under which others reach this machine.")] = None
+    dht_port: Annotated[int, network("TCP port of the DHT bootstrap peer; 0 takes a free one.")] = 0
+    enrollment_port: Annotated[
+        int | None,
+        network(
+            "TCP port where invites are traded for certificates; 0 takes a free one. Default: the one after "
+            "the API's.",
+            "--enrolment-port",
+            min=0,
+            max=65535,
+        ),
+    ] = None
+    relay: Annotated[
+        str,
+        network(
+            "HOST:PORT at which to carry connections to nodes that others cannot dial, see 'hetnode relay'; "
+            "'none' carries none. 'auto': the port after that of enrollment."
+        ),
+    ] = "auto"
+    one_port: Annotated[
+        bool, network("Enrollment and relay share the API's port, for homes that let out port 443 only.")
+    ] = False
+    relay_ports: RelayPortRange = None
+    relay_uplink: Annotated[
+        float,
+        network(
+            "Mb/s that this machine can send for all nodes behind the relay together. Plans divide it among "
+            "them. Default: not known, and no bound.",
+            min=0.0,
+        ),
+    ] = 0.0
+    certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h"
+    metrics: Metrics = None
+    dashboard: Annotated[
+        str | None,
+        network(
+            "HOST:PORT of the web dashboard; port 0 takes a free one, 'none' serves none. Beyond loopback "
+            "readers need a token: see 'hetnode status --dashboard'. Default: 127.0.0.1:7780, or the next "
+            "free port."
+        ),
+    ] = None
+    alarm: Annotated[
+        AlarmMode,
+        health(
+            "What happens if the training of most of the run looks unhealthy, for example if the loss jumps: "
+            "pause the run until the operator resumes it or rolls it back, only warn, or off."
+        ),
+    ] = AlarmMode.WARN
+    folder: Annotated[
+        Path | None,
+        option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
+    ] = None
+
+    @property
+    def host(self) -> str:
+        return command_runner.split_address(self.listen, "--listen")[0]
+
+    def addresses(self) -> ListenAddresses:
+        """Where the coordinator shall listen. Raises BAD_ADDRESS, BAD_OPTION, MISSING_EXTRA."""
+        from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
+
+        host, advertise = self.host, command_runner.bare_host(self.advertise, "--advertise")
+        for name, address, words in (
+            ("--relay", self.relay, ("auto", "none")),
+            ("--metrics", self.metrics, (None,)),
+            ("--dashboard", self.dashboard, (None, "none")),
+        ):
+            if address is not None and address not in words:
+                command_runner.split_address(address, name)
+        ports = port_range(self.relay_ports)
+        if self.relay == "none" and (ports is not None or self.relay_uplink):
+            raise bad_option(
+                "--relay none runs no relay, and other options say how it is to run.",
+                "Leave out --relay-ports and --relay-uplink, or --relay none.",
+            )
+        if self.one_port and (self.enrollment_port is not None or self.relay != "auto"):
+            raise bad_option(
+                "--one-port puts enrollment and the relay on the port of --listen.",
+                "Leave out --enrolment-port and --relay.",
+            )
+        if host in ("0.0.0.0", "::") and advertise is None:
+            raise bad_option(
+                f"--listen {self.listen} accepts other machines, but no host is given that they can reach.",
+                "Give --advertise HOST, the name or address under which they reach this machine.",
+            )
+        relay = RelayOptions("" if self.relay == "auto" else self.relay, ports, self.relay_uplink * MEGABIT)
+        return ListenAddresses(
+            self.listen,
+            None if self.enrollment_port is None else host_port(host, self.enrollment_port),
+            advertise or host,
+            None if self.relay == "none" else relay,
+            self.one_port,
+            self.metrics,
+            self.dht_port,
+            **_dashboard(self.dashboard),
+        )
 
 
 @records_as_options()
-def coordinator(
-    options: SpecOptions,
-    listen: Listen = "127.0.0.1:7700",
-    advertise: Annotated[str | None, network("Host under which others reach this machine.")] = None,
-    dht_port: Annotated[int, network("TCP port of the DHT bootstrap peer; 0 takes a free one.")] = 0,
-    enrollment_port: EnrollmentPort = None,
-    relay: Annotated[
-        bool,
-        network(
-            "Carry connections to nodes that others cannot dial; see 'hetnode relay'.", "--relay/--no-relay"
-        ),
-    ] = True,
-    relay_listen: RelayListen = None,
-    one_port: OnePort = False,
-    relay_ports: RelayPortRange = None,
-    relay_uplink: RelayUplink = 0.0,
-    certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h",
-    metrics: Metrics = None,
-    dashboard: Dashboard = None,
-    no_dashboard: NoDashboard = False,
-    alarm: Alarm = AlarmMode.WARN,
-    alarm_sigma: AlarmSigma = 6.0,
-    folder: Folder = None,
-    verbose: Verbose = False,
-    lifeline: HiddenLifeline = None,
-) -> None:
+def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     """Run the coordinator of one training run: membership, placement, the commit log and the DHT's first
     peer.
 
@@ -131,74 +159,43 @@ def coordinator(
     Tensors pass through it only where peers contest a payload, so a small machine is enough. Prints the
     command that makes an invite; nodes join with an invite alone.
     """
-    command_runner.configure_logging(verbose)
+    command_runner.configure_logging()
+    folder = chosen.folder
     if folder is not None and not options.any_given and (folder / "run.toml").exists():
         options = SpecOptions(config=folder / "run.toml")  # resumes the run in the folder
     spec = pinned(options.spec(), options.config)
-    host, _ = command_runner.split_address(listen, "--listen")
-    advertise = command_runner.bare_host(advertise, "--advertise")
-    given = {"--relay-listen": relay_listen, "--metrics": metrics, "--dashboard": dashboard}
-    for name, address in given.items():
-        if address is not None:
-            command_runner.split_address(address, name)
-    relay_range = port_range(relay_ports)
-    if not relay and (relay_listen is not None or relay_range is not None or relay_uplink):
-        raise bad_option(
-            "--no-relay runs no relay, and other options say how it is to run.",
-            "Leave out --relay-listen, --relay-ports and --relay-uplink, or --no-relay.",
-        )
-    if one_port and (enrollment_port is not None or relay_listen is not None or not relay):
-        raise bad_option(
-            "--one-port puts enrollment and the relay on the port of --listen.",
-            "Leave out --enrolment-port, --relay-listen and --no-relay.",
-        )
-    life = seconds_of(certificate_life, "--certificate-life")
-    if host in ("0.0.0.0", "::") and advertise is None:
-        raise bad_option(
-            f"--listen {listen} accepts other machines, but no host is given that they can reach.",
-            "Give --advertise HOST, the name or address under which they reach this machine.",
-        )
+    addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
     own_template()  # imports the transport while this process imports the coordinator
 
-    from coordinator.api.public_ports import ListenAddresses, RelayOptions  # noqa: PLC0415
     from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
     from coordinator.ops.health.alarm import AlarmOptions  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
-    bootstrap = _BootstrapPeer(folder, identity, spec, host, dht_port, advertise or host)
-    enrollment_address = None if enrollment_port is None else host_port(host, enrollment_port)
-    own_relay = RelayOptions(relay_listen or "", relay_range, relay_uplink * MEGABIT) if relay else None
-    addresses = ListenAddresses(
-        listen, enrollment_address, advertise or host, own_relay, one_port, metrics, dht_port
-    )
-    addresses = replace(addresses, **_dashboard(dashboard, no_dashboard))
+    advertise = addresses.advertise or chosen.host
+    bootstrap = _BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
     announce = _CoordinatorFolder(folder, spec).announce
     prepare_process()
     running = run_coordinator(
         *(spec, folder, addresses, identity, bootstrap.start, announce, life),
-        alarm=AlarmOptions(alarm, alarm_sigma),
+        alarm=AlarmOptions(chosen.alarm),
     )
-    if not command_runner.run(running, lifeline):
+    if not command_runner.run(running):
         Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
 
 
-def _dashboard(given: str | None, none_wanted: bool) -> dict[str, Any]:
+def _dashboard(given: str | None) -> dict[str, Any]:
     """The fields of ListenAddresses for the dashboard: by default it is served where there is a port for it.
 
-    Raises HetnodeError: BAD_OPTION; MISSING_EXTRA if one is asked for that this machine cannot serve.
+    Raises HetnodeError MISSING_EXTRA if one is asked for that this machine cannot serve.
     """
+    if given == "none":
+        return {}
     if given is not None:
-        if none_wanted:
-            raise bad_option(
-                "--no-dashboard serves none, and --dashboard says where.", "Leave out one of them."
-            )
         require_for_dashboard()
         return {"dashboard": given}
-    if none_wanted:
-        return {}
     if not can_serve_dashboard():
         log.info("there is no dashboard: its libraries come with pip install 'hetnode[dashboard]'")
         return {}

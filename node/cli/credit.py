@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +28,7 @@ def credit(
     by: Annotated[
         CreditOrder, option("Sort by this, the most first; 'peer' sorts by peer id.")
     ] = CreditOrder.TOKENS,
-    most: Annotated[int, option("Peers to show.", min=1, max=1000)] = 50,
-    skip: Annotated[int, option("Peers to leave out before them.", min=0)] = 0,
+    most: Annotated[int, option("Peers to show.", min=1, max=100_000)] = 50,
     as_json: Annotated[bool, option("Print one JSON object instead, for programs.", "--json")] = False,
 ) -> None:
     """Show what each peer has contributed: stage tokens, stage rounds and bytes.
@@ -36,13 +36,13 @@ def credit(
     Reads the history in the folder of the coordinator, whether that runs or not.
     """
     from coordinator.store.history import SqliteHistory  # noqa: PLC0415
-    from node.views.credit import credit_data, credit_view  # noqa: PLC0415
+    from node.views.credit import credit_view  # noqa: PLC0415
 
-    found = SqliteHistory(_file_of(run)).credits(by, Page(skip, most))
+    found = SqliteHistory(_file_of(run)).credits(by, Page(0, most))
     if as_json:
-        typer.echo(json.dumps(credit_data(found), allow_nan=False))
+        typer.echo(json.dumps(asdict(found), allow_nan=False))
     else:
-        Console(highlight=False).print(credit_view(found, skip))
+        Console(highlight=False).print(credit_view(found))
 
 
 def _file_of(run: str | None) -> Path:

@@ -20,16 +20,17 @@ from node.cli import doctor_checks as checks
 from node.cli import known_runs
 from node.cli.doctor_checks import Finding, NodeSettings, Severity
 from node.cli.doctor_reach import check_reach, check_router, operator_finding
-from node.cli.options import Device, Threads, option
+from node.cli.options import Device, option
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE
 from node.measure import hardware
 from node.security import credentials
 from node.security.credentials import Credentials
 from protocol.errors import ExitCode, HetnodeError
+from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.trust.invite import Invite, is_invite
+from protocol.trust.invite import Invite
 from protocol.trust.tls import certified_peer, pin_of
 from protocol.types import Capacity, PeerId
 
@@ -38,21 +39,16 @@ def doctor(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="INVITE|RUN",
-            help="The run that this machine shall take part in. An invite is not spent. Default: the only "
-            "run that this machine is in.",
+            metavar="INVITE|FILE|RUN|PRESET",
+            help="The run that this machine shall take part in: an invite, which is not spent, the file that "
+            "holds it, or the name of a run. Default: the only run that this machine is in. The name of a "
+            "preset measures computing with that model, and asks no run.",
         ),
     ] = None,
-    invite_file: Annotated[Path | None, option("File that holds the invite, '-' for standard input.")] = None,
     device: Device = AUTO_DEVICE,
-    threads: Threads = 0,
     listen: Annotated[str, option("HOST:PORT on which neighbours shall reach this node.")] = "[::]:0",
     advertise: Annotated[str | None, option("Host that neighbours shall be told.")] = None,
     dht_port: Annotated[int, option("TCP port of this node's DHT peer; 0 takes a free one.")] = 0,
-    port_mapping: Annotated[
-        bool, option("Ask the router to forward the ports while this is examined.")
-    ] = True,
-    preset: Annotated[str | None, option("Measure computing with this model, where no run is given.")] = None,
     as_json: Annotated[bool, option("Print JSON instead of a table.", "--json")] = False,
 ) -> None:
     """Check and measure this machine: device, memory, disk, clock, connections and speed, with a remedy each.
@@ -65,9 +61,9 @@ def doctor(
     command_runner.configure_logging()
     host, port = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
-    threads = threads or hardware.available_threads()
-    settings = NodeSettings(device, threads, host, port, advertise, preset, dht_port, port_mapping)
-    findings = command_runner.run(examine(settings, run, invite_file))
+    preset = run if run in PRESETS else None
+    settings = NodeSettings(device, hardware.available_threads(), host, port, advertise, preset, dht_port)
+    findings = command_runner.run(examine(settings, None if preset else run))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings]))
     else:
@@ -86,7 +82,7 @@ def findings_view(findings: list[Finding]) -> Table:
     return table
 
 
-async def examine(settings: NodeSettings, text: str | None, invite_file: Path | None) -> list[Finding]:
+async def examine(settings: NodeSettings, text: str | None) -> list[Finding]:
     """All findings, in the order in which they are shown. Raises HetnodeError for a run that is none."""
     own_template()  # imports torch while the other checks run
     findings: list[Finding] = []
@@ -96,15 +92,15 @@ async def examine(settings: NodeSettings, text: str | None, invite_file: Path | 
         findings.extend(computed)
         return capacity
 
-    if text is None and invite_file is None:
+    if text is None:
         runs = known_runs.runs_here()
-        if len(runs) != 1:
+        if len(runs) != 1 or settings.preset:
             spec = resolve(settings.preset)
             findings.append(checks.check_listening(settings))
             await check_compute(spec)
             return [*findings, checks.check_disk(spec), checks.no_single_run(runs)]
         (text,) = runs
-    invite, known = _known(text, invite_file)
+    invite, known = _known(text)
     if known is None:
         assert invite is not None, "a run without credentials is refused before"
         findings += [checks.check_listening(settings), *await checks.check_reachable(invite)]
@@ -133,18 +129,13 @@ async def examine(settings: NodeSettings, text: str | None, invite_file: Path | 
     return findings
 
 
-def _known(
-    text: str | None, invite_file: Path | None
-) -> tuple[Invite | None, tuple[str, Credentials] | None]:
+def _known(text: str) -> tuple[Invite | None, tuple[str, Credentials] | None]:
     """The invite, if there is one; address and credentials for its run, or for the one named, if kept here.
 
     Raises HetnodeError: NO_CREDENTIALS for the name of a run without any; as known_runs.destination does.
     """
-    wanted = None
-    if invite_file is not None or (text is not None and is_invite(text)):
-        wanted = known_runs.destination(text, invite_file).invite
+    wanted = known_runs.destination(text).invite
     if wanted is None:
-        assert text is not None, "no invite was given"
         return None, known_runs.member(text) or known_runs.operator_or_member(text)
     for folder in sorted(user_config_path("hetnode").glob("peer-*.runs/*")):
         if credentials.exist(folder):

@@ -93,7 +93,6 @@ class NodeSettings:
     advertise: str | None
     preset: str | None
     dht_port: int = 0
-    maps_ports: bool = True
 
 
 def check_listening(settings: NodeSettings) -> Finding:
@@ -117,7 +116,7 @@ def check_listening(settings: NodeSettings) -> Finding:
         "listening",
         f"{port}; {why}",
         "If there is a router in between, forward the port and give --listen and --advertise, or join with "
-        "--dial-only. Neighbours in the same network need neither.",
+        "--listen none. Neighbours in the same network need neither.",
     )
 
 

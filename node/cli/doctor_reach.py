@@ -142,7 +142,7 @@ def relay_finding(relays: Sequence[tuple[str, float]], is_needed: bool) -> Findi
     return warning(
         "relay",
         "the run has none, so a node here only dials",
-        "Ask the operator for one: 'hetnode relay', or a coordinator without --no-relay.",
+        "Ask the operator for one: 'hetnode relay', or a coordinator without '--relay none'.",
     )
 
 
@@ -228,7 +228,7 @@ async def _examine(coordinator: str, tls: Credentials, me: PeerId, settings: Nod
         endpoint, dht = (host_port(settings.advertise or local, port) for port in ports)
         claimed = Addresses(endpoint, dht)
         mapped = Mapped()
-        if settings.maps_ports and settings.advertise is None:
+        if settings.advertise is None:
             mapped = await map_ports(claimed, local, coordinator)
         if mapped.mapping is not None:
             stack.push_async_callback(mapped.mapping.release)

@@ -3,99 +3,76 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from node import command_runner
-from node.cli.options import option, panel, records_as_options
+from node.cli.options import SharedOptions, option, records_as_options, settings_of
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import bad_option
 from node.folder import make_usable
+from protocol.spec.resolve import resolve
 
 if TYPE_CHECKING:
     from node.experiment.matrix import Matrix
     from node.experiment.results import Result
     from node.experiment.trial import Planned, TrialOptions
 
+_VARIATION = "variation."
+_VALIDATE_EVERY = 10
+"""Rounds between two measurements of the validation loss; one more follows at the end."""
+
 experiment_app = typer.Typer(
+    cls=SharedOptions,
     help="Train all replicas of a run on this machine, to compare algorithms. No network takes part.",
     no_args_is_help=True,
 )
 
 MatrixArgument = Annotated[Path, typer.Argument(metavar="MATRIX.toml", help="Tables and their trials.")]
-Out = Annotated[Path, option("Folder of results.jsonl and of trials under way.")]
-OnlyTables = Annotated[list[str] | None, option("Only this table of the matrix; may be repeated.", "--table")]
-OnlySeeds = Annotated[list[int] | None, option("Only this seed of the matrix; may be repeated.", "--seed")]
-_computing = panel("Computing")
-Jobs = Annotated[int | None, _computing("Trials at a time, each in its own process.", min=1)]
+Compute = Annotated[
+    list[str] | None,
+    option(
+        "How to compute; may be repeated. jobs: trials at a time, each in its own process. threads: CPU "
+        "threads of each; 0 shares the cores among them, and one each with as many jobs as cores is the "
+        "fastest for small models. device: such as cpu or cuda. compile=true: torch.compile. "
+        "activation_checkpointing=true: less memory, more time. precision: auto, fp32 or bf16. resident: "
+        "replicas in the device's memory at a time, the others wait in main memory or on the disk; 0 keeps "
+        "all. save_every: rounds between two saved states; 0 saves once a minute.",
+        "--compute",
+        metavar="NAME=VALUE",
+    ),
+]
 
 
-@dataclass(frozen=True)
-class ComputeOverrides:
-    """Fields of :class:`node.experiment.trial.TrialOptions`; None leaves a value to the matrix."""
-
-    jobs: Jobs = None
-    threads: Annotated[
-        int | None,
-        _computing(
-            "CPU threads of each; 0 shares the cores among them. One each with as many jobs as cores "
-            "is the fastest for small models.",
-            min=0,
-        ),
-    ] = None
-    device: Annotated[str | None, _computing("Torch device, such as cpu or cuda.")] = None
-    compile: Annotated[bool | None, _computing("Use torch.compile.")] = None
-    activation_checkpointing: Annotated[
-        bool | None,
-        _computing(
-            "Compute activations again in the backward pass: less memory, more time.",
-            "--activation-checkpointing/--no-activation-checkpointing",
-        ),
-    ] = None
-    precision: Annotated[str | None, _computing("auto, fp32 or bf16. Auto: bf16 on a GPU.")] = None
-    resident: Annotated[
-        int | None,
-        _computing(
-            "Replicas in the device's memory at a time, 0: all. The others wait in main memory, or on the "
-            "disk where the device has no other.",
-            min=0,
-        ),
-    ] = None
-    save_every: Annotated[
-        int | None,
-        _computing(
-            "Rounds between two saved states of a trial. 0: once a minute, at most 5 % of the time.", min=0
-        ),
-    ] = None
-
-    def over(self, base: TrialOptions) -> TrialOptions:
-        """`base` with the options that were given. Raises BAD_OPTION for a value out of range."""
-        from node.experiment.results import faults_of  # noqa: PLC0415
-
-        chosen = {name: value for name, value in vars(self).items() if value is not None}
-        try:
-            return base.model_validate({**base.model_dump(), **chosen})
-        except ValueError as error:
-            raise bad_option(f"{faults_of(error)}.", "See 'hetnode experiment run --help'.") from None
-
-
-_OUT = Path("runs/experiment")
+@experiment_app.callback()
+def _out(
+    context: typer.Context,
+    out: Annotated[
+        Path, option("Folder of results.jsonl and of trials under way; also behind the name of the command.")
+    ] = Path("runs/experiment"),
+) -> None:
+    context.obj = out
 
 
 @experiment_app.command("run")
-@records_as_options()
 def experiment_run(
+    context: typer.Context,
     matrix: MatrixArgument,
-    computing: ComputeOverrides,
-    out: Out = _OUT,
-    table: OnlyTables = None,
-    seed: OnlySeeds = None,
+    compute: Compute = None,
+    table: Annotated[
+        list[str] | None, option("Only this table of the matrix; may be repeated.", "--table")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, option("Only this seed of the matrix; may be repeated.", "--seed")
+    ] = None,
+    only_list: Annotated[
+        bool,
+        option("Run nothing: show the rows, their losses, and how long what is left will take.", "--list"),
+    ] = False,
 ) -> None:
     """Run the trials of a matrix that have no result yet, and go on with those that were interrupted.
 
@@ -106,9 +83,13 @@ def experiment_run(
     from node.experiment.matrix import build_matrix, read_matrix_file  # noqa: PLC0415
     from node.experiment.runner import sole_use, train_tokenizers, trials_left_over  # noqa: PLC0415
 
+    out: Path = context.obj
     read = read_matrix_file(matrix)
-    build_matrix(matrix, read, {}).narrowed(table or (), seed or ())  # what is wrong is said at once
-    options = computing.over(read.compute)
+    narrowed = build_matrix(matrix, read, {}).narrowed(table or (), seed or ())  # says at once what is wrong
+    options = _computing(read.compute, compute)
+    if only_list:
+        _list(matrix, out, [each.name for each in narrowed.tables], narrowed.seeds, options.jobs)
+        return
     with sole_use(make_usable(out, "--out")):
         whole = build_matrix(matrix, read, train_tokenizers(read, out, table or ()))
         built = whole.narrowed(table or (), seed or ())
@@ -123,74 +104,75 @@ def experiment_run(
         _run(built.trials, keys, out, options)
 
 
+def _list(matrix: Path, out: Path, tables: Sequence[str], seeds: Sequence[int], jobs: int) -> None:
+    from node.experiment.results import read_results  # noqa: PLC0415
+    from node.experiment.runner import results_file  # noqa: PLC0415
+    from node.views.experiment import matrix_view  # noqa: PLC0415
+
+    known = read_results([results_file(out)])
+    Console().print(matrix_view(_matrix_of(matrix, known).narrowed(tables, seeds), known, jobs))
+
+
 @experiment_app.command("one")
-@records_as_options(spec_options=("replicas", "pipelines"), computing=("jobs",))
+@records_as_options(
+    spec_options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"),
+)
 def experiment_one(
+    context: typer.Context,
     spec_options: SpecOptions,
-    computing: ComputeOverrides,
+    compute: Compute = None,
     mode: Annotated[str, option("data-parallel, sparseloco, uniform or heterogeneous.")] = "heterogeneous",
     fraction: Annotated[
         float | None,
         option("Of full replicas. Default: half of them, or all in data parallel training.", min=0, max=1),
     ] = None,
     replicas: Annotated[int, option("M, replicas of both kinds together.", min=1)] = 4,
-    variation: Annotated[
-        list[str] | None, option("A departure from the algorithm; may be repeated.", metavar="NAME=VALUE")
-    ] = None,
-    validate_every: Annotated[
-        int, option("Rounds between two measurements of the validation loss.", min=1)
-    ] = 10,
-    out: Out = _OUT,
 ) -> None:
-    """Run one trial without a matrix file, and print what came of it. One that is known is not run again."""
+    """Run one trial without a matrix file, and print what came of it. One that is known is not run again.
+
+    --set variation.NAME=VALUE departs from the algorithm; node/experiment/variation.py describes how.
+    """
     from node.experiment.results import faults_of  # noqa: PLC0415
     from node.experiment.runner import results_file, sole_use  # noqa: PLC0415
     from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode  # noqa: PLC0415
 
-    spec = pinned(spec_options.spec())
+    out, given = context.obj, spec_options.given
+    changes = {name: value for name, value in given.items() if name.startswith(_VARIATION)}
+    settings = {name: value for name, value in given.items() if name not in changes}
+    spec = pinned(resolve(spec_options.preset, spec_options.config, settings))
     chosen = command_runner.one_of(Mode, mode, "--mode")
     try:
-        changes: dict[str, Any] = {}
-        for each in variation or ():
-            changes |= tomllib.loads(each)
-        trial = trial_in_mode(spec, chosen, replicas, fraction, changes)
+        named = {name.removeprefix(_VARIATION): value for name, value in changes.items()}
+        trial = trial_in_mode(spec, chosen, replicas, fraction, named)
     except ValueError as error:
         raise bad_option(
             f"There is no such trial: {faults_of(error)}.", "See 'hetnode experiment one --help'."
         ) from None
-    options = computing.over(TrialOptions())
-    planned = Planned(trial, chosen.value, chosen, validate_every)
+    options = _computing(TrialOptions(), compute)
+    planned = Planned(trial, chosen.value, chosen, _VALIDATE_EVERY)
     with sole_use(make_usable(out, "--out")):
         found = _run([planned], {chosen.value: [trial.key]}, out, options)
     _show(found[trial.key], results_file(out))
 
 
-@experiment_app.command("list")
-def experiment_list(
-    matrix: MatrixArgument,
-    out: Out = _OUT,
-    results: Annotated[list[Path] | None, option("Other results files; may be repeated.")] = None,
-    table: OnlyTables = None,
-    seed: OnlySeeds = None,
-    jobs: Jobs = None,
-) -> None:
-    """Show the rows of a matrix, their losses where they are known, and how long what is left will take."""
-    from node.experiment.results import read_results  # noqa: PLC0415
-    from node.experiment.runner import results_file  # noqa: PLC0415
-    from node.views.experiment import matrix_view  # noqa: PLC0415
+def _computing(base: TrialOptions, given: Sequence[str] | None) -> TrialOptions:
+    """`base` with the options that were given. Raises BAD_OPTION, also for a value out of range."""
+    from node.experiment.results import faults_of  # noqa: PLC0415
 
-    files = [results_file(out), *_existing(results or ())]
-    known = read_results(files)
-    built, jobs_of_matrix = _matrix_of(matrix, known)
-    Console().print(matrix_view(built.narrowed(table or (), seed or ()), known, jobs or jobs_of_matrix))
+    chosen = settings_of(given or (), "--compute")
+    try:
+        return base.model_validate({**base.model_dump(), **chosen})
+    except ValueError as error:
+        raise bad_option(f"--compute: {faults_of(error)}.", "See 'hetnode experiment run --help'.") from None
 
 
 @experiment_app.command("report")
 def experiment_report(
+    context: typer.Context,
     matrix: MatrixArgument,
     results: Annotated[
         list[Path] | None,
-        option("Results to read; may be repeated. Default: results.jsonl in runs/experiment."),
+        option("Results to read; may be repeated. Default: OUT/results.jsonl."),
     ] = None,
     write: Annotated[Path | None, option("Markdown file. Default: standard output.")] = None,
     figures: Annotated[Path | None, option("Folder of the figures, PNG.")] = None,
@@ -201,9 +183,9 @@ def experiment_report(
     from node.experiment.results import read_results  # noqa: PLC0415
     from node.experiment.runner import results_file  # noqa: PLC0415
 
-    files = _existing(results or [results_file(_OUT)])
+    files = _existing(results or [results_file(context.obj)])
     known = read_results(files)
-    built, _ = _matrix_of(matrix, known)
+    built = _matrix_of(matrix, known)
     if write is not None:
         if write.is_dir():
             raise bad_option(f"--write {write} is a folder.", f"Give a file, such as {write}/page.md.")
@@ -265,12 +247,12 @@ def _out_of(files: Sequence[Path]) -> Path | None:
     return _below_here(out) if is_one and out.is_relative_to(Path.cwd()) else None
 
 
-def _matrix_of(file: Path, known: dict[str, Result]) -> tuple[Matrix, int]:
-    """The matrix with those tokenizers that its results were made with, and its jobs."""
+def _matrix_of(file: Path, known: dict[str, Result]) -> Matrix:
+    """The matrix with those tokenizers that its results were made with."""
     from node.experiment.matrix import build_matrix, read_matrix_file, tokenizers_of  # noqa: PLC0415
 
     read = read_matrix_file(file)
-    return build_matrix(file, read, tokenizers_of(read, known.values())), read.compute.jobs
+    return build_matrix(file, read, tokenizers_of(read, known.values()))
 
 
 def _show(result: Result, file: Path) -> None:

@@ -16,9 +16,6 @@ from node.cli.status import AWAY, stored_run
 from protocol.errors import HetnodeError
 from protocol.status import Explanation
 
-_MOST_EVENTS = 64
-"""Events whose text is asked for at once."""
-
 What = Annotated[
     list[str] | None,
     typer.Argument(
@@ -41,32 +38,21 @@ def explain(
             metavar="RUN|FOLDER",
         ),
     ] = None,
-    events: Annotated[bool, option("Show as well what the events say that are named.", "--events")] = False,
     as_json: Annotated[bool, option("Print one JSON object, for programs.", "--json")] = False,
 ) -> None:
     """Say why a round was slow, why a peer does not train, or what would be faster.
 
     The answer comes from the coordinator's event log. The numbers at the end of a sentence are those of the
-    events from which it follows. Predictions come from the cost model, and say so. While the coordinator does
-    not run, this reads its folder, if that is on this machine.
+    events from which it follows; 'hetnode explain event N...' shows them. Predictions come from the cost
+    model, and say so. While the coordinator does not run, this reads its folder, if that is on this machine.
     """
     from node.views.explanation import ExplanationView  # noqa: PLC0415
 
-    answers = [_answer(run, " ".join(what or ["now"]))]
-    if events:
-        cited = dict.fromkeys(number for each in answers[0].sentences for number in each.events)
-        if cited:
-            numbers = " ".join(map(str, sorted(cited)[:_MOST_EVENTS]))
-            answers.append(_answer(run, f"event {numbers}"))
+    answer = _answer(run, " ".join(what or ["now"]))
     if as_json:
-        found = asdict(answers[0])
-        if events:
-            found["events"] = [asdict(each) for answer in answers[1:] for each in answer.sentences]
-        typer.echo(json.dumps(found))
-        return
-    console = Console(highlight=False)
-    for answer in answers:
-        console.print(ExplanationView(answer))
+        typer.echo(json.dumps(asdict(answer)))
+    else:
+        Console(highlight=False).print(ExplanationView(answer))
 
 
 def _answer(run: str | None, question: str) -> Explanation:

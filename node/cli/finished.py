@@ -18,8 +18,8 @@ from protocol.status import RunPhase
 _ANSWER_SECONDS = 3.0
 _AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY)
 _EXPORT = (
-    "'hetnode export FOLDER DIR' writes it for transformers. If each node has only some of the stages, "
-    "'hetnode checkpoint assemble' first puts their parts together."
+    "'hetnode export FOLDER DIR' writes it for transformers; if each node has only some of the stages, name "
+    "the folders of all."
 )
 
 

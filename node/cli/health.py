@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from node import command_runner
-from node.cli.leave import chosen, nodes_here
 from node.cli.options import option
+from node.cli.own_node import chosen, nodes_here
 from node.home.guest.control import Ask, GuestState, ask
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError

@@ -34,8 +34,6 @@ def export(
         ),
     ] = None,
     out: Annotated[Path, option("The file to write.")] = Path("incident.jsonl.xz"),
-    why: Annotated[str, option("A sentence about the incident. It is in the file as you write it.")] = "",
-    to_round: Annotated[int, option("The last round of the log to export; 0 exports all.", min=0)] = 0,
 ) -> None:
     """Write the event log of a run without peer ids, addresses, invites, names and texts of peers.
 
@@ -44,7 +42,7 @@ def export(
     """
     from coordinator.ops.incident.file import to_bytes  # noqa: PLC0415
 
-    incident = _recorded(_coordinator_folder(run), why, to_round)
+    incident = _recorded(_coordinator_folder(run))
     content = to_bytes(incident)
     try:
         out.write_bytes(content)
@@ -72,18 +70,17 @@ def _coordinator_folder(run: str | None) -> Path:
     return found
 
 
-def _recorded(folder: Path, why: str, to_round: int) -> Incident:
+def _recorded(folder: Path) -> Incident:
     from importlib.metadata import version  # noqa: PLC0415
 
-    from coordinator.ops.incident.file import Incident, up_to_round  # noqa: PLC0415
+    from coordinator.ops.incident.file import Incident  # noqa: PLC0415
     from coordinator.ops.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
     from coordinator.store.log_copy import read_copy  # noqa: PLC0415
     from node.security.identity import peer_in  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
 
     spec, log = read_copy(folder, peer_in(folder / "identity.key"))
-    log = up_to_round(log, to_round) if to_round else log
-    return Incident(redacted_spec(RunSpec.from_json(spec)), redacted_log(log), version("hetnode"), why)
+    return Incident(redacted_spec(RunSpec.from_json(spec)), redacted_log(log), version("hetnode"), "")
 
 
 def _say(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -16,34 +17,34 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
+from node.cli.known_runs import Destination
 from node.cli.options import (
     MEGABIT,
-    Device,
-    HiddenLifeline,
     Metrics,
-    Plain,
     PublicName,
     Threads,
-    Verbose,
     chosen_name,
     guest,
     network,
     option,
     records_as_options,
 )
+from node.command_runner import bad_option
 from node.exchange.line import LineLimits
 from node.folder import make_usable
 from node.home.guest.guest import Guest, Rule
 from node.hosts import command as hosts
 from node.hosts.launch import Launch
-from node.ipc.ranks import OneWorker, Workers, parse_devices
+from node.ipc.ranks import OneWorker, Workers, names_several, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+from protocol.types import PeerId
 
 if TYPE_CHECKING:
+    from node.core.train.options import NodeOptions
     from node.monitoring.figures import NodeFigures
     from node.monitoring.report import NodeReport
 
@@ -78,11 +79,8 @@ class JoinOptions:
     identity: Annotated[
         Path | None, option("Key file of this node. Default: the first that no live node uses.")
     ] = None
-    config: Annotated[
-        Path | None, option("Run file that you expect: the node is refused if the run has another spec.")
-    ] = None
     expect_spec: Annotated[
-        str, option("Spec hash that you expect: the node is refused if the run has another.")
+        str, option("Run file or spec hash that you expect: the node is refused if the run has another spec.")
     ] = ""
     data: Annotated[str | None, option("Where this machine keeps the run's data, such as text:PATH.")] = None
     tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer file.")] = None
@@ -90,18 +88,18 @@ class JoinOptions:
         Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
     ] = None
     name: PublicName = None
-    device: Device = AUTO_DEVICE
-    devices: Annotated[
-        str | None,
+    device: Annotated[
+        str,
         option(
-            "Several devices of a full replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or cpu:N for N "
-            "processes on the CPU. With --role replica."
+            "Torch device, such as cpu, cuda, cuda:1 or mps. 'auto': the best one here. Several devices of a "
+            "full replica, with --role replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or cpu:N for N "
+            "processes on the CPU."
         ),
-    ] = None
+    ] = AUTO_DEVICE
     sharded: Annotated[
         bool | None,
         option(
-            "With --devices or torchrun: shard the parameters over the devices, or keep all on each. "
+            "With several devices or torchrun: shard the parameters over the devices, or keep all on each. "
             "Default: shard where they do not fit.",
             "--sharded/--replicated",
         ),
@@ -127,9 +125,13 @@ class JoinOptions:
             "with the results. What the node learns while it trains is reported in any case."
         ),
     ] = True
-    listen: Annotated[str, network("HOST:PORT on which neighbours reach this node; port 0 is free.")] = (
-        "[::]:0"
-    )
+    listen: Annotated[
+        str,
+        network(
+            "HOST:PORT on which neighbours reach this node; port 0 is free. 'none' accepts no connections: "
+            "every link is dialled from here."
+        ),
+    ] = "[::]:0"
     advertise: Annotated[
         str | None,
         network("Host that neighbours are told. Default: this machine's address towards the coordinator."),
@@ -149,7 +151,6 @@ class JoinOptions:
             "--advertise."
         ),
     ] = True
-    dial_only: Annotated[bool, network("Accept no connections: every link is dialled from here.")] = False
     metrics: Metrics = None
     join_seconds: Annotated[
         float | None,
@@ -194,9 +195,7 @@ class JoinOptions:
 
 
 @records_as_options()
-def join(
-    chosen: JoinOptions, verbose: Verbose = False, plain: Plain = False, lifeline: HiddenLifeline = None
-) -> None:
+def join(chosen: JoinOptions) -> None:
     """Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.
 
     An invite is traded once for a certificate, which the node keeps and renews; afterwards the name of the
@@ -204,23 +203,14 @@ def join(
     neighbours. It ends by itself when the run is finished. Ctrl-C lets it finish its round and leave in
     order, a second one saves the progress and leaves at once, a third one ends the process.
     """
-    console = command_runner.configure_logging(verbose, plain)
+    console = command_runner.configure_logging()
     if chosen.folder:
         make_usable(chosen.folder)
-    launch = hosts.launch_for(chosen.role, chosen.devices)
+    launch = hosts.launch_for(chosen.role, names_several(chosen.device))
     _check_options(chosen, launch)
     if launch and not launch.leads:
-        hosts.follow_leader(launch, chosen.device, chosen.threads, vars(chosen), lifeline)
+        hosts.follow_leader(launch, chosen.device, chosen.threads, vars(chosen))
         return
-    _run_node(chosen, launch, console, lifeline)
-
-
-def _run_node(
-    chosen: JoinOptions, launch: Launch | None, console: Console | None, lifeline: int | None
-) -> None:
-    """Take part as a node; one with a `launch` leads the other ranks."""
-    host, port = command_runner.split_address(chosen.listen, "--listen")
-    advertise = command_runner.bare_host(chosen.advertise, "--advertise")
     leader = hosts.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
     destination = known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)
@@ -234,24 +224,36 @@ def _run_node(
         return
     own_template()  # imports torch and the transport while this process imports the rest
 
-    from node.core.train.options import NodeOptions  # noqa: PLC0415
     from node.process import run_node  # noqa: PLC0415
 
-    options = NodeOptions(
-        invite=destination.invite,
-        run=destination.run,
+    options = _node_options(chosen, destination, key.peer, leader or _workers(chosen, launch))
+    leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
+    drain = _drain(leaving, chosen.drain_seconds)
+    main = partial(run_node, options, key, leaving, allowed)
+    node = _shown(hosts.led(leader, main) if leader else main, console, allowed)
+    if command_runner.run(node, drain) is None:
+        raise command_runner.Interrupted
+
+
+def _node_options(chosen: JoinOptions, run: Destination, peer: PeerId, workers: Workers) -> NodeOptions:
+    from node.core.train.options import NodeOptions  # noqa: PLC0415
+
+    host, port = command_runner.split_address(_listen(chosen), "--listen")
+    return NodeOptions(
+        invite=run.invite,
+        run=run.run,
         role=chosen.role,
         name=chosen_name(chosen.name),
-        folder=make_usable(chosen.folder or user_data_path("hetnode") / "nodes" / key.peer),
+        folder=make_usable(chosen.folder or user_data_path("hetnode") / "nodes" / peer),
         listen_host=host,
         listen_port=port,
         dht_port=chosen.dht_port,
-        advertise=advertise,
-        dial_only=chosen.dial_only,
+        advertise=command_runner.bare_host(chosen.advertise, "--advertise"),
+        dial_only=chosen.listen == "none",
         port_mapping=chosen.port_mapping,
         relay=chosen.relay,
-        device=chosen.device,
-        workers=leader or _workers(chosen, launch),
+        device=AUTO_DEVICE if names_several(chosen.device) else chosen.device,
+        workers=workers,
         precision=chosen.precision,
         compile=chosen.compile,
         activation_checkpointing=chosen.activation_checkpointing,
@@ -266,12 +268,10 @@ def _run_node(
         line=LineLimits(chosen.upload_limit * MEGABIT, chosen.download_limit * MEGABIT),
         spec_hash=_expected_spec(chosen),
     )
-    leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
-    drain = _drain(leaving, chosen.drain_seconds)
-    main = partial(run_node, options, key, leaving, allowed)
-    node = _shown(hosts.led(leader, main) if leader else main, console, allowed)
-    if command_runner.run(node, lifeline, drain) is None:
-        raise command_runner.Interrupted
+
+
+def _listen(chosen: JoinOptions) -> str:
+    return "[::]:0" if chosen.listen == "none" else chosen.listen
 
 
 async def _shown(
@@ -305,6 +305,8 @@ def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
 def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
     """Raise an error that names the option whose value cannot be used."""
     _workers(chosen, launch)
+    command_runner.split_address(_listen(chosen), "--listen")
+    command_runner.bare_host(chosen.advertise, "--advertise")
     _check_data(chosen.data)
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
@@ -337,33 +339,27 @@ def _check_data(source: str | None) -> None:
 
 def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:
     """Where a node computes that leads no other hosts. Raises BAD_OPTION."""
-    if chosen.devices is None:
+    if not names_several(chosen.device):
         if chosen.sharded is None or launch:
             return OneWorker()
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
+        raise bad_option(
             "--sharded and --replicated are for several devices.",
-            "Give them with --devices, or start with torchrun.",
+            "Name them with --device, or start with torchrun.",
         )
     if chosen.role is not RoleWish.REPLICA:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            "--devices is for full replicas: a member of a pipeline computes on one device.",
-            "Give --role replica with it; or start one node with --device for each GPU.",
+        raise bad_option(
+            "Several devices are for full replicas: a member of a pipeline computes on one.",
+            "Give --role replica with them; or start one node with --device for each GPU.",
         )
-    if chosen.device != AUTO_DEVICE:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION, "--device and --devices contradict each other.", "Give one of them."
-        )
-    return replace(parse_devices(chosen.devices), sharded=chosen.sharded)
+    return replace(parse_devices(chosen.device), sharded=chosen.sharded)
 
 
 def _expected_spec(chosen: JoinOptions) -> str:
     """The hash of the specification that the run must have; "" accepts any."""
-    if chosen.config is None:
+    if not chosen.expect_spec or re.fullmatch("[0-9a-f]{64}", chosen.expect_spec):
         return chosen.expect_spec
     from node.cli.spec import pinned  # noqa: PLC0415
     from protocol.spec.resolve import resolve  # noqa: PLC0415
 
-    tokenizer = str(chosen.tokenizer) if chosen.tokenizer else None
-    return pinned(resolve(file=chosen.config), chosen.config, chosen.initial, tokenizer=tokenizer).hash
+    file, tokenizer = Path(chosen.expect_spec), str(chosen.tokenizer) if chosen.tokenizer else None
+    return pinned(resolve(file=file), file, chosen.initial, tokenizer=tokenizer).hash

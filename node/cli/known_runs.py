@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,21 +33,22 @@ class Destination:
     folder: Path | None = None
 
 
-def destination(text: str | None, invite_file: Path | None) -> Destination:
-    """Where ``hetnode join`` and ``hetnode relay`` go.
+def destination(text: str | None, invite_file: Path | None = None) -> Destination:
+    """Where ``hetnode join`` and ``hetnode relay`` go; `text` may name the file of an invite, too.
 
     Raises BAD_OPTION unless exactly one argument is given; BAD_INVITE.
     """
     if (text is None) == (invite_file is None):
         raise bad_option(
             "Either an invite, or the name of a run that this machine was in before, is needed.",
-            "Give one of: INVITE, --invite-file FILE, RUN.",
+            "Give one of: INVITE, the file that holds it, RUN.",
         )
-    if invite_file is not None:
-        return Destination(invite.decode(_first_bytes(invite_file)))
-    assert text is not None
-    if invite.is_invite(text):
+    if text is not None and invite.is_invite(text):
         return Destination(invite.decode(text))
+    file = str(invite_file or text)
+    if invite_file is not None or file == "-" or isfile(file):
+        return Destination(invite.decode(_first_bytes(Path(file))))
+    assert text is not None
     folder = Path(text)
     if credentials.exist(folder):
         return Destination(None, credentials.load(folder).run, folder)
@@ -209,7 +211,7 @@ def _first_bytes(file: Path) -> str:
         with file.open(errors="replace") as opened:
             return opened.read(most)
     except OSError as error:
-        raise bad_option(f"The invite file cannot be read: {error}.", "Check --invite-file.") from None
+        raise bad_option(f"The invite file cannot be read: {error}.", "Check its name.") from None
 
 
 def _unknown(run: str) -> HetnodeError:

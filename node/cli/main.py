@@ -63,12 +63,14 @@ COMMANDS = {
         "Start a run from an existing model: writes a run file and the parameters with which it begins.",
     ),
     "leave": LazyCommand(
-        "leave", "leave", "Let this machine's node leave its run in order, and wait until it has."
+        "own_node", "leave", "Let this machine's node leave its run in order, and wait until it has."
     ),
     "pause": LazyCommand(
-        "pause", "pause", "Let this machine's node leave its run for now, and wait until it has."
+        "own_node", "pause", "Let this machine's node leave its run for now, and wait until it has."
     ),
-    "resume": LazyCommand("pause", "resume", "Let a node take part again that 'hetnode pause' has paused."),
+    "resume": LazyCommand(
+        "own_node", "resume", "Let a node take part again that 'hetnode pause' has paused."
+    ),
     "service": LazyCommand(
         "service", "service_app", "A node that this machine keeps running, also after a restart."
     ),
@@ -92,9 +94,6 @@ COMMANDS = {
     "status": LazyCommand(
         "status", "status", "Show what a run is doing, who takes part, and how the loss goes."
     ),
-    "dashboard": LazyCommand(
-        "dashboard", "dashboard", "Print the address of a run's web dashboard, to be opened in a browser."
-    ),
     "credit": LazyCommand(
         "credit", "credit", "Show what each peer has contributed: stage tokens, stage rounds and bytes."
     ),
@@ -106,20 +105,15 @@ COMMANDS = {
     ),
     "swarm": LazyCommand("swarm", "swarm_app", "A whole swarm of real processes on this machine."),
     "spec": LazyCommand("spec", "spec_app", "Run specifications."),
-    "run": LazyCommand("run", "run_app", "A whole run, by its operator: pause it, and let it go on."),
+    "run": LazyCommand("operator", "run_app", "A whole run, by its operator: pause it, and let it go on."),
     "rollback": LazyCommand(
-        "run",
+        "operator",
         "rollback",
         "Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.",
     ),
-    "checkpoint": LazyCommand("model", "checkpoint_app", "Checkpoints of the global model."),
-    "invite": LazyCommand("admin", "invite_app", "Invites: who may come into a run."),
-    "peers": LazyCommand("admin", "peers_app", "Peers that were let in or are kept out."),
-    "incident": LazyCommand(
-        "incident",
-        "incident_app",
-        "Event logs of runs as files that can be shared.",
-    ),
+    "invite": LazyCommand("operator", "invite_app", "Invites: who may come into a run."),
+    "peers": LazyCommand("operator", "peers_app", "Peers that were let in or are kept out."),
+    "incident": LazyCommand("incident", "incident_app", "Event logs of runs as files that can be shared."),
     "receipt": LazyCommand(
         "receipt", "receipt_app", "Receipts: what a peer has done for a run, signed by its coordinator."
     ),
@@ -147,7 +141,10 @@ class LazyGroup(TyperGroup):
         return command and TyperCommand(cmd_name, help=command.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from node.cli.removed import refuse_removed  # noqa: PLC0415  asyncio: the help needs none of it
+
         name, *rest = args
+        refuse_removed(args)
         if name in COMMANDS:
             return name, COMMANDS[name].load(name), rest
         return super().resolve_command(ctx, args)  # says that there is no such command
@@ -167,7 +164,12 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Let the command log details.")] = False,
 ) -> None:
+    if verbose:
+        from node.command_runner import VERBOSE  # noqa: PLC0415
+
+        os.environ[VERBOSE] = "1"  # also for the processes that the command starts
     if version:
         from importlib.metadata import version as installed  # noqa: PLC0415
 

@@ -1,6 +1,4 @@
-"""What can be done with a trained model: ``hetnode generate``, ``eval``, ``export``, ``import`` and
-``checkpoint``.
-"""
+"""What can be done with a trained model: ``hetnode generate``, ``eval``, ``export`` and ``import``."""
 
 from __future__ import annotations
 
@@ -8,9 +6,12 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ from node.cli import known_runs
 from node.cli.options import Device, option, records_as_options
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import bad_option
-from node.folder import node_folder_of, run_in
+from node.folder import make_usable, node_folder_of, run_in
 from node.security import credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from node.hugging_face.card import Measured
     from node.hugging_face.importing import Published
 
-checkpoint_app = typer.Typer(help="Checkpoints of the global model.", no_args_is_help=True)
+_LIKELIEST = 40
+"""Tokens among which ``hetnode generate`` samples, as most programs do by default."""
 
 
 def _place_of(run: Path) -> Path:
@@ -56,9 +58,17 @@ def _place_of(run: Path) -> Path:
     return found[0] if found else run
 
 
+def _places_of(runs: list[Path]) -> list[Path]:
+    return [_place_of(run) for run in runs]
+
+
+class ExportFormat(StrEnum):
+    HF = "hf"
+    CHECKPOINT = "checkpoint"
+
+
 _PLACES = "Run folder, node folder, checkpoint folder, or the name of a run that a node of this machine is in"
 Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=_place_of)]
-OwnTokenizer = Annotated[Path | None, option("The run's tokenizer file, if it is elsewhere on this machine.")]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -67,17 +77,15 @@ def generate(
     prompt: Annotated[str, option("Text to continue.")] = "def ",
     tokens: Annotated[int, option("Tokens to generate.", min=1)] = 200,
     temperature: Annotated[float, option("0 always takes the likeliest token.", min=0)] = 0.8,
-    top_k: Annotated[int, option("Sample among the likeliest; 0 among all.", min=0)] = 40,
     seed: Annotated[int, option("Seed of the sampling.")] = 0,
-    tokenizer: OwnTokenizer = None,
 ) -> None:
     """Continue a text with the model of a run, to see what it has learned."""
     from node.checkpoint import global_model  # noqa: PLC0415
     from node.generate import generate as continue_text  # noqa: PLC0415
 
     loaded = global_model.read(global_model.find(run))
-    path = _tokenizer_path(loaded.spec, run, tokenizer)
-    pieces = continue_text(loaded, prompt, tokens, temperature, top_k, seed, path)
+    path = _tokenizer_path(loaded.spec, run)
+    pieces = continue_text(loaded, prompt, tokens, temperature, _LIKELIEST, seed, path)
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)
@@ -100,7 +108,6 @@ def evaluate(
         int | None, option("Micro-batches of the run's size to measure on. Default: all there are.", min=1)
     ] = None,
     device: Device = "cpu",
-    tokenizer: OwnTokenizer = None,
     as_json: Annotated[bool, option("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Measure how well a model predicts text: loss, perplexity, bits per byte."""
@@ -119,9 +126,10 @@ def evaluate(
         def progress(so_far: Evaluation) -> None:
             shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
 
-        path = _tokenizer_path(spec, run, tokenizer)
+        path = _tokenizer_path(spec, run)
         found = measure(loaded, source, documents, forward, batches, path, progress)
     link = f"{width_text([spec.link.k], spec.model.width)}, {spec.link.dtype}"
+    is_run = not _is_hugging_face(run)
     facts = {
         "loss": found.loss,
         "perplexity": found.perplexity,
@@ -133,59 +141,88 @@ def evaluate(
         "data": source,
         "split": documents.value,
         "model": str(run),
-        "run": None if _is_hugging_face(run) else spec.name,
-        "round": None if _is_hugging_face(run) else loaded.round_number,
+        "run": spec.name if is_run else None,
+        "round": loaded.round_number if is_run else None,
     }
     if as_json:
         print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
-        return
-    through = f" ({link})" if forward is ForwardMode.COMPRESSED else ""
-    of_run = "" if _is_hugging_face(run) else f" (run {spec.name}, round {loaded.round_number})"
-    print(f"model          {run}{of_run}")
-    print(f"data           {source}, {documents.value}: {found.tokens:,} tokens, {found.bytes:,} bytes")
-    print(f"forward mode   {forward.value}{through}")
-    print(f"loss           {found.loss:.4f} nats per token")
-    print(f"perplexity     {found.perplexity:.4f}")
-    print(f"bits per byte  {found.bits_per_byte:.4f}")
+    else:
+        of_run = f" (run {spec.name}, round {loaded.round_number})" if is_run else ""
+        through = f" ({link})" if forward is ForwardMode.COMPRESSED else ""
+        print(_EVALUATION.format(**facts, of_run=of_run, through=through))
+
+
+_EVALUATION = """\
+model          {model}{of_run}
+data           {data}, {split}: {tokens:,} tokens, {bytes:,} bytes
+forward mode   {mode}{through}
+loss           {loss:.4f} nats per token
+perplexity     {perplexity:.4f}
+bits per byte  {bits_per_byte:.4f}"""
 
 
 def export(
-    run: Run,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help=f"{_PLACES}. Several: the checkpoints of members that each kept some of the stages.",
+            callback=_places_of,
+        ),
+    ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write.")],
-    format: Annotated[str, option("'hf': the layout of Hugging Face.")] = "hf",
+    format: Annotated[
+        ExportFormat,
+        option("'hf': the layout of Hugging Face. 'checkpoint': one complete checkpoint, for RUN elsewhere."),
+    ] = ExportFormat.HF,
     dtype: Annotated[str, option("Of the weights: fp32, bf16 or fp16.")] = "fp32",
     shard_size: Annotated[str, option("Largest weight file, such as 5GB or 500MB.")] = "5GB",
-    tokenizer: OwnTokenizer = None,
 ) -> None:
     """Write the model of a run as a folder that transformers loads without remote code."""
     from node.checkpoint import global_model  # noqa: PLC0415
     from node.hugging_face.export import export as write_folder  # noqa: PLC0415
     from node.hugging_face.weights import DTYPES  # noqa: PLC0415
 
-    if format != "hf":
-        raise bad_option(f"There is no format '{format}'.", "Use --format hf.")
     if dtype not in DTYPES:
         raise bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
     most = _bytes(shard_size)
-    stored = global_model.verify(global_model.find(run))
-    measured = _measured(run, stored.round_number)
-    path = _tokenizer_path(stored.spec, run, tokenizer)
-    write_folder(stored, folder, DTYPES[dtype], most, path, measured)
+    found = [global_model.find(run) for run in runs]
+    if format is ExportFormat.CHECKPOINT:
+        global_model.assemble(found, folder)
+        Console().print(f"complete checkpoint in {folder}", highlight=False, markup=False)
+        return
+    with _put_together(found, folder) as whole:
+        stored = global_model.verify(whole)
+        measured = _measured(runs[0], stored.round_number)
+        path = _tokenizer_path(stored.spec, runs[0])
+        write_folder(stored, folder, DTYPES[dtype], most, path, measured)
     print(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
 
 
-@records_as_options()
+@contextmanager
+def _put_together(parts: Sequence[Path], target: Path) -> Iterator[Path]:
+    """The complete checkpoint of `parts`: the only one of them, or one that is removed afterwards."""
+    from node.checkpoint import global_model  # noqa: PLC0415
+
+    if len(parts) == 1:
+        yield parts[0]
+        return
+    near = make_usable(target.absolute().parent, "The folder of DIR")
+    with TemporaryDirectory(prefix="hetnode-export-", dir=near) as place:
+        global_model.assemble(parts, Path(place) / "checkpoint")
+        yield Path(place) / "checkpoint"
+
+
+@records_as_options(options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"))
 def import_model(
     model: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder of a LlamaForCausalLM model.")],
     out: Annotated[Path, option("Folder to write: run.toml and the parameters.")],
     options: SpecOptions,
-    context: Annotated[
-        int | None, option("L, tokens of one sample. Default: the model's context, at most 2048.", min=2)
-    ] = None,
 ) -> None:
     """Start a run from an existing model: writes a run file and the parameters with which it begins.
 
-    Every member needs these parameters: a copy of the folder, or of the model, imported with the same run
+    Samples are as long as the model's context, at most 2048 tokens, or --set model.context=L. Every member
+    needs these parameters: a copy of the folder, or of the model, imported with the same run
     file. Their digests are part of the run's specification.
     """
     from node.hugging_face import importing  # noqa: PLC0415
@@ -193,8 +230,8 @@ def import_model(
     importing.require_empty(out)
     former = resolve(file=options.config) if options.config else None
     if former is None or former.initial is None:
-        published, spec, used = _import_for_new_run(model, former, options, context)
-    elif context is None and options == SpecOptions(config=options.config):
+        published, spec, used = _import_for_new_run(model, former, options)
+    elif not replace(options, config=None).any_given:
         published, spec, used = _import_for_known_run(model, options.config, former)
     else:
         raise bad_option(
@@ -221,7 +258,7 @@ def _import_for_known_run(
 
 
 def _import_for_new_run(
-    model: Path, former: RunSpec | None, options: SpecOptions, context: int | None
+    model: Path, former: RunSpec | None, options: SpecOptions
 ) -> tuple[Published, RunSpec, FileTokenizer | None]:
     """The model, the spec of a run that starts from it, and the tokenizer file to keep beside it, if any.
 
@@ -230,9 +267,9 @@ def _import_for_new_run(
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
-    published = importing.inspect(model, context)
+    published = importing.inspect(model, options.given.get("model.context"))
     # The model's own tokenizer, unless an option or the run file names another one.
-    is_named = options.tokenizer is not None or (former is not None and former.data.tokenizer != "byte")
+    is_named = "data.tokenizer" in options.given or (former is not None and former.data.tokenizer != "byte")
     own = None if is_named else importing.tokenizer_of(published)
     overrides = {f"model.{name}": value for name, value in published.model.items()}
     if own:
@@ -254,16 +291,22 @@ def _naming_k(options: SpecOptions, width: int) -> Iterator[None]:
     try:
         yield
     except HetnodeError as error:
-        if error.code is not ErrorCode.BAD_SPEC or options.k is not None or options.spec().link.k <= width:
+        if (
+            error.code is not ErrorCode.BAD_SPEC
+            or "link.k" in options.given
+            or options.spec().link.k <= width
+        ):
             raise
-        raise HetnodeError(error.code, error.cause, "Give --k, at most the model's width.") from None
+        raise HetnodeError(
+            error.code, error.cause, "Give --set link.k=K, at most the model's width."
+        ) from None
 
 
-def _tokenizer_path(spec: RunSpec, run: Path, own: Path | None) -> str | None:
-    """The tokenizer file that a person names, or that stands with the run; None is as the spec says."""
+def _tokenizer_path(spec: RunSpec, run: Path) -> str | None:
+    """The tokenizer file that stands with the run; None is as the spec says."""
     from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
 
-    return str(own) if own else find_tokenizer(spec.data, run)
+    return find_tokenizer(spec.data, run)
 
 
 def _in_json(value: object) -> object:
@@ -285,8 +328,9 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
     published = importing.inspect(place)
     kept = importing.tokenizer_of(published)
     tokenizer = str(place / kept.file_name) if kept else None
-    options = SpecOptions(tokenizer=tokenizer, replicas=1, pipelines=0, stages=1, k=0)
-    spec = options.spec(**{f"model.{name}": value for name, value in published.model.items()})
+    shape = {"swarm.replicas": 1, "swarm.pipelines": 0, "swarm.stages": 1, "link.k": 0}
+    model = {f"model.{name}": value for name, value in published.model.items()}
+    spec = resolve(overrides={"data.tokenizer": tokenizer} | shape | model)
     return importing.read_model(published, spec, device)
 
 
@@ -311,15 +355,3 @@ def _bytes(size: str) -> int:
     if nbytes < 1:
         raise bad_option(f"'{size}' is no size of a file.", "Use a form like 5GB or 500MB.")
     return nbytes
-
-
-@checkpoint_app.command("assemble")
-def checkpoint_assemble(
-    parts: Annotated[list[Path], typer.Argument(help="Checkpoint folders of the members.")],
-    out: Annotated[Path, option("Folder to write.")],
-) -> None:
-    """Put the stages that several members kept together into one complete checkpoint."""
-    from node.checkpoint import global_model  # noqa: PLC0415
-
-    global_model.assemble([global_model.find(part) for part in parts], out)
-    Console().print(f"complete checkpoint in {out}", highlight=False, markup=False)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+import tomllib
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
+from itertools import islice
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from node.command_runner import bad_option
 from protocol.trust.public_name import public_name
@@ -32,7 +35,6 @@ network = panel("Network")
 guest = panel("A guest on this machine")
 Device = Annotated[str, option("Torch device, such as cpu, cuda, cuda:1 or mps. 'auto': the best one here.")]
 Threads = Annotated[int, option("CPU threads to compute with; 0 takes all.", min=0)]
-Verbose = Annotated[bool, option("Log details.", "--verbose", "-v")]
 RelayPortRange = Annotated[
     str | None,
     network(
@@ -54,13 +56,24 @@ PublicName = Annotated[
         "the log of the run keeps it. '' takes it back. Default: that of the last time; at first none."
     ),
 ]
-Plain = Annotated[
-    bool, option("On a terminal, too, log plain lines without colours, and show no live line.", "--plain")
-]
-HiddenLifeline = Annotated[int | None, typer.Option("--lifeline", hidden=True)]
-"""Descriptor of a pipe that the parent holds open: the command ends when it closes."""
-
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class SharedOptions(TyperGroup):
+    """A family of commands whose own options may also stand behind the name of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = {name for each in self.params if each.name != "help" for name in each.opts}
+        words, shared, rest = iter(args), list[str](), list[str]()
+        for word in words:
+            name, has_value, _ = word.partition("=")
+            if word == "--":
+                rest += [word, *words]
+            elif name in own:
+                shared += [word] if has_value else [word, *islice(words, 1)]
+            else:
+                rest.append(word)
+        return super().parse_args(ctx, [*shared, *rest])
 
 
 def records_as_options(**left_out: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -107,6 +120,23 @@ def _options_of(record: Any, left_out: Collection[str]) -> list[Parameter]:
         for field in fields(record)
         if field.name not in left_out
     ]
+
+
+def settings_of(given: Iterable[str], option: str) -> dict[str, Any]:
+    """Values by name, from texts such as ``link.k=8``: values of TOML, or else plain text.
+
+    Raises HetnodeError BAD_OPTION.
+    """
+    found = dict[str, Any]()
+    for text in given:
+        name, is_pair, value = text.partition("=")
+        if not is_pair or not re.fullmatch(r"[a-z_]+(\.[a-z0-9_]+)*", name.strip()):
+            raise bad_option(f"{option} '{text:.80}' is not NAME=VALUE.", f"Write it like {option} link.k=8.")
+        try:
+            found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[name.strip()] = value
+    return found
 
 
 def seconds_of(text: str, option: str) -> float:

@@ -17,7 +17,7 @@ from coordinator.ops.forecast.forecast import forecast, proposed
 from coordinator.run.state.cause_text import cause_text
 from coordinator.run.state.state import Peer
 from node.cli.options import option, panel, records_as_options
-from node.cli.spec import SpecOptions, spec_option
+from node.cli.spec import SpecOptions
 from node.command_runner import bad_option
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
@@ -91,11 +91,10 @@ class PeerOptions:
         return {PeerId(f"full-{i}"): (able, "listens") for i in range(self.replicas)}
 
 
-@records_as_options(spec_options=("data", "tokenizer", "rounds", "replicas", "pipelines", "seed"))
+@records_as_options(spec_options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"))
 def plan(
     spec_options: SpecOptions,
     peer_options: PeerOptions,
-    microbatches: Annotated[int | None, spec_option("Per inner step and replica.", min=1)] = None,
     as_json: Annotated[bool, option("Print JSON instead of tables.", "--json")] = False,
 ) -> None:
     """What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.
@@ -110,7 +109,7 @@ def plan(
     shape = {"swarm.replicas": peer_options.replicas, "swarm.pipelines": pipelines}
     if 2 * pipelines <= len(homes) < pipelines * chain:
         shape["swarm.members"] = len(homes) // pipelines  # strong peers may host several stages
-    spec = spec_options.spec(**shape, **{"inner.microbatches": microbatches})
+    spec = spec_options.spec(**shape)
     _print_plan(spec, {Role.REPLICA: peer_options.replica_hosts(), Role.STAGE: homes}, as_json)
 
 

@@ -13,7 +13,6 @@ from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
 from node.command_runner import bad_option
-from node.folder import disk_errors_reported
 from protocol.errors import ErrorCode, HetnodeError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 receipt_app = typer.Typer(
     help="Receipts: what a peer has done for a run, signed by its coordinator.", no_args_is_help=True
 )
-File = Annotated[Path, typer.Argument(help="The file of the receipt.")]
 
 
 @receipt_app.command("get")
@@ -36,37 +34,39 @@ def get(
             "only one.",
         ),
     ] = None,
-    out: Annotated[Path | None, option("Write the receipt to this file, not to standard output.")] = None,
 ) -> None:
     """Ask the coordinator for a receipt of what this machine's node has done so far.
 
-    The node need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
+    It goes to standard output; keep it in a file, which 'hetnode receipt verify' reads anywhere. The node
+    need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
     below its own.
     """
     from node.net.receipts import fetch_receipt  # noqa: PLC0415
-    from node.views.receipt import receipt_text  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415
 
     credentials = _membership(run)
-    receipt, data = command_runner.run(fetch_receipt(credentials, PeerId(_peer_of(credentials))))
-    if out is None:
-        sys.stdout.write(data.decode())
-        return
-    with disk_errors_reported(out):
-        out.write_bytes(data)
-    _print(f"{receipt_text(receipt)}\n\nthe receipt is in {out}; 'hetnode receipt verify' reads it anywhere")
+    _, data = command_runner.run(fetch_receipt(credentials, PeerId(_peer_of(credentials))))
+    sys.stdout.write(data.decode())
 
 
 @receipt_app.command("verify")
 def verify(
-    file: File,
+    file: Annotated[Path, typer.Argument(help="The file of the receipt.")],
     coordinator: Annotated[
         str, option("Peer id of the coordinator that must have signed it, from the run's operator.")
     ] = "",
+    log: Annotated[
+        Path | None,
+        option(
+            "Folder with the coordinator's event log, or a copy, coordinator.sqlite and its .head: count the "
+            "receipt again from that."
+        ),
+    ] = None,
 ) -> None:
     """Verify a receipt offline: no network and no folder of the run is needed.
 
-    Ends with status 0 if the signature is valid, and the coordinator is the given one; else with 3.
+    Ends with status 0 if the signature is valid, the coordinator is the given one, and the log, if given, has
+    the same figures at the receipt's row; else with 3.
     """
     from node.views.receipt import proof_text, receipt_text  # noqa: PLC0415
 
@@ -77,35 +77,27 @@ def verify(
             f"The receipt is signed by {receipt.coordinator}, not by {coordinator:.64}.",
             "Compare both ids with the one that the run's operator has told you.",
         )
-    _print(f"{receipt_text(receipt)}\n{proof_text(receipt, bool(coordinator))}")
+    if log is None:
+        _print(f"{receipt_text(receipt)}\n{proof_text(receipt, bool(coordinator))}")
+    else:
+        newer = _recounted(receipt, log)
+        _print(f"{receipt_text(receipt)}\n\nthe log gives the same figures at that row; {newer}")
 
 
-@receipt_app.command("check")
-def check(
-    file: File,
-    log: Annotated[
-        Path, option("Folder with the coordinator's event log, or a copy: coordinator.sqlite and its .head.")
-    ],
-) -> None:
-    """Count a receipt again from the event log of its run.
-
-    Ends with status 0 if the log gives the same figures at the receipt's row; with 3 if not.
-    """
+def _recounted(receipt: Receipt, log: Path) -> str:
+    """How much newer the log is, which gives the same figures. Raises RECEIPT_MISMATCH."""
     from coordinator.run.state.text import counted  # noqa: PLC0415
     from coordinator.store.log_copy import opened_copy  # noqa: PLC0415
     from coordinator.store.receipts import check_receipt, mismatch  # noqa: PLC0415
-    from node.views.receipt import receipt_text  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415
 
-    receipt = _opened(file)
     with opened_copy(log, PeerId(receipt.coordinator)) as (spec, store):
         (rows, _), row_hash = store.end, store.row_hash(receipt.log_row)
         if row_hash is None:
             raise mismatch(f"it counts up to row {receipt.log_row}, and the log has {rows} rows")
         check_receipt(receipt, RunSpec.from_json(spec), store.events(), row_hash)
-    newer = f"it has {counted(rows - receipt.log_row, 'newer row')}"
-    _print(f"{receipt_text(receipt)}\n\nthe log gives the same figures at that row; {newer}")
+    return f"it has {counted(rows - receipt.log_row, 'newer row')}"
 
 
 def _opened(file: Path) -> Receipt:

@@ -12,10 +12,8 @@ from node import command_runner
 from node.cli import known_runs
 from node.cli.options import (
     MEGABIT,
-    HiddenLifeline,
     PublicName,
     RelayPortRange,
-    Verbose,
     chosen_name,
     network,
     option,
@@ -27,15 +25,15 @@ def relay(
     run: Annotated[
         str | None,
         typer.Argument(
-            help="An invite for the role relay; or the name of a run that this relay was in before.",
-            metavar="INVITE|RUN",
+            help="An invite for the role relay, the file that holds it, or '-' for standard input; or the "
+            "name of a run that this relay was in before.",
+            metavar="INVITE|FILE|RUN",
         ),
     ] = None,
-    invite_file: Annotated[Path | None, option("File that holds the invite, '-' for standard input.")] = None,
     identity: Annotated[
         Path | None, option("Key file of this relay. Default: the first that no live node uses.")
     ] = None,
-    listen: Annotated[str, network("HOST:PORT of the relay. Most homes reach port 443.")] = ("[::]:7800"),
+    listen: Annotated[str, network("HOST:PORT of the relay. Most homes reach port 443.")] = "[::]:7800",
     advertise: Annotated[
         str | None,
         network("Host that nodes are told. Default: this machine's address towards the coordinator."),
@@ -44,13 +42,7 @@ def relay(
     node_limit: Annotated[
         float, network("Mb/s that the relay carries for each node, both directions together.", min=0.1)
     ] = 100.0,
-    join_seconds: Annotated[
-        float | None,
-        network("How many seconds to wait for a coordinator that does not answer. Default: without end."),
-    ] = None,
-    verbose: Verbose = False,
     name: PublicName = None,
-    lifeline: HiddenLifeline = None,
 ) -> None:
     """Carry connections to nodes that others cannot dial, such as those in homes behind a router.
 
@@ -58,11 +50,11 @@ def relay(
     relay through the coordinator and take the nearest. All that passes is encrypted from end to end. Ends
     when the run is finished.
     """
-    command_runner.configure_logging(verbose)
+    command_runner.configure_logging()
     host, port = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
     ports = port_range(relay_ports)
-    destination = known_runs.destination(run, invite_file)
+    destination = known_runs.destination(run)
     key = known_runs.identity_for(destination, identity, relays=True)
 
     from node.cli import finished  # noqa: PLC0415
@@ -81,7 +73,6 @@ def relay(
         advertise=advertise,
         dht_ports=ports,
         limits=with_rate(RelayLimits(), node_limit * MEGABIT),
-        join_seconds=join_seconds,
         name=chosen_name(name),
     )
-    command_runner.run(run_relay(options, key), lifeline)
+    command_runner.run(run_relay(options, key))

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from node import command_runner
 from node.cli.join import join
-from node.cli.leave import nodes_here
+from node.cli.own_node import nodes_here
 from node.command_runner import bad_option
 from node.home.guest.hours import parse_hours
 from node.home.guest.service_unit import Service, launchd_agent, systemd_unit

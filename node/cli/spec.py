@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from node.cli.options import option, panel
+from node.cli.options import option, panel, settings_of
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
@@ -27,36 +27,44 @@ class SpecOptions:
     preset: Annotated[str | None, spec_option("tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.")] = None
     config: Config = None
     data: Annotated[str | None, spec_option("builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG].")] = None
-    tokenizer: Annotated[str | None, spec_option("'byte', or a tokenizer.json or tokenizer.model.")] = None
     rounds: Annotated[int | None, spec_option("Outer rounds of the run.")] = None
     inner_steps: Annotated[int | None, spec_option("H, inner steps per round.")] = None
     replicas: Annotated[int | None, spec_option("Full replicas.")] = None
     pipelines: Annotated[int | None, spec_option("Pipeline replicas, one member per stage.")] = None
     stages: Annotated[int | None, spec_option("S, stages into which the layers are cut.")] = None
-    k: Annotated[int | None, spec_option("Subspace width of the links; 0 sends uncompressed.")] = None
-    seed: Annotated[int | None, spec_option("Seed of weights, basis and data order.")] = None
+    settings: Annotated[
+        list[str] | None,
+        spec_option(
+            "Any setting of docs/reference/settings.md, such as link.k=8; may be repeated.",
+            "--set",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
 
     @property
     def any_given(self) -> bool:
-        return any(value is not None for value in vars(self).values())
+        return any(value is not None and value != [] for value in vars(self).values())
 
-    def spec(self, **overrides: Any) -> RunSpec:
-        """The specification with these options and then `overrides`, which have the full names of fields.
-
-        Raises as :func:`protocol.spec.resolve.resolve`.
-        """
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that the options name, by their full names; those of --set come last."""
         own = {
             "data.source": self.data,
-            "data.tokenizer": self.tokenizer,
             "rounds": self.rounds,
             "inner.steps": self.inner_steps,
             "swarm.replicas": self.replicas,
             "swarm.pipelines": self.pipelines,
             "swarm.stages": self.stages,
-            "link.k": self.k,
-            "seed": self.seed,
         }
-        return resolve(self.preset, self.config, own | overrides)
+        named = {name: value for name, value in own.items() if value is not None}
+        return named | settings_of(self.settings or (), "--set")
+
+    def spec(self, **overrides: Any) -> RunSpec:
+        """The specification with these options and then `overrides`, which have the full names of fields.
+
+        Raises as :func:`protocol.spec.resolve.resolve`; HetnodeError BAD_OPTION.
+        """
+        return resolve(self.preset, self.config, self.given | overrides)
 
 
 def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
@@ -79,12 +87,15 @@ def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = No
 
 @spec_app.command("show")
 def spec_show(
-    preset: Annotated[str | None, typer.Argument(help="tiny, nano, 178m, 512m, 1b or 70b.")] = None,
-    config: Config = None,
+    preset: Annotated[
+        str | None,
+        typer.Argument(metavar="PRESET|FILE", help="tiny, nano, 178m, 512m, 1b, 70b; or a run file."),
+    ] = None,
     toml: Annotated[bool, option("Print a run file to start from instead.")] = False,
 ) -> None:
     """Print a preset: its parameters, and the bytes of each stage, link and round."""
-    spec = resolve(preset, config)
+    is_file = preset is not None and (preset.endswith(".toml") or Path(preset).is_file())
+    spec = resolve(file=Path(preset)) if preset is not None and is_file else resolve(preset)
     if toml:
         sys.stdout.write(spec.toml)
     else:

@@ -13,6 +13,7 @@ from rich.console import Console
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
+from node.command_runner import bad_option
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunStatus
 
@@ -34,6 +35,14 @@ def status(
     as_json: Annotated[
         bool, option("Print one JSON object instead, for programs; docs/operate.md describes it.", "--json")
     ] = False,
+    dashboard: Annotated[
+        bool,
+        option(
+            "Print the address of the web dashboard instead, on the coordinator's machine. Beyond loopback "
+            "it contains the token of its readers: send it like a password.",
+            "--dashboard",
+        ),
+    ] = False,
 ) -> None:
     """Show what a run is doing, who takes part, and how the loss goes.
 
@@ -42,6 +51,11 @@ def status(
     from node.cli import finished  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
+    if dashboard:
+        if as_json:
+            raise bad_option("--dashboard prints an address, and --json the status.", "Give one of them.")
+        typer.echo(_dashboard_of(run))
+        return
     try:
         address, credentials = known_runs.operator_or_member(run)
         found = command_runner.run(fetch_status(address, credentials))
@@ -83,3 +97,24 @@ def _show(status: RunStatus, as_json: bool, live: bool) -> None:
         return
     notes = [] if live else [as_of_note(status, time.time())]
     Console(highlight=False).print(status_view(status, live, notes))
+
+
+def _dashboard_of(run: str | None) -> str:
+    """Where the web dashboard of `run` is served. Raises NO_CREDENTIALS, COORDINATOR_UNREACHABLE."""
+    from coordinator.ops.dashboard.port import url_for_readers  # noqa: PLC0415
+
+    folder = next(known_runs.coordinator_folders(run), None)
+    if folder is None:
+        raise HetnodeError(
+            ErrorCode.NO_CREDENTIALS,
+            f"There is no folder of a coordinator here{f' for {run!r:.80}' if run else ''}.",
+            "Give the folder of the coordinator, on its machine.",
+        )
+    url = url_for_readers(folder)
+    if url is None:
+        raise HetnodeError(
+            ErrorCode.COORDINATOR_UNREACHABLE,
+            f"No dashboard is served for the run in {folder}.",
+            "Start its coordinator, without '--dashboard none' and with hetnode[dashboard] installed.",
+        )
+    return url

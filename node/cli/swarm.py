@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated
@@ -31,13 +32,6 @@ def swarm_up(
     resume: Annotated[
         Path | None, option("Run folder of a swarm that was stopped or killed: go on where it was.")
     ] = None,
-    initial: Annotated[
-        Path | None,
-        option(
-            "Of a run that starts from an imported model: what 'hetnode import' has written. Default: "
-            "the folder of --config."
-        ),
-    ] = None,
     listen: Annotated[str, network("HOST:PORT of the coordinator; port 0 is free.")] = "127.0.0.1:0",
 ) -> None:
     """Train on this machine with a real swarm: coordinator, full replica and pipeline, each its own process.
@@ -47,14 +41,15 @@ def swarm_up(
     """
     command_runner.split_address(listen, "--listen")
     if resume is None:
-        spec = pinned(options.spec(), options.config, initial)
-        folder = _prepare_new_run(spec, folder, options.config, initial)
-    elif folder is not None or options.any_given:
+        spec = pinned(options.spec(), options.config)
+        folder = _prepare_new_run(spec, folder, options.config)
+    elif folder is not None or replace(options, config=None).any_given:
         raise bad_option(
-            "--resume continues the run as it was.", "Leave out the options of the specification."
+            "--resume continues the run as it was.",
+            "Leave out the options of the specification; --config may say where imported parameters are now.",
         )
     else:
-        spec, folder = _prepare_resumed_run(resume, initial), resume
+        spec, folder = _prepare_resumed_run(resume, options.config), resume
         from node.cli import finished  # noqa: PLC0415
 
         if finished.has_finished(folder):
@@ -66,15 +61,15 @@ def swarm_up(
     SwarmView(spec, folder).run(listen)
 
 
-def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, initial: Path | None) -> Path:
+def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None) -> Path:
     """Check the data and the given parameters before any process starts. Returns the run folder."""
     from node.data.stream import open_stream  # noqa: PLC0415
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
     own_template(COMMAND_MODULES)  # imports torch and the transport while the data is checked
-    own_tokenizer = find_tokenizer(spec.data, config, initial)
+    own_tokenizer = find_tokenizer(spec.data, config)
     open_stream(spec, tokenizer=own_tokenizer)
-    start = initial or (config.parent if config else None)
+    start = config.parent if config else None
     _require_initial(spec, start)
     folder = _new_run_folder(spec, folder)
     _link_initial(spec, folder, start)
@@ -85,8 +80,8 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None, in
     return folder
 
 
-def _prepare_resumed_run(folder: Path, initial: Path | None) -> RunSpec:
-    """The spec of the run that has begun in `folder`, whose given parameters are checked."""
+def _prepare_resumed_run(folder: Path, config: Path | None) -> RunSpec:
+    """The spec of the run that has begun in `folder`, whose imported parameters are beside `config`."""
     from node.local_swarm import initial_of  # noqa: PLC0415
 
     file = folder / "run.toml"
@@ -96,8 +91,9 @@ def _prepare_resumed_run(folder: Path, initial: Path | None) -> RunSpec:
             "Give the run folder that 'hetnode swarm up' has printed.",
         )
     spec = resolve(file=file)
-    _require_initial(spec, initial or initial_of(folder))
-    _link_initial(spec, folder, initial)
+    start = config.parent if config else None
+    _require_initial(spec, start or initial_of(folder))
+    _link_initial(spec, folder, start)
     return spec
 
 

@@ -12,7 +12,7 @@ import typer
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.leave import Node, ask_to_leave, nodes_here
+from node.cli.own_node import Node, ask_to_leave, nodes_here
 from node.folder import run_in, running_process
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError

@@ -138,7 +138,7 @@ class LocalSwarm:
             raise HetnodeError(
                 ErrorCode.BAD_OPTION,
                 "Replicas that average their gradients must all be in memory at the same time.",
-                "Leave out --resident, or average_gradients.",
+                "Leave out resident, or average_gradients.",
             )
         self.replicas = ReplicaOffload(len(planned), build, ready, parked)
         self.steering.connect(0, self.replicas)

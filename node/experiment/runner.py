@@ -152,9 +152,7 @@ async def _compute(planned: Planned, folder: Path, options: TrialOptions, observ
     except HetnodeError as error:
         if error.code is not ErrorCode.WORKER_DIED:
             raise
-        remedy = (
-            "Use fewer --jobs or --resident replicas if the memory is too small. The same command continues."
-        )
+        remedy = "Use fewer jobs or resident replicas if the memory is too small. The same command continues."
         raise HetnodeError(error.code, error.cause, remedy) from None
     finally:
         await child.close(_CLOSE_SECONDS)

@@ -25,15 +25,15 @@ _DECIDED_BY_LEADER = (
 _FOLLOWER_MODULES = ("torch", "node.core.worker.worker", "node.hosts.store_process")
 
 
-def launch_for(role: RoleWish | None, devices: str | None) -> Launch | None:
+def launch_for(role: RoleWish | None, several_devices: bool) -> Launch | None:
     """The launcher's rank for this process; None without a launcher. Raises HetnodeError BAD_OPTION."""
     launch = launch_of(os.environ)
     if launch is None:
         return None
-    if devices is not None:
+    if several_devices:
         raise command_runner.bad_option(
-            "--devices contradicts the environment of torchrun, which starts a process for each device.",
-            "Leave out --devices; or start 'hetnode join' without torchrun.",
+            "Several devices contradict the environment of torchrun, which starts a process for each device.",
+            "Name one with --device, or leave it out; or start 'hetnode join' without torchrun.",
         )
     if role is not RoleWish.REPLICA:
         raise command_runner.bad_option(
@@ -50,15 +50,13 @@ def leader_for(launch: Launch, device: str, sharded: bool | None, options: Mappi
     return Leader(launch, device, _choices(options), sharded)
 
 
-def follow_leader(
-    launch: Launch, device: str, threads: int, options: Mapping[str, object], lifeline: int | None
-) -> None:
+def follow_leader(launch: Launch, device: str, threads: int, options: Mapping[str, object]) -> None:
     """Run the worker of this rank until the leader has ended. Raises as :func:`.follower.follow`."""
     own_template(_FOLLOWER_MODULES)  # imports torch while this process imports the rest
 
     from node.hosts.follower import follow  # noqa: PLC0415
 
-    command_runner.run(follow(launch, device, _choices(options), threads or available_threads()), lifeline)
+    command_runner.run(follow(launch, device, _choices(options), threads or available_threads()))
 
 
 async def dismiss_followers(leader: Leader) -> None:

@@ -172,7 +172,7 @@ def unsupported(path: Path, why: str) -> HetnodeError:
         ErrorCode.UNSUPPORTED_MODEL,
         f"{path} cannot be imported: {why}.",
         "Give a complete folder of a Llama, Mistral, Qwen2 or Qwen3 model in safetensors. Biases of other "
-        "projections, sliding windows below --context, and other ways to stretch RoPE are not supported.",
+        "projections, sliding windows below model.context, and other ways to stretch RoPE are not supported.",
     )
 
 

@@ -85,7 +85,7 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,
             f"The tokenizer {path} cannot be read: {error}.",
-            "Give --tokenizer the path of the model's tokenizer.json, or 'byte'.",
+            "Give --set data.tokenizer=PATH with the model's tokenizer.json, or --set data.tokenizer=byte.",
         ) from None
 
 

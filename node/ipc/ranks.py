@@ -82,9 +82,14 @@ class DeviceList:
         return WorkerClient(RankChannels(ranks), len(ranks))
 
 
+def names_several(device: str) -> bool:
+    """Whether ``--device`` names several devices rather than one, as :func:`parse_devices` reads them."""
+    return "," in device or re.fullmatch(r"all|[0-9]+|cpu:[0-9]+", device.strip()) is not None
+
+
 def parse_devices(text: str) -> DeviceList:
-    """What ``--devices`` says: ``all``; numbers or names of devices, such as ``0,1`` or ``cuda:0,cuda:1``; or
-    ``cpu:N``, N ranks on the CPU, which share its threads.
+    """What ``--device`` says of several devices: ``all``; numbers or names, such as ``0,1`` or
+    ``cuda:0,cuda:1``; or ``cpu:N``, N ranks on the CPU, which share its threads.
 
     Raises HetnodeError BAD_OPTION.
     """
@@ -96,8 +101,8 @@ def parse_devices(text: str) -> DeviceList:
     if not all(re.fullmatch(r"cuda:[0-9]{1,3}", name) for name in names) or len({*names}) < len(names):
         raise HetnodeError(
             ErrorCode.BAD_OPTION,
-            f"--devices '{text}' is not a list of different GPUs.",
-            "Give --devices all, numbers of GPUs such as 0,1,2,3, or cpu:N for N processes on the CPU.",
+            f"--device '{text}' is not a list of different GPUs.",
+            "Give --device all, numbers of GPUs such as 0,1,2,3, or cpu:N for N processes on the CPU.",
         )
     return DeviceList(names)
 
@@ -137,8 +142,8 @@ async def _all_devices(threads: int) -> tuple[str, ...]:
     if not names:
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
-            "--devices all: torch finds no GPU on this machine.",
-            "Check the driver and the installed torch build; --devices cpu:N takes N processes on the CPU.",
+            "--device all: torch finds no GPU on this machine.",
+            "Check the driver and the installed torch build; --device cpu:N takes N processes on the CPU.",
         )
     return names
 

@@ -160,7 +160,7 @@ def matrix_view(matrix: Matrix, results: Mapping[str, Result], jobs: int) -> Ren
     left = [planned for planned in matrix.trials if planned.trial.key not in results]
     seconds = Pace(results.values()).left([(each.trial, each.trial.spec.rounds) for each in left], jobs)
     time_left = "time unknown before a similar trial has run" if seconds is None else duration(seconds)
-    text = f"{len(left)} of {len(matrix.trials)} trials left: {time_left} with --jobs {jobs}"
+    text = f"{len(left)} of {len(matrix.trials)} trials left: {time_left} with {jobs} at a time"
     return Group(*shown, text if left else "all trials are done")
 
 

@@ -40,6 +40,6 @@ def proof_text(receipt: Receipt, is_known: bool) -> str:
         )
     return (
         "\nvalid: the holder of the coordinator's key above has signed all of this, and nothing was changed. "
-        f"{meant}\n\nNot proved: that the coordinator has counted honestly, which 'hetnode receipt check' "
-        "compares with a copy of the event log; who is behind the peer or its name; what was earned since."
+        f"{meant}\n\nNot proved: that the coordinator has counted honestly, which '--log' compares "
+        "with a copy of the event log; who is behind the peer or its name; what was earned since."
     )

@@ -86,7 +86,7 @@ class SwarmView:
                 self._plot(history)
         parts = sorted(self.folder.glob(f"nodes/*/checkpoint/{round_folder(self.spec.rounds)}"))
         # In a process of the template, because this one has not imported torch.
-        command = ["checkpoint", "assemble", *map(str, parts), "--out", str(self.folder / "checkpoint")]
+        command = ["export", "--format", "checkpoint", *map(str, parts), str(self.folder / "checkpoint")]
         with open(os.devnull, "wb") as nowhere:
             status = own_template().fork("node.__main__", command, stdout=nowhere.fileno()).wait()
         if status:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.command_runner import VERBOSE
 from node.exchange.transport import Entry
 from node.net.coordinator_client import CoordinatorClient
 from node.net.enrollment import enroll
@@ -124,9 +125,12 @@ class Newcomer:
             await hivemind.close()
 
 
-def test_a_dead_process_of_hivemind_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_dead_process_of_hivemind_starts_again_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VERBOSE, "1")  # the coordinator says who offers a payload
     with ProcessSwarm(spec_of(rounds=40), tmp_path, FULL) as swarm:
-        swarm.start_coordinator("--verbose")  # it says who offers a payload
+        swarm.start_coordinator()
         for name in FULL:
             swarm.start_node(name)
         swarm.wait_round(1, SECONDS)

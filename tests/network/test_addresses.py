@@ -38,7 +38,7 @@ def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
             have = [sorted(each for each in swarm.contributions(n) if each > now) for n in ("home", "pub")]
             print(f"{after}: {time.monotonic() - began:.1f} s, decided {now} to {done}, contributed {have}")
 
-        swarm.start_coordinator("--no-relay")
+        swarm.start_coordinator("--relay", "none")
         for name in members:
             swarm.start_node(name)
         first = swarm.wait_contributions(*members)
@@ -100,7 +100,7 @@ def test_a_peer_changes_between_ipv4_and_ipv6(tmp_path: Path) -> None:
         NetworkSwarm(spec, tmp_path, world, members, "[::]:7700") as swarm,
     ):
         world.drop("pub", 6)
-        swarm.start_coordinator("--no-relay", "--advertise", "coord.test")
+        swarm.start_coordinator("--relay", "none", "--advertise", "coord.test")
         for name in members:
             swarm.start_node(name)
         first = swarm.wait_contributions(*members)

@@ -12,9 +12,9 @@ from tests.network.swarm import NetworkSwarm
 from tests.network.world import Home, Nat, World
 
 REPLICA, STAGE = Role.REPLICA, Role.STAGE
-DIAL = ("--dial-only",)
+DIAL = ("--listen", "none")
 HOMES = {"h1": Home(), "h2": Home(Nat.RANDOM)}
-NO_RELAY = ("--no-relay",)
+NO_RELAY = ("--relay", "none")
 
 
 @contextmanager

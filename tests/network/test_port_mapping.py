@@ -56,7 +56,10 @@ def test_homes_are_open_by_upnp_and_by_nat_pmp(tmp_path: Path) -> None:
         swarm.wait_over(120, *members)
         for name in members:
             assert forwarded(world, name) == []
-        doctors = {"h1": Doctor(swarm, world, "h1"), "h2": Doctor(swarm, world, "h2", "--no-port-mapping")}
+        doctors = {
+            "h1": Doctor(swarm, world, "h1"),
+            "h2": Doctor(swarm, world, "h2", "--advertise", world.address["h2"]),
+        }
         examined = {name: each.findings() for name, each in doctors.items()}
     assert_a_home_that_is_reached(examined["h1"], world.seen_as["h1"])
     assert_a_home_behind_symmetric_nat(examined["h2"], world.address["h2"], world.address["coord"])
@@ -67,7 +70,7 @@ class Doctor:
 
     def __init__(self, swarm: NetworkSwarm, world: World, name: str, *options: str) -> None:
         known = folder_of(swarm.folder / name / "identity.key", swarm.run_id)
-        command = (sys.executable, "-m", "node", "doctor", str(known), "--json", "--threads", "1", *options)
+        command = (sys.executable, "-m", "node", "doctor", str(known), "--json", *options)
         self._process = subprocess.Popen(
             world.command(name, command),
             env={**os.environ, "XDG_DATA_HOME": str(swarm.folder / name / "data")},

@@ -11,7 +11,7 @@ from tests.network.swarm import HOST, NetworkSwarm
 from tests.network.world import Home, Nat, World
 
 REPLICA, STAGE = Role.REPLICA, Role.STAGE
-DIAL = ("--dial-only",)
+DIAL = ("--listen", "none")
 NO_RELAY = ("--relay", "none")
 HOMES = {"h1": Home(address="192.168.1.10"), "h2": Home(Nat.RANDOM, address="192.168.1.10")}
 ROUNDS = 4
@@ -60,7 +60,7 @@ def test_a_late_joiner_whose_only_donor_only_dials(tmp_path: Path) -> None:
         members = {"h1": (REPLICA, (*DIAL, *NO_RELAY)), "late": (REPLICA, ())}
         spec = spec_of(replicas=1, rounds=ENDLESS)
         with NetworkSwarm(spec, tmp_path, world, members) as swarm:
-            swarm.start_coordinator("--no-relay")
+            swarm.start_coordinator("--relay", "none")
             swarm.start_node("h1")
             swarm.wait_contributions("h1")
             swarm.start_node("late")
@@ -77,7 +77,7 @@ def test_homes_outlive_their_relays(tmp_path: Path) -> None:
     with World([HOST, "dc1", "dc2", "r1", "r2"], HOMES) as world:
         members = {"dc1": (REPLICA, ()), "dc2": (REPLICA, ()), "h1": (STAGE, ()), "h2": (STAGE, DIAL)}
         with NetworkSwarm(spec, tmp_path, world, members) as swarm:
-            swarm.start_coordinator("--no-relay")
+            swarm.start_coordinator("--relay", "none")
             swarm.start_relay("r1")
             for name in members:
                 swarm.start_node(name)

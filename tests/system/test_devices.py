@@ -20,7 +20,7 @@ class SwarmWithDevices(ProcessSwarm):
     """Of its nodes, "b" has two ranks."""
 
     def compute_options(self, name: str) -> Sequence[str]:
-        return ("--devices", "cpu:2", "--threads", "2") if name == "b" else super().compute_options(name)
+        return ("--device", "cpu:2", "--threads", "2") if name == "b" else super().compute_options(name)
 
 
 @pytest.mark.slow  # tests/node/ranks checks the numbers, and the end of a rank, in less time

@@ -17,7 +17,7 @@ from protocol.types import Reachability
 
 _REMEDY = (
     "To be reached, let the router and the firewall forward two fixed ports to this machine, and give "
-    "--listen 0.0.0.0:PORT, --dht-port PORT and --advertise with the public name or address. --dial-only "
+    "--listen 0.0.0.0:PORT, --dht-port PORT and --advertise with the public name or address. --listen none "
     "says that this node shall only dial"
 )
 

@@ -143,7 +143,7 @@ async def test_an_invite_in_a_file_is_made_once_and_again_when_it_is_of_no_use(
     run: Running, tmp_path: Path
 ) -> None:
     file = tmp_path / "invite"
-    ensure = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file), "--uses", "1")
+    ensure = ("invite", "create", "--keep", "1m", "--folder", str(run.folder), "--out", str(file))
 
     async def ensured() -> Invite:
         status, out, errors = await hetnode(*ensure)
@@ -171,7 +171,7 @@ async def test_an_invite_in_a_file_is_made_once_and_again_when_it_is_of_no_use(
 async def test_an_invite_waits_for_its_coordinator(run: Running, tmp_path: Path) -> None:
     (run.folder / "address").rename(run.folder / "later")
     file = tmp_path / "invite"
-    command = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file))
+    command = ("invite", "create", "--keep", "1m", "--folder", str(run.folder), "--out", str(file))
     waiting = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "node", *command), stderr=asyncio.subprocess.PIPE
     )
@@ -186,8 +186,8 @@ async def test_an_invite_waits_for_its_coordinator(run: Running, tmp_path: Path)
 
 
 async def test_an_invite_waits_no_longer_than_it_may(tmp_path: Path) -> None:
-    ensure = ("invite", "ensure", "--folder", str(tmp_path), "--out", str(tmp_path / "invite"))
-    status, _, errors = await hetnode(*ensure, "--wait", "1s")
+    out = ("--out", str(tmp_path / "invite"))
+    status, _, errors = await hetnode("invite", "create", "--keep", "1s", "--folder", str(tmp_path), *out)
     assert status != 0
     assert "coordinator-unreachable" in errors
     assert "--folder" in errors, "what the user can do"
@@ -196,14 +196,16 @@ async def test_an_invite_waits_no_longer_than_it_may(tmp_path: Path) -> None:
 async def test_no_invite_is_made_for_a_finished_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"event": "finished"}\n')
     file = tmp_path / "invite"
-    status, out, _ = await hetnode("invite", "ensure", "--folder", str(tmp_path), "--out", str(file))
+    status, out, _ = await hetnode(
+        *("invite", "create", "--keep", "1s", "--folder", str(tmp_path), "--out", str(file))
+    )
     assert (status, file.exists()) == (0, False)
     assert "finished" in out
 
 
 async def test_an_invite_in_a_file_of_another_role_is_replaced(run: Running, tmp_path: Path) -> None:
     file = tmp_path / "invite"
-    ensure = ("invite", "ensure", "--folder", str(run.folder), "--out", str(file))
+    ensure = ("invite", "create", "--keep", "1m", "--folder", str(run.folder), "--out", str(file))
     found = set()
     for role in ("stage", "stage", "replica"):
         assert (await hetnode(*ensure, "--role", role))[0] == 0
@@ -211,14 +213,14 @@ async def test_an_invite_in_a_file_of_another_role_is_replaced(run: Running, tmp
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("command", ["create", "ensure"])
+@pytest.mark.parametrize("keep", [(), ("--keep", "1m")])
 @pytest.mark.parametrize("place", ["a-file/invite", "."])
 async def test_no_invite_is_made_that_cannot_be_kept(
-    run: Running, tmp_path: Path, command: str, place: str
+    run: Running, tmp_path: Path, keep: tuple[str, ...], place: str
 ) -> None:
     (tmp_path / "a-file").touch()
     out = ("--out", str(tmp_path / place))
-    status, _, errors = await hetnode("invite", command, "--folder", str(run.folder), *out)
+    status, _, errors = await hetnode("invite", "create", *keep, "--folder", str(run.folder), *out)
     assert status == 2
     assert "[bad-option]" in errors
     assert "--out" in errors

@@ -12,10 +12,9 @@ from tests.support.commands import PLAIN, hetnode, run
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        (("--role", "stage", "--devices", "cpu:2"), "--devices is for full replicas"),
-        (("--devices", "all"), "--devices is for full replicas"),
-        (("--role", "replica", "--devices", "0,0"), "not a list of different GPUs"),
-        (("--role", "replica", "--devices", "all", "--device", "cpu"), "contradict each other"),
+        (("--role", "stage", "--device", "cpu:2"), "are for full replicas"),
+        (("--device", "all"), "are for full replicas"),
+        (("--role", "replica", "--device", "0,0"), "not a list of different GPUs"),
         (("--role", "replica", "--sharded"), "are for several devices"),
     ],
 )
@@ -41,9 +40,9 @@ LAUNCHED = {
     [
         (("--role", "replica"), "WORLD_SIZE", "has RANK, but not WORLD_SIZE"),
         (
-            ("--role", "replica", "--devices", "cpu:2"),
+            ("--role", "replica", "--device", "cpu:2"),
             "",
-            "--devices contradicts the environment of torchrun",
+            "contradict the environment of torchrun",
         ),
         ((), "", "Only a full replica can have several processes"),
     ],

@@ -22,7 +22,7 @@ def test_the_remedy_for_a_missing_destination_fits_join_and_relay() -> None:
     with pytest.raises(HetnodeError) as caught:
         known_runs.destination(None, None)
     assert caught.value.code is ErrorCode.BAD_OPTION
-    assert "--invite-file" in str(caught.value)
+    assert "the file that holds it" in str(caught.value)
     assert "hetnode join" not in str(caught.value)
 
 

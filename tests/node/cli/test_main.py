@@ -41,7 +41,7 @@ def test_an_unknown_preset(tmp_path: Path) -> None:
 
 
 def test_k_larger_than_d(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--k", "4096", folder=tmp_path), 2, "bad-spec", "4096", "128")
+    check(hetnode("swarm", "up", "--set", "link.k=4096", folder=tmp_path), 2, "bad-spec", "4096", "128")
 
 
 def test_more_stages_than_layers(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_data_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[model\n")
-    check(hetnode("spec", "show", "--config", "run.toml", folder=tmp_path), 2, "bad-spec", "run.toml")
+    check(hetnode("spec", "show", "run.toml", folder=tmp_path), 2, "bad-spec", "run.toml")
 
 
 def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
@@ -205,11 +205,10 @@ def test_a_relay_that_is_no_address_is_refused_before_anything_else(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (("--no-relay", "--relay-listen", "127.0.0.1:0"), "--relay-listen"),
-        (("--no-relay", "--relay-ports", "7803-7900"), "--relay-ports"),
-        (("--no-relay", "--relay-uplink", "200"), "--relay-uplink"),
-        (("--one-port", "--no-relay"), "--one-port"),
-        (("--one-port", "--relay-listen", "127.0.0.1:0"), "--one-port"),
+        (("--relay", "none", "--relay-ports", "7803-7900"), "--relay-ports"),
+        (("--relay", "none", "--relay-uplink", "200"), "--relay-uplink"),
+        (("--one-port", "--relay", "none"), "--one-port"),
+        (("--one-port", "--relay", "127.0.0.1:0"), "--one-port"),
         (("--one-port", "--enrolment-port", "7701"), "--one-port"),
         (("--listen", "0.0.0.0:7700"), "--advertise"),
     ],

@@ -50,8 +50,11 @@ def test_uncompressed_links_are_named_so(tmp_path: Path) -> None:
     assert set(json.loads(plan(*options, "--json").output)["replicas"][0]["k"]) == {0}
 
 
+SEVEN_STEPS = ("--set", "inner.steps=7", "--set", "link.k=64")
+
+
 def test_the_same_as_json() -> None:
-    result = plan("--preset", "178m", "--stage-peers", "4", "--inner-steps", "7", "--k", "64", "--json")
+    result = plan("--preset", "178m", "--stage-peers", "4", *SEVEN_STEPS, "--json")
     found = json.loads(result.output)
     assert found["round_seconds"] == pytest.approx(found["inner_seconds"] + found["outer_seconds"])
     assert found["inner_seconds"] == pytest.approx(7 * found["replicas"][0]["step_seconds"])
@@ -78,7 +81,8 @@ def test_lines_that_are_too_slow_for_the_time_to_gather_give_a_warning(tmp_path:
 
 
 def test_microbatches_and_stages_are_those_that_were_given() -> None:
-    result = plan("--stage-peers", "4", "--stages", "4", "--microbatches", "16", "--json")
+    settings = ("--set", "swarm.stages=4", "--set", "inner.microbatches=16")
+    result = plan("--stage-peers", "4", *settings, "--json")
     found = json.loads(result.output)
     assert [each["microbatches"] for each in found["replicas"]] == [16]
 
@@ -158,4 +162,4 @@ def test_peers_that_cannot_train_the_run_are_told_why() -> None:
 
 def test_a_spec_that_is_none() -> None:
     assert refused("--preset", "giant", "--replicas", "1").code is ErrorCode.UNKNOWN_PRESET
-    assert refused("--k", "5000", "--replicas", "1").code is ErrorCode.BAD_SPEC
+    assert refused("--set", "link.k=5000", "--replicas", "1").code is ErrorCode.BAD_SPEC

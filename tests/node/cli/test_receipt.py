@@ -46,17 +46,25 @@ def credentials(run: Running, folder: Path) -> RunCredentials:
 
 async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tmp_path: Path) -> None:
     folder, file = credentials(run, tmp_path / "credentials").folder, tmp_path / "receipt.json"
-    status, out, errors = await hetnode("get", folder, "--out", file)
+    status, out, errors = await hetnode("get", folder)
     assert (status, errors) == (0, "")
-    assert f"José (..{A.peer[-8:]})" in out
-    assert (await hetnode("get", folder))[1].splitlines()[:2] == ["{", '  "hetnode_receipt": 1,']
-    status, out, errors = await hetnode("check", file, "--log", run.folder)
+    assert out.splitlines()[:2] == ["{", '  "hetnode_receipt": 1,']
+    file.write_text(out)
+    status, out, errors = await hetnode("verify", file, "--log", run.folder)
     assert (status, errors) == (0, "")
     assert "the log gives the same figures" in out
     await run.stop()
     status, out, errors = await hetnode("verify", file)
     assert (status, errors) == (0, "")
-    for part in (A.peer, COORDINATOR.peer, run.run, "José", "valid:", "Not proved", "--coordinator"):
+    for part in (
+        A.peer,
+        COORDINATOR.peer,
+        run.run,
+        f"José (..{A.peer[-8:]})",
+        "valid:",
+        "Not proved",
+        "--coordinator",
+    ):
         assert part in out
     status, out, _ = await hetnode("verify", file, "--coordinator", COORDINATOR.peer)
     assert status == 0
@@ -79,11 +87,11 @@ async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Pa
     assert "[receipt-unreadable]" in await refusal(data, "verify", tmp_path)
     assert "[receipt-mismatch]" in await refusal(data, "verify", file, "--coordinator", B.peer)
     lie = sign_receipt(replace(receipt, stage_rounds=99), COORDINATOR.sign)
-    errors = await refusal(encode_receipt(lie), "check", file, "--log", run.folder)
+    errors = await refusal(encode_receipt(lie), "verify", file, "--log", run.folder)
     assert "[receipt-mismatch]" in errors
     assert "99" in errors
     later = sign_receipt(replace(receipt, log_row=10**6), COORDINATOR.sign)
-    assert "[receipt-mismatch]" in await refusal(encode_receipt(later), "check", file, "--log", run.folder)
+    assert "[receipt-mismatch]" in await refusal(encode_receipt(later), "verify", file, "--log", run.folder)
 
 
 async def test_a_node_keeps_the_newest_receipt_when_it_leaves(run: Running, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import known_runs, watch
-from node.cli.leave import Node
+from node.cli.own_node import Node
 from protocol.errors import HetnodeError
 from tests.support.commands import hetnode
 

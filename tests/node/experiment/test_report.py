@@ -273,7 +273,7 @@ def test_the_list_shows_what_is_known_and_how_long_the_rest_takes(matrix: Matrix
     text = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "2.9000" in text
     assert "to do" in text
-    assert "2 of 12 trials left: 10 s with --jobs 2" in text
+    assert "2 of 12 trials left: 10 s with 2 at a time" in text
 
 
 def test_durations_read_well() -> None:

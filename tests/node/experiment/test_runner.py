@@ -333,20 +333,23 @@ def test_a_matrix_that_is_wrong_is_refused_before_anything_is_made(folder: Path)
     words = refused(ErrorCode.BAD_MATRIX, "run", "matrix.toml")
     assert "matrix.toml" in words
     assert "replica:" in words
-    assert "none.toml" in refused(ErrorCode.BAD_MATRIX, "list", "none.toml")
-    assert "precision" in refused(ErrorCode.BAD_OPTION, "one", "--preset", "nano", "--precision", "fp8")
+    assert "none.toml" in refused(ErrorCode.BAD_MATRIX, "run", "--list", "none.toml")
+    assert "precision" in refused(
+        ErrorCode.BAD_OPTION, "one", "--preset", "nano", "--compute", "precision=fp8"
+    )
     assert "none.jsonl" in refused(ErrorCode.BAD_OPTION, "report", "matrix.toml", "--results", "none.jsonl")
     assert not (folder / "runs").exists()
 
 
 def test_one_trial_needs_no_matrix_and_is_listed_and_reported_like_others(folder: Path) -> None:
-    trial = ("--mode", "uniform", "--replicas", "2", "--rounds", "1", "--data", "text:corpus.txt")
-    one = ("one", "--preset", "nano", *trial, "--variation", "weight_projection=true", "--threads", "1")
+    settings = ("rounds=1", "data.source=text:corpus.txt", "variation.weight_projection=true")
+    trial = ("--mode", "uniform", "--replicas", "2", *(word for each in settings for word in ("--set", each)))
+    one = ("one", "--preset", "nano", *trial, "--compute", "threads=1")
     assert "perplexity" in said(*one, "--out", "out")
     (found,) = read_results([results_file(folder / "out")]).values()
     assert found.variation == {"weight_projection": True}
     assert "1 of 1 trials are done" in said(*one, "--out", "out")
-    assert "2 of 2 trials left" in said("list", "matrix.toml", "--out", "out")
+    assert "2 of 2 trials left" in said("run", "--list", "matrix.toml", "--out", "out")
     said("report", "matrix.toml", "--results", "out/results.jsonl", "--write", "docs/page.md",
          "--figures", "docs/page")  # fmt: skip
     assert (folder / "docs" / "page.md").read_text().startswith("# A test")
@@ -358,7 +361,6 @@ def test_a_report_that_has_no_place_is_refused_before_anything_is_drawn(folder: 
     results.touch()
     report = ("report", "matrix.toml", "--results")
     assert "out/results.jsonl" in refused(ErrorCode.BAD_OPTION, *report, "out")
-    assert "out/results.jsonl" in refused(ErrorCode.BAD_OPTION, "list", "matrix.toml", "--results", "out")
     assert "out/page.md" in refused(ErrorCode.BAD_OPTION, *report, str(results), "--write", "out")
     elsewhere = ("--write", "docs/page.md", "--figures", "figures")
     assert "figures" in refused(ErrorCode.BAD_OPTION, *report, str(results), *elsewhere)
@@ -381,9 +383,10 @@ def test_what_is_saved_of_trials_that_are_no_longer_planned_is_mentioned(folder:
     "wrong",
     [
         ("--mode", "dense"),
-        ("--variation", "magic=1"),
-        ("--variation", "magic"),
-        ("--variation", "replicas_by_round=[[1,99]]"),
+        ("--set", "variation.magic=1"),
+        ("--set", "variation.magic"),
+        ("--compute", "magic=1"),
+        ("--set", "variation.replicas_by_round=[[1,99]]"),
         ("--fraction", "0.3"),
     ],
 )

@@ -29,10 +29,10 @@ def test_the_tokenizer_of_the_folder_is_the_runs(
     spec = resolve(file=Path("new/run.toml"))
     assert spec.data.tokenizer == "tokenizer.json"
     assert spec.data.tokenizer_sha256 == check_tokenizer(spec, "new/tokenizer.json").sha256
-    output_of("import", "hf", "--out", "bytes", "--preset", "nano", "--tokenizer", "byte")
+    output_of("import", "hf", "--out", "bytes", "--preset", "nano", "--set", "data.tokenizer=byte")
     assert resolve(file=Path("bytes/run.toml")).data.tokenizer == "byte"
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(HetnodeError, match="--tokenizer") as caught:
+    with pytest.raises(HetnodeError, match=r"data\.tokenizer") as caught:
         output_of("import", "hf", "--out", "none", "--preset", "nano")
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
 
@@ -51,7 +51,7 @@ def test_the_commands_work_together(run: Path, tmp_path: Path, monkeypatch: pyte
     assert "| 0 | 2.1250 |" in card
     assert "| tokens seen | 777 |" in card
     assert "--config new/run.toml" in output_of(
-        "import", "hf", "--out", "new", "--preset", "nano", "--k", "4"
+        "import", "hf", "--out", "new", "--preset", "nano", "--set", "link.k=4"
     )
     found = [
         json.loads(output_of("eval", model, "--batches", "8", "--json")) for model in (place, "hf", "new")
@@ -70,15 +70,14 @@ def test_what_is_no_number_is_null_in_json(run: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (("export", "{run}", "x", "--format", "gguf"), ErrorCode.BAD_OPTION, "gguf"),
         (("export", "{run}", "x", "--dtype", "int3"), ErrorCode.BAD_OPTION, "int3"),
         (("export", "{run}", "x", "--shard-size", "big"), ErrorCode.BAD_OPTION, "big"),
-        (("import", "{hf}", "--out", "x", "--preset", "178m"), ErrorCode.BAD_SPEC, "Give --k"),
+        (("import", "{hf}", "--out", "x", "--preset", "178m"), ErrorCode.BAD_SPEC, "Give --set link.k"),
         (("export", ".", "x"), ErrorCode.CHECKPOINT_MISSING, "no checkpoint"),
         (("import", ".", "--out", "x"), ErrorCode.UNSUPPORTED_MODEL, "config.json"),
         (("import", ".", "--out", "{run}"), ErrorCode.BAD_OPTION, "not empty"),
         (
-            ("import", ".", "--out", "x", "--config", "given.toml", "--k", "8"),
+            ("import", ".", "--out", "x", "--config", "given.toml", "--set", "link.k=8"),
             ErrorCode.BAD_OPTION,
             "settled",
         ),

@@ -117,7 +117,9 @@ def test_the_same_model_imported_for_a_run_has_the_runs_tokenizer(mine: Path, tm
 
 def test_a_tokenizer_that_is_named_at_the_import_is_kept_as_well(mine: Path, tmp_path: Path) -> None:
     theirs = shutil.copy(tmp_path / "hf" / "tokenizer.json", tmp_path / "words.json")
-    _said("import", tmp_path / "hf", "--out", "named", "--preset", "nano", "--tokenizer", theirs)
+    _said(
+        "import", tmp_path / "hf", "--out", "named", "--preset", "nano", "--set", f"data.tokenizer={theirs}"
+    )
     assert _spec(Path("named")) == _spec(mine)
     assert Path("named/tokenizer.json").read_bytes() == Path(theirs).read_bytes()
 
@@ -149,14 +151,14 @@ def test_a_swarm_goes_on_only_with_its_parameters_and_is_told_where_they_are_now
     global_model.write(foreign, PLAIN, 0, random_model(PLAIN, seed=1))
     for more, code in (
         ([], ErrorCode.CHECKPOINT_MISSING),
-        (["--initial", foreign], ErrorCode.INITIAL_UNAVAILABLE),
+        (["--config", foreign / "run.toml"], ErrorCode.INITIAL_UNAVAILABLE),
     ):
         with pytest.raises(HetnodeError) as caught:
             _said("swarm", "up", "--resume", swarm, *more)
         assert caught.value.code is code
     assert len(begun) == 1
-    _said("swarm", "up", "--resume", swarm, "--initial", moved)
-    _said("swarm", "up", "--resume", swarm, "--initial", initial_of(swarm))
+    _said("swarm", "up", "--resume", swarm, "--config", moved / "run.toml")
+    _said("swarm", "up", "--resume", swarm, "--config", initial_of(swarm) / "run.toml")
     _said("swarm", "up", "--resume", swarm)
     assert len(begun) == 4
     assert initial_of(swarm).resolve() == moved

@@ -1,4 +1,4 @@
-"""What ``--devices`` says, and how the answers of several ranks become one."""
+"""What ``--device`` says of several devices, and how the answers of several ranks become one."""
 
 from __future__ import annotations
 

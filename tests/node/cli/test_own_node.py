@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.leave import Node, ask_to_leave, chosen
+from node.cli.own_node import Node, ask_to_leave, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
 from node.security import credentials

@@ -1,11 +1,11 @@
-"""``hetnode leave``: asks a node of this machine to go, or tells the coordinator that one has gone."""
+"""The node of this machine: ``hetnode leave``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from node import command_runner
 from node.cli.options import option
 from node.command_runner import bad_option
 from node.folder import node_folder_of, run_in, running_process
+from node.home.guest.control import Ask, ask
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -46,19 +47,18 @@ class Node:
         return f"{self.run} ({self.credentials or self.folder})"
 
 
-def leave(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN|FOLDER",
-            help="A run that this machine is in, or the folder of a node or of its credentials. "
-            "Default: that of the only node that runs here.",
-        ),
-    ] = None,
-    now: Annotated[
-        bool, option("Do not wait for the end of the round: keep what there is and go.", "--now")
-    ] = False,
-) -> None:
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|FOLDER",
+        help="A run that this machine is in, or the folder of a node or of its credentials. Default: that of "
+        "the only node that runs here.",
+    ),
+]
+Now = Annotated[bool, option("Do not wait for the end of the round: keep what there is.", "--now")]
+
+
+def leave(run: Run = None, now: Now = False) -> None:
     """Let this machine's node leave its run in order, and wait until it has.
 
     The node finishes the round in which it trains, so that no work is lost and no node waits for it,
@@ -74,13 +74,55 @@ def leave(
         console.print(f"no node runs here; the coordinator of {node.run} does not wait for it", markup=False)
         return
     ask_to_leave(node, pid, command_runner.LEAVE_AT_ONCE if now else command_runner.LEAVE)
-    began = time.monotonic()
-    with console.status("") as line:
-        while node.pid == pid:
-            waited = time.monotonic() - began
-            line.update(f"waiting {waited:.0f} s for the node of {node.run} (process {pid}) to leave")
-            time.sleep(_POLL_SECONDS)
+    _wait(f"{node.run} (process {pid})", lambda: node.pid == pid)
     console.print(f"the node has left {node.run}", markup=False)
+
+
+def pause(run: Run = None, now: Now = False) -> None:
+    """Let this machine's node leave its run for now, and wait until it has.
+
+    The node finishes the round in which it trains, saves its progress, and gives back the device and its
+    memory. Its process stays, and keeps the node's certificate valid. The pause outlives a restart of the
+    node or of this machine; 'hetnode resume' ends it.
+    """
+    command_runner.configure_logging()
+    node, folder = _running_node(run)
+    state = ask(folder, Ask.PAUSE_AT_ONCE if now else Ask.PAUSE)
+    if state.is_here:
+        _wait(node.run, lambda: ask(folder, Ask.STATE).is_here)
+        state = ask(folder, Ask.STATE)
+    Console(highlight=False).print(f"the node of {node.run} rests: {state.reason}", markup=False)
+
+
+def resume(run: Run = None) -> None:
+    """Let a node take part again that 'hetnode pause' has paused."""
+    command_runner.configure_logging()
+    node, folder = _running_node(run)
+    state = ask(folder, Ask.RESUME)
+    text = f"it still rests: {state.reason}" if state.reason else "it takes part"
+    console = Console(highlight=False)
+    console.print(f"the node of {node.run} is not paused by hand any more; {text}", markup=False)
+
+
+def _wait(name: str, is_here: Callable[[], bool]) -> None:
+    """Return when the node has left, and say meanwhile how long it takes."""
+    began = time.monotonic()
+    with Console(highlight=False).status("") as line:
+        while is_here():
+            line.update(f"waiting {time.monotonic() - began:.0f} s for the node of {name} to leave")
+            time.sleep(_POLL_SECONDS)
+
+
+def _running_node(run: str | None) -> tuple[Node, Path]:
+    """The node that `run` names, and its folder. Raises HetnodeError as `chosen`, and NODE_NOT_RUNNING."""
+    node = chosen(run, list(nodes_here()))
+    if node.folder is None or node.pid is None:
+        raise HetnodeError(
+            ErrorCode.NODE_NOT_RUNNING,
+            f"No node of {node.run} runs on this machine.",
+            "Start it with 'hetnode join', or name another with its folder.",
+        )
+    return node, node.folder
 
 
 def nodes_here() -> Iterator[Node]:

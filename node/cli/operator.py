@@ -1,0 +1,361 @@
+"""The operator's commands: ``hetnode invite``, ``peers``, ``run`` and ``rollback``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from node import command_runner
+from node.cli.known_runs import only_coordinator, operator_of
+from node.cli.options import SharedOptions, option, seconds_of
+from node.command_runner import bad_option
+from node.folder import disk_errors_reported, make_usable
+from node.security.credentials import load_operator
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.invite import decode
+from protocol.trust.private_file import write_private
+from protocol.trust.public_name import name_as_text
+from protocol.types import Role
+from protocol.wire import operator_calls as calls
+from protocol.wire.typed_calls import Request
+
+if TYPE_CHECKING:
+    from node.security.credentials import Credentials
+    from protocol.trust.invite import Invite
+
+Answer = TypeVar("Answer")
+
+invite_app = typer.Typer(cls=SharedOptions, help="Invites: who may come into a run.", no_args_is_help=True)
+peers_app = typer.Typer(
+    cls=SharedOptions, help="Peers that were let in or are kept out.", no_args_is_help=True
+)
+run_app = typer.Typer(help="A whole run, by its operator: pause it, and let it go on.", no_args_is_help=True)
+
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|FOLDER",
+        help="The run, or the folder of its coordinator or of 'hetnode swarm up'. Default: the only run "
+        "whose coordinator is here.",
+    ),
+]
+Peer = Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")]
+Reason = Annotated[str, option("Shown to everybody who takes part.")]
+
+
+@invite_app.callback()
+@peers_app.callback()
+def _coordinator(
+    context: typer.Context,
+    folder: Annotated[
+        Path | None,
+        option(
+            "Folder of the coordinator, or of 'hetnode swarm up'; also behind the name of the command. "
+            "Default: that of the only run here."
+        ),
+    ] = None,
+) -> None:
+    context.obj = folder
+
+
+@invite_app.command("create")
+def invite_create(
+    context: typer.Context,
+    uses: Annotated[int, option("How many peers it lets in.", min=1)] = 1,
+    expires: Annotated[str, option("How long it lets them in: 90s, 15m, 24h, 7d.")] = "7d",
+    role: Annotated[Role | None, option("The only role for those who come with it. Default: any.")] = None,
+    out: Annotated[
+        Path | None, option("Write it to this file, for its owner's eyes only, not to the screen.")
+    ] = None,
+    keep: Annotated[
+        str | None,
+        option(
+            "Wait so long for the coordinator, such as 15m, and make no invite if that in --out still lets "
+            "nodes in, for this role, or if the run is finished. For scripts that start a swarm again and "
+            "again.",
+            metavar="DURATION",
+        ),
+    ] = None,
+) -> None:
+    """Print a new invite. Everyone who has it can join the run, so send it like a password.
+
+    Join with 'hetnode join INVITE', or with 'hetnode join --invite-file FILE' where others can see what runs.
+    """
+    seconds = seconds_of(expires, "--expires")
+    _check_writable(out)
+    console = Console(highlight=False, soft_wrap=True)
+    if keep is not None:
+        if out is None:
+            raise bad_option("--keep looks at the invite in a file.", "Give --out FILE, too.")
+        command_runner.configure_logging()
+        wait, wanted = seconds_of(keep, "--keep"), calls.IssueInvite(uses, seconds, role)
+        text = command_runner.run(_kept(context.obj or only_coordinator(), out, wanted, wait))
+        console.print(text, markup=False)
+        return
+    issued = _asking(context, calls.IssueInvite(uses, seconds, role))
+    if out is None:
+        sys.stdout.write(f"{issued.invite}\n")
+    else:
+        _write_invite(out, issued.invite)
+        console.print(f"invite {issued.id} is in {out}", markup=False)
+
+
+@invite_app.command("list")
+def invite_list(context: typer.Context) -> None:
+    """Show the invites that were made, by name. Their secrets are kept nowhere."""
+    table = Table("invite", "used", "role", "state", "peers")
+    for invite in _asking(context, calls.ListInvites()):
+        table.add_row(
+            invite.id,
+            f"{len(invite.peers)} of {invite.uses}",
+            invite.role or "any",
+            _state(invite),
+            "\n".join(invite.peers),
+        )
+    Console().print(table)
+
+
+@invite_app.command("revoke")
+def invite_revoke(
+    context: typer.Context,
+    invite: Annotated[str, typer.Argument(help="Its name, as 'hetnode invite list' shows it.")],
+) -> None:
+    """Take an invite back. Peers that have come with it stay; see 'hetnode peers ban'."""
+    _asking(context, calls.WithdrawInvite(invite))
+
+
+@peers_app.command("list")
+def peers_list(context: typer.Context) -> None:
+    """Show every peer that was let in, has joined, or is banned."""
+    table = Table("peer", "name", "invite", "role", "state")
+    for peer in _asking(context, calls.ListPeers()):
+        table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
+    Console().print(table)
+
+
+@peers_app.command("ban")
+def peers_ban(
+    context: typer.Context,
+    peer: Peer,
+    reason: Annotated[str, option("Told to the peer and to the log.")] = "",
+    revoke_invite: Annotated[
+        bool, option("Revoke its invite, too, if that still lets others in.", "--revoke-invite")
+    ] = False,
+) -> None:
+    """Keep a peer out from now on: its streams end, and all other peers refuse it.
+
+    Its owner can make a new identity, and come back with an invite that has uses left: revoke that, too.
+    """
+    invites = _asking(context, calls.BanPeer(peer, reason, revoke_invite))
+    lines = [f"{peer} is banned", *(_fate_of(invite, context.obj) for invite in invites)]
+    Console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+@peers_app.command("unname")
+def peers_unname(
+    context: typer.Context,
+    peer: Peer,
+    allow: Annotated[bool, option("Let it have a name again, from its next join on.", "--allow")] = False,
+) -> None:
+    """Take the public name of a peer, and refuse it any other.
+
+    The event log keeps the name, as it keeps everything.
+    """
+    former = _asking(context, calls.TakeName(peer, allow))
+    text = f"{peer} may have a public name" if allow else _unnamed(peer, former)
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@peers_app.command("unban")
+def peers_unban(
+    context: typer.Context,
+    peer: Peer,
+) -> None:
+    """Let a banned peer come back with the certificate or the identity that it has."""
+    _asking(context, calls.UnbanPeer(peer))
+
+
+@run_app.command("pause")
+def run_pause(run: Run = None, reason: Reason = "") -> None:
+    """Let the open round end, and begin no other until 'hetnode run resume'.
+
+    Nodes stay connected and keep all that they have learned. They may join, leave and catch up during the
+    pause. It outlives restarts of the coordinator. A paused run stays as it is.
+    """
+    reply = _answer(operator_of(run), calls.HoldRun(reason))
+    # The words of the operator are text, whatever is in them.
+    pause, console = reply.pause, Console(highlight=False, soft_wrap=True)
+    assert pause is not None, "the run is paused"
+    if not reply.changed:
+        why = f": {pause.reason}" if pause.reason else ""
+        console.print(f"the run was paused already, by the {pause.by}{why}", markup=False)
+    waits = f"round {reply.round_number} still ends, then it waits" if reply.round_number else "it waits"
+    console.print(
+        f"{waits} before round {pause.from_round}; 'hetnode run resume' ends the pause", markup=False
+    )
+
+
+@run_app.command("resume")
+def run_resume(run: Run = None) -> None:
+    """Let a paused run go on."""
+    changed = _answer(operator_of(run), calls.GoOn())
+    Console(highlight=False).print("the run goes on" if changed else "the run was not paused")
+
+
+def rollback(
+    run: Run = None,
+    restore_round: Annotated[
+        int | None,
+        option(
+            "The round to go back to; 0 is the model before round 1. Default: list them.",
+            "--to",
+            metavar="ROUND",
+            min=0,
+        ),
+    ] = None,
+    reason: Reason = "",
+    yes: Annotated[bool, option("Do not ask before the rollback.", "--yes")] = False,
+) -> None:
+    """Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.
+
+    The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
+    also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
+    """
+    found = _answer(operator_of(run), calls.ListRollbacks())
+    console = Console(highlight=False, soft_wrap=True)
+    undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
+    if restore_round is None:
+        table = Table("go back to round", "rounds undone", "tokens undone", "possible")
+        for each in found.rounds:
+            table.add_row(
+                str(each.round_number),
+                str(undone[each.round_number]),
+                f"{each.tokens:,}",
+                each.problem or "yes",
+            )
+        Console(highlight=False).print(table)
+        return
+    if not yes:
+        tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(
+            restore_round, ""
+        )
+        rounds = undone.get(restore_round, max(0, found.round_number - 1 - restore_round))
+        console.print(
+            f"This undoes {rounds} round{'s' * (rounds != 1)}{tokens} for everybody who takes part. Their "
+            "samples are not trained again, and what nodes have learned and not sent yet is lost.",
+            markup=False,
+        )
+        typer.confirm(f"Go back to round {restore_round}?", abort=True)
+    number = _answer(operator_of(run), calls.RestoreRound(restore_round, reason))
+    console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
+    console.print("the run is paused; 'hetnode run resume' lets it go on", markup=False)
+
+
+async def _kept(folder: Path, out: Path, wanted: calls.IssueInvite, wait: float) -> str:
+    """Make the invite `wanted` unless that in `out` is as good, and say what was done.
+
+    Raises COORDINATOR_UNREACHABLE after `wait` seconds.
+    """
+    from node.cli.finished import has_finished  # noqa: PLC0415
+    from node.net.admin_client import AdminClient  # noqa: PLC0415
+    from node.net.waiting import CoordinatorWait  # noqa: PLC0415
+
+    async def once(_: float) -> str:
+        if has_finished(folder):
+            return f"the run in {folder} is finished: no node needs an invite"
+        try:
+            address, operator = load_operator(folder)
+        except HetnodeError:
+            raise HetnodeError(
+                ErrorCode.COORDINATOR_UNREACHABLE,
+                f"No coordinator has started in {folder} yet.",
+                "Start 'hetnode coordinator' with that --folder, and look at what it says.",
+            ) from None
+        async with AdminClient(address, operator) as client:
+            former = _invite_in(out)
+            if former is not None and former.api == address:
+                for known in await client.ask(calls.ListInvites()):
+                    if known.id == former.id and known.lets_in and known.role is wanted.role:
+                        return f"invite {former.id} in {out} is still good"
+            issued = await client.ask(wanted)
+        _write_invite(out, issued.invite)
+        return f"invite {issued.id} is in {out}"
+
+    return await CoordinatorWait(wait).answer(once)
+
+
+def _check_writable(out: Path | None) -> None:
+    """Raise BAD_OPTION unless an invite can be written to `out`: one that is made and lost lets nodes in."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise bad_option(f"--out {out} is a folder.", "Name a file.")
+    make_usable(out.parent, "--out: the folder")
+
+
+def _write_invite(out: Path, text: str) -> None:
+    with disk_errors_reported(out):
+        write_private(out, f"{text}\n".encode())
+
+
+def _invite_in(file: Path) -> Invite | None:
+    """The invite in `file`; None if there is no file, or another content."""
+    try:
+        return decode(file.read_text(errors="replace")) if file.exists() else None
+    except HetnodeError:
+        return None
+
+
+def _fate_of(invite: calls.InviteStatus, folder: Path | None) -> str:
+    """What the operator must know about an invite of a peer that was just banned."""
+    if invite.revoked:
+        return f"its invite {invite.id} is revoked"
+    left = invite.uses - len(invite.peers)
+    where = f" --folder {shlex.quote(str(folder))}" if folder else ""
+    return (
+        f"its invite {invite.id} still lets in {left} more, also the same person under a new identity; "
+        f"revoke it with: hetnode invite revoke {invite.id}{where}"
+    )
+
+
+def _asking(context: typer.Context, request: Request[Answer]) -> Answer:
+    """The answer to `request` of the operator whose folder ``--folder`` names."""
+    return _answer(load_operator(context.obj or only_coordinator()), request)
+
+
+def _answer(coordinator: tuple[str, Credentials], request: Request[Answer]) -> Answer:
+    from node.net.admin_client import AdminClient  # noqa: PLC0415
+
+    async def call() -> Answer:
+        async with AdminClient(*coordinator) as client:
+            return await client.ask(request)
+
+    return command_runner.run(call())
+
+
+def _unnamed(peer: str, former: str) -> str:
+    what = f"is not called {name_as_text(former)} any more, and" if former else "had no public name, and"
+    return f"{peer} {what} may have none"
+
+
+def _run_view(peer: calls.EnrolledPeer) -> str:
+    if peer.banned:
+        return f"banned: {peer.reason}" if peer.reason else "banned"
+    if peer.quarantined:
+        return "in quarantine"
+    return peer.lifecycle or "never joined"
+
+
+def _state(invite: calls.InviteStatus) -> str:
+    if invite.revoked:
+        return "revoked"
+    if invite.expires_in_seconds <= 0:
+        return "expired"
+    return f"good for {invite.expires_in_seconds / 3600:.1f} h" if invite.lets_in else "used up"

@@ -250,7 +250,7 @@ class Measured:
         )
 
 
-class Measurement:
+class ResumableTrial:
     """The open connections by name, and the clocks of both processes."""
 
     def __init__(self, ways: dict[str, tuple[Echo, int]], processor: Callable[[], float]) -> None:
@@ -325,7 +325,7 @@ async def measure(cases: Sequence[tuple[int, int]], slices: int) -> list[dict[st
             return time.process_time() - computing.seconds + theirs.user + theirs.system
 
         try:
-            measurement = Measurement(ways, processor)
+            measurement = ResumableTrial(ways, processor)
             return [await measurement.measure(size, in_flight, slices) for size, in_flight in cases]
         finally:
             await asyncio.to_thread(computing.stop)

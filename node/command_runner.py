@@ -44,7 +44,7 @@ class _Stage(Enum):
 
 
 @dataclass(frozen=True)
-class Drain:
+class Draining:
     """How a process finishes its work: `begin` lets `main` end by itself within `seconds`; 0 ends it at once.
 
     `message` is logged when draining begins.
@@ -58,7 +58,7 @@ class Drain:
 class _Ending:
     """How the process reacts when it is asked to end. `task` runs the command."""
 
-    def __init__(self, task: asyncio.Future[Any], drain: Drain | None) -> None:
+    def __init__(self, task: asyncio.Future[Any], drain: Draining | None) -> None:
         self._task, self._drain = task, drain
         self._is_urgent = False  # asked again after it began to leave in order
         self.stage = _Stage.RUNNING
@@ -90,7 +90,7 @@ class _Ending:
         self._is_urgent = self.stage is _Stage.LEAVING
 
 
-def run(main: Coroutine[Any, Any, T], drain: Drain | None = None) -> T:
+def run(main: Coroutine[Any, Any, T], drain: Draining | None = None) -> T:
     """Run `main` on uvloop until it ends, or is asked to end.
 
     SIGINT and SIGTERM act in three steps. The first lets `main` drain, if it can, and cancels it when the

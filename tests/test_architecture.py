@@ -298,7 +298,7 @@ def test_long_files_say_why() -> None:
 
 
 MOST_COMMANDS = 38
-"""What a person has to survey: more than fit on one screen of 'hetnode --help' and its families hide each other."""
+"""What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
 MOST_OPTIONS = 150
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute."""
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from node import command_runner
 from node.cli import doctor_checks as checks
 from node.cli import known_runs
-from node.cli.doctor_checks import Finding, NodeSettings, Severity
+from node.cli.doctor_checks import CheckResult, NodeSettings, Severity
 from node.cli.doctor_reach import check_reach, check_router, operator_finding
 from node.cli.options import Device, option
 from node.ipc.template import own_template
@@ -73,7 +73,7 @@ def doctor(
         raise typer.Exit(int(first.code.exit_code if first.code else ExitCode.INTERNAL))
 
 
-def findings_view(findings: list[Finding]) -> Table:
+def findings_view(findings: list[CheckResult]) -> Table:
     colours = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
     table = Table("", "", "found", "what to do", title="hetnode doctor")
     for each in findings:
@@ -82,10 +82,10 @@ def findings_view(findings: list[Finding]) -> Table:
     return table
 
 
-async def examine(settings: NodeSettings, text: str | None) -> list[Finding]:
+async def examine(settings: NodeSettings, text: str | None) -> list[CheckResult]:
     """All findings, in the order in which they are shown. Raises HetnodeError for a run that is none."""
     own_template()  # imports torch while the other checks run
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
 
     async def check_compute(spec: RunSpec, me: str = "") -> Capacity | None:
         capacity, computed = await checks.check_compute(settings, spec, _folder_of(me))

@@ -57,7 +57,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One row: what was looked at, what was found, and what to do about it.
 
     `code` is that of a problem.
@@ -70,16 +70,16 @@ class Finding:
     code: ErrorCode | None = None
 
 
-def ok(subject: str, found: str, remedy: str = "") -> Finding:
-    return Finding(subject, Severity.OK, found, remedy)
+def ok(subject: str, found: str, remedy: str = "") -> CheckResult:
+    return CheckResult(subject, Severity.OK, found, remedy)
 
 
-def warning(subject: str, found: str, remedy: str) -> Finding:
-    return Finding(subject, Severity.WARNING, found, remedy)
+def warning(subject: str, found: str, remedy: str) -> CheckResult:
+    return CheckResult(subject, Severity.WARNING, found, remedy)
 
 
-def problem(subject: str, error: HetnodeError) -> Finding:
-    return Finding(subject, Severity.PROBLEM, error.cause, error.remedy, error.code)
+def problem(subject: str, error: HetnodeError) -> CheckResult:
+    return CheckResult(subject, Severity.PROBLEM, error.cause, error.remedy, error.code)
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class NodeSettings:
     dht_port: int = 0
 
 
-def check_listening(settings: NodeSettings) -> Finding:
+def check_listening(settings: NodeSettings) -> CheckResult:
     """Whether a node could listen, and what is known of whether others reach it there."""
     try:
         listen_on(settings.host, settings.port).close()
     except OSError as error:
-        return Finding(
+        return CheckResult(
             "listening",
             Severity.PROBLEM,
             f"{host_port(settings.host, settings.port)} cannot be listened on: {error.strerror or error}",
@@ -122,7 +122,7 @@ def check_listening(settings: NodeSettings) -> Finding:
 
 async def check_compute(
     settings: NodeSettings, spec: RunSpec, folder: Path
-) -> tuple[Capacity | None, list[Finding]]:
+) -> tuple[Capacity | None, list[CheckResult]]:
     """Device, memory and speed, as a node's worker process finds them."""
     environment = {"HETNODE_THREADS": str(settings.threads), "OMP_NUM_THREADS": str(settings.threads)}
     async with AsyncExitStack() as stack:
@@ -150,7 +150,7 @@ async def check_compute(
     return replace(capacity, flops=flops), [*findings, ok("speed", found)]
 
 
-def check_disk(spec: RunSpec) -> Finding:
+def check_disk(spec: RunSpec) -> CheckResult:
     """Room for the checkpoints of the largest stage."""
     folder = user_data_path("hetnode")
     while not folder.exists():
@@ -165,7 +165,7 @@ def check_disk(spec: RunSpec) -> Finding:
     return warning("disk", found, "Free some, or give join another --folder.")
 
 
-def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
+def check_memory(spec: RunSpec, capacity: Capacity) -> CheckResult:
     """Which stage ranges this machine has memory for."""
     stages = spec.swarm.stages
     room = capacity.memory_bytes * (1 - MEMORY_RESERVE)
@@ -175,7 +175,7 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
     fits = [each for each in ranges if needed[each] <= room]
     if not fits:
         least = min(needed.values())
-        return Finding(
+        return CheckResult(
             "fit",
             Severity.PROBLEM,
             f"no stage fits into {room / 2**30:.1f} GiB, the smallest takes {least / 2**30:.1f} GiB",
@@ -189,7 +189,7 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> Finding:
     return ok("fit", f"what fits at most: {text}, of {stages} stages")
 
 
-def no_single_run(runs: Sequence[str]) -> Finding:
+def no_single_run(runs: Sequence[str]) -> CheckResult:
     """Of a machine that is in none of `runs`, or in several."""
     if not runs:
         return ok(
@@ -199,11 +199,11 @@ def no_single_run(runs: Sequence[str]) -> Finding:
     return ok("run", f"this machine is in {len(runs)}: {', '.join(runs)}", remedy)
 
 
-def check_certificate(tls: Credentials) -> Finding:
+def check_certificate(tls: Credentials) -> CheckResult:
     left = tls.expires - time.time()
     if left > 0:
         return ok("certificate", f"good for {left / 3600:.1f} h; a node renews it")
-    return Finding(
+    return CheckResult(
         "certificate",
         Severity.PROBLEM,
         f"it ended {-left / 3600:.1f} h ago",
@@ -212,7 +212,7 @@ def check_certificate(tls: Credentials) -> Finding:
     )
 
 
-async def check_reachable(invite: Invite) -> list[Finding]:
+async def check_reachable(invite: Invite) -> list[CheckResult]:
     """Whether anything listens where the invite says; it is not spent."""
     findings = []
     for name, address in (("coordinator", invite.api), ("enrollment", invite.enrollment)):
@@ -241,7 +241,7 @@ async def check_reachable(invite: Invite) -> list[Finding]:
     return [*findings, unmeasured]
 
 
-async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, list[Finding]]:
+async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, list[CheckResult]]:
     """What the coordinator says, and what that shows. Raises HetnodeError where it cannot be asked."""
     asked = time.time()
     status = await fetch_status(address, tls)
@@ -254,7 +254,7 @@ async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, 
     return status, [answer, warning("clock", text, remedy)]
 
 
-def check_libraries(spec: RunSpec) -> list[Finding]:
+def check_libraries(spec: RunSpec) -> list[CheckResult]:
     """A warning if a library is missing that reads the data of the run: this machine may have other data."""
     try:
         require_for_data(spec.data)
@@ -263,7 +263,7 @@ def check_libraries(spec: RunSpec) -> list[Finding]:
     return []
 
 
-async def check_connections(address: str, tls: Credentials, me: str, status: RunStatus) -> list[Finding]:
+async def check_connections(address: str, tls: Credentials, me: str, status: RunStatus) -> list[CheckResult]:
     """To the coordinator, and to those with an endpoint in the newest plan."""
     findings = []
     try:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import inf
 
 from coordinator.run.state.cause_text import cause_text
-from node.cli.doctor_checks import Finding, NodeSettings, ok, problem, warning
+from node.cli.doctor_checks import CheckResult, NodeSettings, ok, problem, warning
 from node.home.relay.keeper import round_trip
 from node.home.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.net.address_trial import AddressTrial, Place, try_addresses
@@ -72,7 +72,7 @@ class Reach:
         return self.reached.reachability is Reachability.OPEN
 
 
-def reach_findings(reach: Reach) -> list[Finding]:
+def reach_findings(reach: Reach) -> list[CheckResult]:
     """In sentences, with one remedy each."""
     found, claimed = reach.reached, reach.claimed
     return [
@@ -84,13 +84,13 @@ def reach_findings(reach: Reach) -> list[Finding]:
     ]
 
 
-def _endpoint_finding(subject: str, address: str, obstacle: str, remedy: str) -> Finding:
+def _endpoint_finding(subject: str, address: str, obstacle: str, remedy: str) -> CheckResult:
     if not obstacle:
         return ok(subject, f"reachable: the coordinator connects to this machine at {address}")
     return warning(subject, f"not reachable from the coordinator at {address}: {obstacle}", remedy)
 
 
-def nat_finding(nat: Nat, seen: str) -> Finding:
+def nat_finding(nat: Nat, seen: str) -> CheckResult:
     match nat:
         case Nat.NONE:
             return ok("NAT", f"none: the coordinator sees this machine at its own address {seen}")
@@ -105,7 +105,7 @@ def nat_finding(nat: Nat, seen: str) -> Finding:
     return ok("NAT", "not known: the coordinator does not tell from where it is called")
 
 
-def router_finding(mapped: Mapped, is_open: bool) -> Finding:
+def router_finding(mapped: Mapped, is_open: bool) -> CheckResult:
     """What it offers. That it offers nothing matters only to a machine that is not `is_open`."""
     if mapped.problem:
         remedy = (
@@ -122,7 +122,7 @@ def router_finding(mapped: Mapped, is_open: bool) -> Finding:
     return warning("router", mapped.found, "Switch UPnP or NAT-PMP on in the router's settings.")
 
 
-def relay_finding(relays: Sequence[tuple[str, float]], is_needed: bool) -> Finding:
+def relay_finding(relays: Sequence[tuple[str, float]], is_needed: bool) -> CheckResult:
     """Through which relay a node would go; all that were measured, the nearest first."""
     nearest_first = sorted(relays, key=lambda each: each[1])
     named = [
@@ -146,7 +146,7 @@ def relay_finding(relays: Sequence[tuple[str, float]], is_needed: bool) -> Findi
     )
 
 
-def running_finding(status: RunStatus, node: PeerStatus) -> Finding:
+def running_finding(status: RunStatus, node: PeerStatus) -> CheckResult:
     """Of a node that runs with this machine's identity: how others reach it by now."""
     replicas = status.plan.replicas if status.plan is not None else ()
     places = [each for replica in replicas for each in replica.members if each.peer == node.peer]
@@ -168,7 +168,7 @@ def running_finding(status: RunStatus, node: PeerStatus) -> Finding:
     return ok("node", found)
 
 
-def operator_finding(status: RunStatus) -> Finding:
+def operator_finding(status: RunStatus) -> CheckResult:
     """How the nodes of the run are reached, and why this machine is not tried with operator's credentials."""
     live = [each for each in status.peers if each.lifecycle is not Lifecycle.GONE]
     by_kind = Counter(each.reachability for each in live if each.role is not Role.RELAY)
@@ -183,7 +183,7 @@ def operator_finding(status: RunStatus) -> Finding:
 
 async def check_reach(
     coordinator: str, tls: Credentials, me: PeerId, status: RunStatus, settings: NodeSettings
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Whether others reach this machine at the ports of `settings`, and what else would carry connections.
 
     Opens these ports for some seconds, and asks the router to forward them, unless a node with the identity
@@ -208,7 +208,7 @@ async def check_reach(
         return [warning("reachability", error.cause, error.remedy)]
 
 
-async def check_router(coordinator: str) -> list[Finding]:
+async def check_router(coordinator: str) -> list[CheckResult]:
     """What the router would do for a machine that is in no run yet. Nothing is forwarded."""
     try:
         mapped = await offered(await local_address_towards(coordinator), coordinator)

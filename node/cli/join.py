@@ -294,12 +294,12 @@ async def _shown(
         return await main(figures)
 
 
-def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Drain:
+def _drain(leaving: asyncio.Event, seconds: float) -> command_runner.Draining:
     message = (
         f"asked to end: this node finishes its round first, in at most {seconds:g} s; "
         "asked again, it leaves at once"
     )
-    return command_runner.Drain(leaving.set, seconds, message)
+    return command_runner.Draining(leaving.set, seconds, message)
 
 
 def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:

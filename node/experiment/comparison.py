@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from node.experiment.matrix import Row, Table, fraction_of
+from node.experiment.matrix import MatrixRow, Table, fraction_of
 from node.experiment.results import Result
 from node.experiment.trial import Mode
 
@@ -20,7 +20,7 @@ _CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Answer:
+class SeedAnswer:
     """Whether a claim holds, and the numbers that prove it."""
 
     holds: bool
@@ -28,11 +28,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Claim:
     """A claim and its answers by seed; MEAN is missing unless all seeds have a finite loss."""
 
     claim: str
-    answers: Mapping[int | str, Answer]
+    answers: Mapping[int | str, SeedAnswer]
 
     @property
     def is_known(self) -> bool:
@@ -44,7 +44,7 @@ class Verdict:
         return self.is_known and all(answer.holds for answer in self.answers.values())
 
 
-def losses_of(row: Row, results: Mapping[str, Result]) -> dict[int | str, float]:
+def losses_of(row: MatrixRow, results: Mapping[str, Result]) -> dict[int | str, float]:
     """Finite losses by seed, and the mean if all seeds have one."""
     found: dict[int | str, float] = {}
     for seed, planned in row.trials.items():
@@ -57,7 +57,7 @@ def losses_of(row: Row, results: Mapping[str, Result]) -> dict[int | str, float]
 
 
 def deltas_of(
-    table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]
+    table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]
 ) -> dict[int, float]:
     """Loss above that of the row's baseline in percent, for each seed with two finite losses."""
     if not row.baseline or row.baseline == row.name:
@@ -81,7 +81,7 @@ def interval_of(deltas: Sequence[float]) -> tuple[float, float] | None:
     return mean - reach, mean + reach
 
 
-def verdicts_of(table: Table, results: Mapping[str, Result]) -> list[Verdict]:
+def verdicts_of(table: Table, results: Mapping[str, Result]) -> list[Claim]:
     """Whether base < heterogeneous < uniform, and at which k/d heterogeneous replicas gain the most."""
     base = [row for row in table.rows if row.mode is Mode.SPARSELOCO][:1]
     pairs = _pairs(table)
@@ -97,9 +97,9 @@ def verdicts_of(table: Table, results: Mapping[str, Result]) -> list[Verdict]:
     return found
 
 
-def _pairs(table: Table) -> dict[int, tuple[Row, Row]]:
+def _pairs(table: Table) -> dict[int, tuple[MatrixRow, MatrixRow]]:
     """Heterogeneous and uniform rows of equal k, the largest k first."""
-    by_k: dict[int, dict[Mode, Row]] = {}
+    by_k: dict[int, dict[Mode, MatrixRow]] = {}
     for row in table.rows:
         if row.k is not None and row.mode in (Mode.HETEROGENEOUS, Mode.UNIFORM):
             by_k.setdefault(row.k, {}).setdefault(row.mode, row)
@@ -114,20 +114,20 @@ def _verdict(
     claim: str,
     seeds: Iterable[int],
     columns: Sequence[Mapping[int | str, float]],
-    judge: Callable[[Sequence[float]], Answer],
-) -> Verdict:
+    judge: Callable[[Sequence[float]], SeedAnswer],
+) -> Claim:
     """`judge` answers for each seed, and for the mean, for which all `columns` have a value."""
     keys: list[int | str] = [*seeds, MEAN]
     known = [seed for seed in keys if all(seed in each for each in columns)]
-    return Verdict(claim, {seed: judge([each[seed] for each in columns]) for seed in known})
+    return Claim(claim, {seed: judge([each[seed] for each in columns]) for seed in known})
 
 
-def _ascend(losses: Sequence[float]) -> Answer:
+def _ascend(losses: Sequence[float]) -> SeedAnswer:
     holds = all(a < b for a, b in pairwise(losses))
-    return Answer(holds, ", ".join(f"{loss:.4f}" for loss in losses))
+    return SeedAnswer(holds, ", ".join(f"{loss:.4f}" for loss in losses))
 
 
-def _advantage(pairs: Mapping[int, tuple[Row, Row]], results: Mapping[str, Result]) -> Verdict:
+def _advantage(pairs: Mapping[int, tuple[MatrixRow, MatrixRow]], results: Mapping[str, Result]) -> Claim:
     wide, narrow = max(pairs), min(pairs)
     gains = []
     for k in (wide, narrow):
@@ -136,9 +136,9 @@ def _advantage(pairs: Mapping[int, tuple[Row, Row]], results: Mapping[str, Resul
             {seed: uniform[seed] - heterogeneous[seed] for seed in uniform.keys() & heterogeneous.keys()}
         )
 
-    def judge(gains: Sequence[float]) -> Answer:
+    def judge(gains: Sequence[float]) -> SeedAnswer:
         at_wide, at_narrow = gains
-        return Answer(at_narrow > at_wide, f"{at_narrow:.4f} against {at_wide:.4f}")
+        return SeedAnswer(at_narrow > at_wide, f"{at_narrow:.4f} against {at_wide:.4f}")
 
     few, many = (fraction_of(k, pairs[k][0].width) for k in (narrow, wide))
     claim = f"heterogeneous gains more on uniform at k/d {few} than at {many}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.experiment.comparison import MEAN, deltas_of, losses_of
-from node.experiment.matrix import Matrix, Row, Table, fraction_of
+from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
 from node.experiment.results import Result, mean
 from node.experiment.trial import Mode
 from node.extras import pyplot
@@ -166,7 +166,7 @@ def _deltas(axes: Axes, table: Table, seeds: Sequence[int], results: Mapping[str
     return bool(rows)
 
 
-def _by_k(table: Table, mode: Mode) -> list[Row]:
+def _by_k(table: Table, mode: Mode) -> list[MatrixRow]:
     """Rows of `mode`, the smallest k first."""
     rows = [row for row in table.rows if row.mode is mode and row.k is not None]
     return sorted(rows, key=lambda row: row.k or 0)

@@ -111,7 +111,7 @@ class MatrixFile(_Section):
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """A row with its trials, by seed.
 
     Attributes:
@@ -140,9 +140,9 @@ class Table:
     text: str
     notes: tuple[str, ...]
     orderings: bool
-    rows: tuple[Row, ...]
+    rows: tuple[MatrixRow, ...]
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> MatrixRow:
         return next(row for row in self.rows if row.name == name)
 
 
@@ -275,7 +275,7 @@ class _Builder:
                 )
         return Table(table.name, table.title, table.text, table.notes, table.orderings, tuple(rows))
 
-    def _row(self, table: TableSection, section: RowSection, k: int | None) -> Row:
+    def _row(self, table: TableSection, section: RowSection, k: int | None) -> MatrixRow:
         of_mode = self.read.data_parallel if section.mode is Mode.DATA_PARALLEL else {}
         own = {**_dotted(of_mode), **_dotted(table.spec), **_dotted(section.spec)}
         overrides = {**_dotted(self.read.spec), **own, **({} if k is None else {"link.k": k})}
@@ -293,7 +293,7 @@ class _Builder:
         has_links = spec.swarm.pipelines > 0
         if k is not None and not has_links:
             raise ValueError("k is given, and no replica has links")
-        return Row(
+        return MatrixRow(
             name=name,
             mode=section.mode,
             baseline=section.baseline or table.baseline or "",

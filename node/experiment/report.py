@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from node.experiment.comparison import MEAN, Answer, Verdict, deltas_of, interval_of, verdicts_of
+from node.experiment.comparison import MEAN, Claim, SeedAnswer, deltas_of, interval_of, verdicts_of
 from node.experiment.figures import Figure
-from node.experiment.matrix import Matrix, Row, Table, fraction_of
+from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean, perplexity
 
 _HOW_TO_READ = """\
@@ -81,7 +81,7 @@ def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None
     )
 
 
-def _summary(verdicts: Sequence[Verdict]) -> str:
+def _summary(verdicts: Sequence[Claim]) -> str:
     known = [verdict for verdict in verdicts if verdict.is_known]
     false = [verdict for verdict in known if not verdict.holds]
     lines = []
@@ -99,14 +99,14 @@ def _summary(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _verdict_table(verdicts: Sequence[Verdict], seeds: Sequence[int]) -> str:
+def _verdict_table(verdicts: Sequence[Claim], seeds: Sequence[int]) -> str:
     columns = ["ordering", *(f"seed {seed}" for seed in seeds), "mean over seeds"]
     keys: list[int | str] = [*seeds, MEAN]
     rows = [[verdict.claim, *(_answer(verdict.answers.get(key)) for key in keys)] for verdict in verdicts]
     return markdown_table(columns, rows)
 
 
-def _answer(answer: Answer | None) -> str:
+def _answer(answer: SeedAnswer | None) -> str:
     if answer is None:
         return "not known"
     return f"{'holds' if answer.holds else '**does not hold**'} ({answer.numbers})"
@@ -124,7 +124,9 @@ def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) ->
     return markdown_table(names, [[row[name] for name in names] for row in rows])
 
 
-def _cells(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]) -> dict[str, str]:
+def _cells(
+    table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]
+) -> dict[str, str]:
     """The row of the report by column."""
     found = [results.get(row.trials[seed].trial.key) for seed in seeds]
     measured = [result for result in found if result is not None]
@@ -147,7 +149,7 @@ def _cells(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, R
     }
 
 
-def _delta(table: Table, row: Row, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
+def _delta(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
     deltas = list(deltas_of(table, row, seeds, results).values())
     if not deltas:
         return ""

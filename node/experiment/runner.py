@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from node.experiment.matrix import MatrixFile, data_of, tokenizers_used
-from node.experiment.measurement import RoundRecord
 from node.experiment.results import Result, append
+from node.experiment.resumable_trial import RoundRecord
 from node.experiment.tokenizers import TokenizerFile, tokenizer_file, train_bpe
 from node.experiment.trial import Planned, TrialOptions
 from node.experiment.worker import Advance, Begin, Finish

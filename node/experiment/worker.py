@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from node.experiment.measurement import Measurement, RoundRecord
 from node.experiment.results import Result
+from node.experiment.resumable_trial import ResumableTrial, RoundRecord
 from node.experiment.trial import Planned, TrialOptions
 from node.ipc.channel import serve
 from protocol.wire.typed_calls import Request, handlers
@@ -39,13 +39,13 @@ class Finish(Request[Result]):
     """Measure the final model, after the last round."""
 
 
-class Worker:
+class TrialWorker:
     """Answers one `Begin`, an `Advance` for each round that is left, and then `Finish`."""
 
-    _measurement: Measurement
+    _measurement: ResumableTrial
 
     def begin(self, request: Begin) -> int:
-        self._measurement = Measurement(request.planned, request.folder, request.options)
+        self._measurement = ResumableTrial(request.planned, request.folder, request.options)
         return len(self._measurement.rounds)
 
     def advance(self, _: Advance) -> RoundRecord:
@@ -58,7 +58,7 @@ class Worker:
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s experiment: %(message)s")
     torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
-    serve(int(sys.argv[1]), handlers(Worker()))
+    serve(int(sys.argv[1]), handlers(TrialWorker()))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Facts:
+class CardFacts:
     """The content of the card.
 
     Attributes:
@@ -43,7 +43,7 @@ class Facts:
     measured: Measured
 
 
-def card(facts: Facts) -> str:
+def card(facts: CardFacts) -> str:
     """The text of ``README.md``, with the front matter for the Hugging Face Hub."""
     return f"""---
 {_front_matter(facts.data)}
@@ -86,7 +86,7 @@ are without folders; the hash above is that of the specification with folders.
 """
 
 
-def _table_of_facts(facts: Facts) -> str:
+def _table_of_facts(facts: CardFacts) -> str:
     spec = facts.spec
     model, swarm = spec.model, spec.swarm
     parameters = sum(parameter_count(spec, stage) for stage in range(swarm.stages))
@@ -127,7 +127,7 @@ def _tokenizer(data: DataSpec) -> str:
     return f"`{data.tokenizer}`, sha-256 `{data.tokenizer_sha256}`"
 
 
-def _tokens(facts: Facts) -> str:
+def _tokens(facts: CardFacts) -> str:
     if facts.measured.tokens:
         return f"{facts.measured.tokens:,}"
     spec, inner = facts.spec, facts.spec.inner
@@ -142,7 +142,7 @@ def _links(spec: RunSpec) -> str:
     return f"{width_text(spec.link.possible_ks, spec.model.width)}, {spec.link.dtype_text}"
 
 
-def _losses(facts: Facts) -> str:
+def _losses(facts: CardFacts) -> str:
     spec, losses = facts.spec, facts.measured.losses
     windows = spec.data.validation_batches * spec.inner.microbatch_size
     how = (

@@ -28,7 +28,7 @@ from node.core.model.shapes import parameter_shapes
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import config_of, published_name
-from node.hugging_face.card import Facts, Measured, card
+from node.hugging_face.card import CardFacts, Measured, card
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
 from protocol.errors import ErrorCode, HetnodeError
@@ -76,7 +76,9 @@ def export(
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
     end = _end_of_text(tokenizer)
     public = spec_without_folders(spec)
-    facts = Facts(spec, DataSpec.model_validate(public["data"]), stored.round_number, dtype.name, measured)
+    facts = CardFacts(
+        spec, DataSpec.model_validate(public["data"]), stored.round_number, dtype.name, measured
+    )
     texts = {
         "config.json": _json(config_of(spec.model, dtype.name, end)),
         "generation_config.json": _json(_generation(spec, tokenizer, end)),
@@ -133,7 +135,7 @@ def _generation(spec: RunSpec, tokenizer: Tokenizer, end: int | None) -> dict[st
     return {name: value for name, value in config.items() if value is not None}
 
 
-def _record(stored: Verified, facts: Facts, public: Mapping[str, Any]) -> dict[str, Any]:
+def _record(stored: Verified, facts: CardFacts, public: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": 1,
         "run_id": facts.spec.name,

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from node.experiment.estimate import Pace
 from node.experiment.matrix import Matrix
-from node.experiment.measurement import RoundRecord
 from node.experiment.results import Loss, Result, loss_text, mean
+from node.experiment.resumable_trial import RoundRecord
 from node.experiment.trial import Planned
 from protocol.errors import HetnodeError
 

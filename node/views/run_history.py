@@ -30,7 +30,7 @@ class ReplicaHistory:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class BytesSent:
     """Bytes that all members sent together, and what dense float32 exchange would have taken."""
 
     link: int
@@ -44,7 +44,7 @@ class History:
     """The data of the summary and of the plot."""
 
     replicas: tuple[ReplicaHistory, ...]
-    traffic: Traffic
+    traffic: BytesSent
     tokens: int
     committed: int
     aborted: int
@@ -79,7 +79,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     replicas = tuple(
         ReplicaHistory(index, tuple(sorted(by_round.items()))) for index, by_round in sorted(losses.items())
     )
-    traffic = Traffic(
+    traffic = BytesSent(
         sums["link_bytes_sent"], sums["link_bytes_dense"], sums["payload_bytes"], sums["payload_bytes_dense"]
     )
     return History(replicas, traffic, sums["tokens"], sums["committed"], sums["aborted"], sums["diverged"])

@@ -34,7 +34,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
         begin = lambda: print("draining", flush=True)
         try:
-            command_runner.run(main(), None, command_runner.Drain(begin, float(sys.argv[1]), "words"))
+            command_runner.run(main(), command_runner.Draining(begin, float(sys.argv[1]), "words"))
         except command_runner.Interrupted:
             import os
             os._exit(130)

@@ -18,7 +18,7 @@ from coordinator.placement.cost_model import memory_needed
 from node.cli import doctor, doctor_checks
 from node.cli.doctor import examine, findings_view
 from node.cli.doctor_checks import (
-    Finding,
+    CheckResult,
     NodeSettings,
     Severity,
     check_certificate,
@@ -43,8 +43,8 @@ from tests.support.certificates import credentials
 from tests.support.commands import hetnode
 from tests.support.coordinator_process import COORDINATOR, Running, running
 
-WANTED = NodeSettings("cpu", 1, "127.0.0.1", 0, None, "nano")
-SPEED = Finding("speed", Severity.OK, "as fast as ever")
+WANTED = NodeSettings("cpu", 1, "127.0.0.1", 0, None, None)
+SPEED = CheckResult("speed", Severity.OK, "as fast as ever")
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def _computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def computing(
         wanted: NodeSettings, spec: RunSpec, folder: Path
-    ) -> tuple[Capacity | None, list[Finding]]:
+    ) -> tuple[Capacity | None, list[CheckResult]]:
         return Capacity("cpu", 2**34, 1, 1e9), [SPEED]
 
     monkeypatch.setattr(doctor_checks, "check_compute", computing)
@@ -83,7 +83,7 @@ def member(run: Running, tmp_path: Path, key: Path | None = None) -> Identity:
     return identity
 
 
-def by_subject(findings: list[Finding]) -> dict[str, Finding]:
+def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     found = {each.subject: each for each in findings}
     assert len(found) == len(findings)
     for each in findings:
@@ -93,7 +93,7 @@ def by_subject(findings: list[Finding]) -> dict[str, Finding]:
     return found
 
 
-def problems(findings: list[Finding]) -> list[ErrorCode | None]:
+def problems(findings: list[CheckResult]) -> list[ErrorCode | None]:
     return [each.code for each in findings if each.severity is Severity.PROBLEM]
 
 
@@ -332,5 +332,5 @@ def test_words_with_brackets_are_shown_as_they_are() -> None:
 
     console = Console(width=120)
     with console.capture() as captured:
-        console.print(findings_view([Finding("a", Severity.WARNING, "[bold]x[/y] [/]", "[red]")]))
+        console.print(findings_view([CheckResult("a", Severity.WARNING, "[bold]x[/y] [/]", "[red]")]))
     assert "[bold]x[/y] [/]" in captured.get()

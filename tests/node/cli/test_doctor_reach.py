@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from coordinator.run.state.cause_text import cause_text
-from node.cli.doctor_checks import Finding, Severity
+from node.cli.doctor_checks import CheckResult, Severity
 from node.cli.doctor_reach import (
     Nat,
     Reach,
@@ -52,7 +52,7 @@ def trial(local: Place, seen: Place) -> AddressTrial:
     return AddressTrial(NOT_REACHED, (), local, seen)
 
 
-def of(reach: Reach) -> dict[str, Finding]:
+def of(reach: Reach) -> dict[str, CheckResult]:
     found = {each.subject: each for each in reach_findings(reach)}
     assert set(found) == {"links", "payloads", "NAT", "router", "relay"}
     for each in found.values():

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from node.data.tokenizer import load_tokenizer
-from node.experiment.matrix import MatrixFile, Row, build_matrix, fraction_of, read_matrix_file, tokenizers_of
+from node.experiment.matrix import (
+    MatrixFile,
+    MatrixRow,
+    build_matrix,
+    fraction_of,
+    read_matrix_file,
+    tokenizers_of,
+)
 from node.experiment.runner import tokenizer_path, train_tokenizers
 from node.experiment.tokenizers import tokenizer_file, train_bpe
 from node.experiment.trial import Mode, Planned, Trial, trial_in_mode
@@ -212,7 +219,7 @@ def test_links_that_are_compared_with_bf16_send_no_more_bytes() -> None:
                 assert token_bytes(row) <= token_bytes(bf16), (table.name, row.name)
 
 
-def token_bytes(row: Row) -> int:
+def token_bytes(row: MatrixRow) -> int:
     """Bytes of a token over one link, there and back."""
     link = next(iter(row.trials.values())).trial.spec.link
     return sum(link.token_bytes(link.k))

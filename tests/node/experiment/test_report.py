@@ -16,9 +16,9 @@ from node.experiment.comparison import MEAN, deltas_of, interval_of, verdicts_of
 from node.experiment.estimate import Pace
 from node.experiment.figures import draw_figures
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
-from node.experiment.measurement import RoundRecord
 from node.experiment.report import report_of
 from node.experiment.results import Result, perplexity
+from node.experiment.resumable_trial import RoundRecord
 from node.views.experiment import ExperimentView, duration, matrix_view
 from tests.support.experiment_results import by_key, result_of
 

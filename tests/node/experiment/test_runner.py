@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from node.cli.experiment import experiment_app
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
-from node.experiment.measurement import Measurement, RoundRecord
 from node.experiment.results import Result, append, read_results
+from node.experiment.resumable_trial import ResumableTrial, RoundRecord
 from node.experiment.runner import results_file, run_trials
 from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode
 from node.ipc.template import ForkedProcess
@@ -101,7 +101,7 @@ def options(**fields: Any) -> TrialOptions:
     return TrialOptions(threads=1, **fields)
 
 
-def finished(measurement: Measurement) -> Result:
+def finished(measurement: ResumableTrial) -> Result:
     while not measurement.done:
         measurement.advance()
     return measurement.result()
@@ -133,7 +133,7 @@ class Quiet:
 
 def test_a_result_holds_the_losses_the_bytes_and_how_they_were_computed(corpus: Path, tmp_path: Path) -> None:
     trial = planned(corpus)
-    result = finished(Measurement(trial, tmp_path / "trial", options()))
+    result = finished(ResumableTrial(trial, tmp_path / "trial", options()))
     assert (result.key, result.rounds, result.seed) == (trial.trial.key, 4, 0)
     assert list(result.validation) == [2, 4]
     full, pipeline = result.losses
@@ -147,17 +147,17 @@ def test_a_result_holds_the_losses_the_bytes_and_how_they_were_computed(corpus: 
 
 
 def test_a_result_says_that_it_was_computed_in_bf16(corpus: Path, tmp_path: Path) -> None:
-    result = finished(Measurement(planned(corpus), tmp_path / "trial", options(precision="bf16")))
+    result = finished(ResumableTrial(planned(corpus), tmp_path / "trial", options(precision="bf16")))
     assert result.device.endswith(f"1 thread of {os.cpu_count()}, bf16")
 
 
 def test_a_trial_goes_on_from_where_it_was_saved_to_the_same_bits(corpus: Path, tmp_path: Path) -> None:
     trial = planned(corpus)
-    expected = finished(Measurement(trial, tmp_path / "whole", options()))
-    halted = Measurement(trial, tmp_path / "halted", options(save_every=2))
+    expected = finished(ResumableTrial(trial, tmp_path / "whole", options()))
+    halted = ResumableTrial(trial, tmp_path / "halted", options(save_every=2))
     for _ in range(3):
         halted.advance()
-    again = Measurement(trial, tmp_path / "halted", options(save_every=2))
+    again = ResumableTrial(trial, tmp_path / "halted", options(save_every=2))
     assert again.rounds == halted.rounds[:2]
     assert bits(finished(again)) == bits(expected)
 
@@ -165,16 +165,16 @@ def test_a_trial_goes_on_from_where_it_was_saved_to_the_same_bits(corpus: Path, 
 def test_a_history_that_is_ahead_of_the_swarm_is_cut(corpus: Path, tmp_path: Path) -> None:
     """As where the process was killed between the two files."""
     trial, place, early = planned(corpus), tmp_path / "trial", tmp_path / "early"
-    halted = Measurement(trial, place, options(save_every=1))
+    halted = ResumableTrial(trial, place, options(save_every=1))
     halted.advance()
     shutil.copytree(place, early)
     halted.advance()
     behind = (early / "history.json").read_bytes()
     shutil.copy(place / "history.json", early)
-    assert Measurement(trial, early, options()).rounds == halted.rounds[:1]
+    assert ResumableTrial(trial, early, options()).rounds == halted.rounds[:1]
     # The other way round cannot happen; the trial starts anew.
     (place / "history.json").write_bytes(behind)
-    assert Measurement(trial, place, options()).rounds == []
+    assert ResumableTrial(trial, place, options()).rounds == []
 
 
 @pytest.mark.parametrize("damage", ["history", "other trial"])
@@ -182,17 +182,17 @@ def test_a_saved_state_that_cannot_be_used_starts_the_trial_anew(
     corpus: Path, tmp_path: Path, damage: str
 ) -> None:
     trial, place = planned(corpus), tmp_path / "trial"
-    Measurement(trial, place, options(save_every=1)).advance()
+    ResumableTrial(trial, place, options(save_every=1)).advance()
     if damage == "history":
         (place / "history.json").write_bytes(b"{")
     else:
         trial = planned(corpus, seed=1)
-    assert Measurement(trial, place, options()).rounds == []
+    assert ResumableTrial(trial, place, options()).rounds == []
 
 
 def test_without_a_number_of_rounds_saving_goes_by_time(corpus: Path, tmp_path: Path) -> None:
     now = 0.0
-    measurement = Measurement(planned(corpus), tmp_path / "trial", options(), clock=lambda: now)
+    measurement = ResumableTrial(planned(corpus), tmp_path / "trial", options(), clock=lambda: now)
     measurement.advance()
     assert not (tmp_path / "trial" / "history.json").exists()
     now = 61.0
@@ -203,7 +203,7 @@ def test_without_a_number_of_rounds_saving_goes_by_time(corpus: Path, tmp_path: 
 def test_a_trial_that_leaves_the_finite_numbers_is_recorded_so(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measurement = Measurement(planned(corpus), tmp_path / "trial", options())
+    measurement = ResumableTrial(planned(corpus), tmp_path / "trial", options())
     monkeypatch.setattr(measurement.swarm, "validate", lambda: [2.0, float("nan")])
     result = finished(measurement)
     assert result.diverged
@@ -247,7 +247,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits_and_its_workers_end(long
     (planned,) = _matrix(folder).narrowed(["mixed"], []).trials
     assert key == planned.trial.key
     assert not list((folder / "out" / "trials").iterdir())
-    assert bits(found) == bits(finished(Measurement(planned, folder / "whole", options())))
+    assert bits(found) == bits(finished(ResumableTrial(planned, folder / "whole", options())))
     assert said(*only_mixed) == "1 of 1 trials are done, in out\n"
 
 

@@ -51,7 +51,7 @@ class _History(BaseModel):
     rounds: tuple[RoundRecord, ...]
 
 
-class Measurement:
+class ResumableTrial:
     """A trial that continues from its last save, or starts from the beginning.
 
     Only this trial uses `folder`. It contains the saved swarm, and the history of at least as many rounds.

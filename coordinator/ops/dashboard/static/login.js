@@ -1,4 +1,4 @@
-// The address that "hetnode dashboard" prints has the token behind its #, which browsers do not send.
+// The address that "hetnode status --dashboard" prints has the token behind its #, which browsers do not send.
 const token = decodeURIComponent(location.hash.slice(1));
 document.getElementById("live").hidden = true;
 if (token) {

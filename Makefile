@@ -7,7 +7,7 @@ QUICK = benchmarks/reproduction/quick.toml
 # The many processes of the tests share compiled files, also where an environment says to write none.
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
-.PHONY: swarm test test-slow test-network test-containers test-browser hostile check package bench \
+.PHONY: swarm test test-slow test-network test-containers test-browser hostile check package bench gpu \
     reproduce reproduce-quick reproduce-claims reproduce-larger reproduce-dithered
 
 swarm: $(VENV)/installed
@@ -50,6 +50,11 @@ package: $(VENV)/installed-test
 # Below 15 minutes. BENCH="--write FILE" replaces the section between its markers in FILE.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
+
+# All that a GPU shows, below 10 minutes: tests, parity, speed, memory, links, a swarm on the card. Without an
+# environment of this checkout it takes the python3 that has torch; nothing is installed or fetched.
+gpu:
+	$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3) -m benchmarks.gpu $(GPU)
 
 # Run the matrix $(1) in the folder $(2), or go on with it, and write the page $(3) with its figures in the folder $(4).
 define page

@@ -1,0 +1,1 @@
+"""What a GPU shows of this program: ``make gpu``."""

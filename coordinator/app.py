@@ -364,7 +364,7 @@ def _start_run(
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
-    explain = Explainer(command_loop, store, history, metrics).explain
+    explain = Explainer(command_loop, store, history).explain
     receipts = Receipts(state.spec, state.run, history, store)
     records = RunRecords(metrics, DecisionLog(store), receipts, health, explain, history, dashboard.resting)
     return command_loop, serving, records

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -288,19 +289,37 @@ class PeerStatus:
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A sentence of an explanation, and the numbers in the event log of the events that it follows from."""
+class Statement:
+    """One thing that an answer about a run says; which fields it uses depends on its code.
 
-    text: str
+    Attributes:
+        code: its kind (coordinator.ops.explain.statements).
+        text: its sentence, for people.
+        events: the numbers in the event log of the events that it follows from.
+        figures: by name: seconds, bytes per second, FLOP/s, or how many.
+        detail: what others said, as text, or a word of the program.
+        cause: what the run or a peer waits for.
+    """
+
+    code: str
+    text: str = ""
     events: tuple[int, ...] = ()
+    peers: tuple[PeerId, ...] = ()
+    replicas: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    rounds: tuple[int, ...] = ()
+    role: Role | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer to one question about a run: its sentences, the most important first."""
+    """The answer to one question about a run: its title, then statements, the most important first."""
 
-    title: str
-    sentences: tuple[Sentence, ...]
+    title: Statement
+    statements: tuple[Statement, ...] = ()
 
 
 class ReplicaState(StrEnum):

@@ -103,11 +103,11 @@ class StepTime:
         """The resource that makes the step longest when it becomes slower; None if the step takes no time."""
         if self.seconds <= 0:
             return None
-        slower = {resource: step.seconds for resource, step in self._with_one_slower_resource()}
+        slower = {resource: step.seconds for resource, step in self.with_one_changed(1 + _SLOWDOWN)}
         return max(slower, key=lambda resource: slower[resource])
 
-    def _with_one_slower_resource(self) -> Iterator[tuple[Resource, StepTime]]:
-        factor = 1 + _SLOWDOWN
+    def with_one_changed(self, factor: float) -> Iterator[tuple[Resource, StepTime]]:
+        """For each resource, the step if all that waits for this resource took `factor` times as long."""
         for i, seconds in enumerate(self.compute):
             slower = (*self.compute[:i], seconds * factor, *self.compute[i + 1 :])
             yield Resource("computing", i, i), replace(self, compute=slower)

@@ -68,6 +68,14 @@ def _exchange(state: State, stage: int, round_number: int) -> Cause | None:
     return Cause(CauseCode.REPORTS_LACKING, stages=(stage,), replicas=replicas)
 
 
+def alarm_cause(state: State) -> Cause | None:
+    """What an alarm has seen; None without one, and after the operator has decided to go on."""
+    if (alarm := state.open_alarm) is None:
+        return None
+    number, healthy = alarm.round_number, alarm.last_healthy
+    return Cause(CauseCode.ALARM, round_number=number, count=healthy, detail=alarm.reason)
+
+
 def peer_cause(state: State, peer: PeerId, lacks: Mapping[int, Cause] | None = None) -> Cause | None:
     """Why `peer`, which has joined, does not train while the run trains; None if it trains.
 

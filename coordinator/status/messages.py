@@ -8,7 +8,7 @@ from coordinator.run.state import events
 from coordinator.run.state.cause_text import alarm_text, cause_text, pause_text, run_text
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted, listed, stages_of
+from coordinator.run.state.text import counted, listed, short, stages_of
 from coordinator.status.causes import peer_cause, run_cause
 from protocol.roles import POLICIES
 from protocol.status import STALLS, RunPhase
@@ -40,6 +40,20 @@ def peer_message(state: State, peer: PeerId) -> str:
     return cause_text(cause) if cause else ""
 
 
+def event_peers(event: Event) -> tuple[PeerId, ...]:
+    """The peers that :func:`event_message` names, but for those in the words of others."""
+    match event:
+        case events.PayloadOffered(descriptor=payload):
+            return (payload.owner,)
+        case events.AssignmentReserved(reservation=reserved):
+            return (reserved.peer,)
+        case events.PayloadsContested(owners=owners):
+            return owners
+        case _:
+            names = (getattr(event, name, None) for name in ("peer", "owner", "neighbour"))
+            return tuple(PeerId(each) for each in names if each)
+
+
 def event_message(event: Event) -> str:  # noqa: PLR0911
     """A line about `event` for the log."""
     if isinstance(event, events.InviteEvent):
@@ -52,7 +66,7 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
         return _run_event_message(event)
     match event:
         case events.AssignmentReserved(reservation=reserved):
-            return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {reserved.peer}"
+            return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {short(reserved.peer)}"
         case events.StageSkipped(decision=decision):
             return f"round {decision.round_number} skips stage {decision.stage}: {decision.reason}"
         case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
@@ -61,12 +75,11 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
             return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
         case events.DigestAttested():
             where = f"{event.part} {event.stage} after round {event.round_number}"
-            return f"{event.peer} attests the digest {event.digest[:16]} of {where}"
+            return f"{short(event.peer)} attests the digest {event.digest[:16]} of {where}"
         case events.AnchorDiverged():
             where = f"{event.part} {event.stage} after round {event.round_number}"
-            return (
-                f"{event.peer} DIVERGED: its digest of {where} is {event.digest}, expected {event.expected}"
-            )
+            digests = f"{event.digest}, expected {event.expected}"
+            return f"{short(event.peer)} DIVERGED: its digest of {where} is {digests}"
         case _:
             return _peer_event_message(event)
 
@@ -100,7 +113,7 @@ def _invite_message(event: events.InviteEvent) -> str:
             role = f" as {event.role.value}" if event.role else ""
             return f"invite {event.invite} is valid for {counted(event.uses, 'peer')}{role}"
         case events.InviteUsed():
-            return f"{event.peer} is enrolled with invite {event.invite}"
+            return f"{short(event.peer)} is enrolled with invite {event.invite}"
         case events.InviteRevoked():
             return f"invite {event.invite} is revoked"
 
@@ -109,37 +122,40 @@ def _exchange_message(event: events.ExchangeEvent) -> str:
     if isinstance(event, events.PayloadOffered):
         payload = event.descriptor
         where = f"stage {payload.stage}, round {payload.round_number}"
-        return f"{payload.owner} offers {payload.nbytes} bytes for {where}"
+        return f"{short(payload.owner)} offers {payload.nbytes} bytes for {where}"
     where = f"stage {event.stage}, round {event.round_number}"
     match event:
         case events.PayloadWithheld():
-            return f"{event.peer} has no payload to offer for {where}"
+            return f"{short(event.peer)} has no payload to offer for {where}"
         case events.GroupClosed():
             return f"the exchange group of {where} is closed"
         case events.HoldingsReported():
-            return f"{event.peer} holds {counted(event.count, 'payload')} of {where}"
+            return f"{short(event.peer)} holds {counted(event.count, 'payload')} of {where}"
         case events.ResultReported(claim=claim):
-            return f"{event.peer} has reduced {where} to {claim.sha256[:12]}"
+            return f"{short(event.peer)} has reduced {where} to {claim.sha256[:12]}"
         case events.PayloadRejected():
-            return f"{event.peer} rejects the payload of {event.owner} for {where}: {event.reason}"
+            return (
+                f"{short(event.peer)} rejects the payload of {short(event.owner)} for {where}: {event.reason}"
+            )
 
 
 def _arbitration_message(event: events.ArbitrationEvent) -> str:
     match event:
         case events.ArbiterAppointed():
-            return f"{event.peer or 'no peer'} fetches contested payloads"
+            return f"{short(event.peer) if event.peer else 'no peer'} fetches contested payloads"
         case events.PayloadsContested():
             where = f"stage {event.stage}, round {event.round_number}"
-            return f"too few peers report holding the payloads of {listed(event.owners)} ({where})"
+            owners = listed([*map(short, event.owners)])
+            return f"too few peers report holding the payloads of {owners} ({where})"
         case events.PayloadArbitrated(verdict=verdict):
             where = f"stage {event.stage}, round {event.round_number}"
             found = f"{verdict.finding.value}{': ' if verdict.reason else ''}{verdict.reason}"
-            return f"the contested payload of {event.owner} ({where}) is {found}"
+            return f"the contested payload of {short(event.owner)} ({where}) is {found}"
 
 
 def _address_message(event: events.PeerJoined | events.ConnectionEvent) -> str:
     if isinstance(event, events.LinkFailed):
-        link = f"{event.peer} cannot open its link to {event.neighbour} at {event.address}"
+        link = f"{short(event.peer)} cannot open its link to {short(event.neighbour)} at {event.address}"
         return f"{link}: {event.reason}; its replica does not count until it is open"
     where = event.endpoint or "no endpoint"
     if event.reachability is not None:
@@ -149,7 +165,7 @@ def _address_message(event: events.PeerJoined | events.ConnectionEvent) -> str:
         what = f"joined as {event.role.value} ({event.capacity.device}, {where}{why})"
     else:
         what = f"has other addresses ({where})"
-    return f"{event.peer} {what}{': ' if event.problem else ''}{event.problem}"
+    return f"{short(event.peer)} {what}{': ' if event.problem else ''}{event.problem}"
 
 
 def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR0912
@@ -158,30 +174,32 @@ def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR09
             return _address_message(event)
         case events.PeerNamed():
             what = f"is called {name_as_text(event.name)}" if event.name else "has no public name any more"
-            return f"{event.peer} {'may have no public name' if event.refused else what}"
+            return f"{short(event.peer)} {'may have no public name' if event.refused else what}"
         case events.RoleChanged():
-            return f"{event.peer} is a {POLICIES[event.role].noun} now: {event.reason}"
+            return f"{short(event.peer)} is a {POLICIES[event.role].noun} now: {event.reason}"
         case events.PeerSeen():
-            return f"{event.peer} is in round {event.round_number}, step {event.inner_step}"
+            return f"{short(event.peer)} is in round {event.round_number}, step {event.inner_step}"
         case events.PeerMeasured():
             flops = f"{event.estimates.capacity.flops / 1e9:.1f} GFLOP/s"
             up, down = event.estimates.capacity.uplink, event.estimates.capacity.downlink
-            return f"{event.peer} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
+            return (
+                f"{short(event.peer)} measures {flops}, {8e-6 * up:.1f} Mb/s up, {8e-6 * down:.1f} Mb/s down"
+            )
         case events.PeerDraining():
-            return f"{event.peer} leaves at the end of its round: {event.reason}"
+            return f"{short(event.peer)} leaves at the end of its round: {event.reason}"
         case events.PeerLeft():
-            return f"{event.peer} left: {event.reason}"
+            return f"{short(event.peer)} left: {event.reason}"
         case events.PeerLost():
-            return f"{event.peer} is lost: silent for {event.silent_seconds:.1f} s"
+            return f"{short(event.peer)} is lost: silent for {event.silent_seconds:.1f} s"
         case events.PeerRetreated():
-            return f"{event.peer} retreats under plan {event.epoch} and follows: {event.reason}"
+            return f"{short(event.peer)} retreats under plan {event.epoch} and follows: {event.reason}"
         case events.PeerBanned():
-            return f"{event.peer} is banned: {event.reason or 'no reason was given'}"
+            return f"{short(event.peer)} is banned: {event.reason or 'no reason was given'}"
         case events.PeerUnbanned():
-            return f"{event.peer} is no longer banned"
+            return f"{short(event.peer)} is no longer banned"
         case events.PeerStruck():
-            return f"{event.peer} gets a STRIKE in round {event.round_number}: {event.reason}"
+            return f"{short(event.peer)} gets a STRIKE in round {event.round_number}: {event.reason}"
         case events.PeerQuarantined():
-            return f"{event.peer} is in QUARANTINE after {counted(event.strikes, 'strike')}"
+            return f"{short(event.peer)} is in QUARANTINE after {counted(event.strikes, 'strike')}"
         case _:
             assert_never(event)

@@ -8,12 +8,11 @@ from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import is_synced, obstacles
 from coordinator.run.state.state import ALARM_ROUNDS, Peer, State
 from coordinator.run.state.text import stages_of
-from coordinator.status.causes import peer_cause, run_cause
+from coordinator.status.causes import alarm_cause, peer_cause, run_cause
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages
 from protocol.status import (
     Cause,
-    CauseCode,
     Exclusion,
     Measurement,
     PeerStatus,
@@ -77,17 +76,10 @@ def run_status(
         tokens_committed=state.tokens,
         pause=state.pause,
         health=health,
-        alarm=_alarm(state),
+        alarm=alarm_cause(state),
         committed_at=state.committed_at,
         rollbacks=_rollbacks(state),
     )
-
-
-def _alarm(state: State) -> Cause | None:
-    if (alarm := state.open_alarm) is None:
-        return None
-    number, healthy = alarm.round_number, alarm.last_healthy
-    return Cause(CauseCode.ALARM, round_number=number, count=healthy, detail=alarm.reason)
 
 
 def _rollbacks(state: State) -> tuple[Rollback, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from protocol.status import Explanation, Sentence
+from protocol.status import Explanation, Statement
 
 _MOST_CHARACTERS = 1000
 _MOST_SENTENCES = 100
@@ -25,18 +25,18 @@ class ExplanationView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(20, options.max_width)
-        yield Text(_plain(self.explanation.title), style="bold")
-        for each in self.explanation.sentences[:_MOST_SENTENCES]:
+        yield Text(_plain(self.explanation.title.text), style="bold")
+        for each in self.explanation.statements[:_MOST_SENTENCES]:
             # Not rich's padding, which fills each line with blanks.
             for line in _sentence(each).wrap(console, width - _INDENT):
                 line.rstrip()
                 yield Text(" " * _INDENT) + line
 
 
-def _sentence(sentence: Sentence) -> Text:
-    shown = Text(_plain(sentence.text))
-    if sentence.events:
-        shown.append(f" [{', '.join(map(str, sentence.events))}]", style="dim")
+def _sentence(statement: Statement) -> Text:
+    shown = Text(_plain(statement.text))
+    if statement.events:
+        shown.append(f" [{', '.join(map(str, statement.events))}]", style="dim")
     return shown
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from coordinator.ops.explain.explain import explain
-from coordinator.ops.explain.facts import MOST_CHARACTERS, MOST_CITED, MOST_SENTENCES
+from coordinator.ops.explain.explain import MOST_STATEMENTS, explain
+from coordinator.ops.explain.sentences import MOST_CHARACTERS
+from coordinator.ops.explain.statements import MOST_CITED, Code
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
-from protocol.status import Explanation, Measurement
+from protocol.status import Explanation, Measurement, Statement
 from tests.support.history import stored, write_history
 
 
@@ -23,38 +25,45 @@ class Asked:
         self.read_numbers: set[int] = set()
 
     def __call__(self, question: object, measurements: Sequence[Measurement] = ()) -> Explanation:
+        measured = [(self.now, each) for each in measurements]
         with TemporaryDirectory() as folder:
-            history = write_history(Path(folder, "history.sqlite"), self.state.spec, self.log)
-            return explain(str(question), self.state, history, self.read, measurements, self.now)
+            history = write_history(Path(folder, "history.sqlite"), self.state.spec, self.log, measured)
+            return explain(str(question), self.state, history, self.read, self.now)
 
     def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
-        found = [(number, self.log[number - 1]) for number in range(first, last + 1)]
-        found = [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
-        self.read_numbers |= {number for number, _ in found}
-        return found
+        self.read_numbers |= {*range(first, last + 1)}
+        return [(number, self.log[number - 1]) for number in range(first, last + 1)]
 
-    def cited(self, explanation: Explanation, text: str) -> list[Event]:
-        """The events of the one sentence that contains `text`."""
-        (sentence,) = [each for each in explanation.sentences if text in each.text]
-        return [self.log[number - 1] for number in sentence.events]
+    def cited(self, statement: Statement) -> list[Event]:
+        """The events of a statement."""
+        return [self.log[number - 1] for number in statement.events]
 
 
-def text_of(explanation: Explanation) -> str:
-    """The title and all sentences, one a line."""
-    return "\n".join([explanation.title, *(each.text for each in explanation.sentences)])
+def said(explanation: Explanation, code: Code, **fields: Any) -> list[Statement]:
+    """The statements, title included, with a code and with these fields and figures."""
+    return [
+        each
+        for each in (explanation.title, *explanation.statements)
+        if each.code == code and all(_value(each, name) == value for name, value in fields.items())
+    ]
+
+
+def _value(statement: Statement, name: str) -> Any:
+    if name in Statement.__dataclass_fields__:
+        return getattr(statement, name)
+    figure = statement.figures.get(name)
+    return None if figure is None else round(figure, 1)
 
 
 def check_bounded(ask: Asked, found: Explanation) -> None:
     """The bounds of every answer, and that each event which it names is in the log."""
-    assert len(found.sentences) <= MOST_SENTENCES + 1
-    for each in found.sentences:
+    assert len(found.statements) <= MOST_STATEMENTS + 1
+    for each in (found.title, *found.statements):
         assert each.text.isprintable()
         assert each.text
         assert len(each.text) <= MOST_CHARACTERS + 1
         assert len(each.events) <= MOST_CITED
         assert all(1 <= number <= len(ask.log) for number in each.events)
-    assert found.title
-    assert len(found.title) <= MOST_CHARACTERS
 
 
 def check_all_answers(state: State, ask: Asked) -> None:

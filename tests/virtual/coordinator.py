@@ -138,7 +138,7 @@ class VirtualCoordinator:
                 DecisionLog(self.store),
                 receipts,
                 health,
-                Explainer(command_loop, self.store, history, metrics).explain,
+                Explainer(command_loop, self.store, history).explain,
                 history,
                 Counter(),
             )

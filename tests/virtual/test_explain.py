@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from coordinator.ops.explain.statements import Code
 from coordinator.run.state.events import PayloadOffered, PayloadWithheld, PeerLost
 from coordinator.run.state.state import State
-from coordinator.run.state.text import short
+from protocol.status import CauseCode
 from protocol.types import PeerId, Role
-from tests.support.explaining import Asked, text_of
+from tests.support.coordinator_run import codes_of
+from tests.support.explaining import Asked, said
 from tests.virtual.scenario import FULL, MIXED, Play, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
@@ -28,11 +30,9 @@ def test_a_machine_that_stands_still_for_a_while_is_why_its_round_is_slow(play: 
 
     ask, number, peer = play(scenario, FULL, swarm_spec(FULL, rounds=60), step_seconds=3.0)
     found = ask(number)
-    text = text_of(found)
-    assert "more than usual went into waiting for the payloads of the other replicas" in text
-    assert f"({short(peer)}) had trained too little of its inner phase to offer a payload" in text
-    withheld = ask.cited(found, "had trained too little")
-    assert {(type(each), each.peer) for each in withheld} == {(PayloadWithheld, peer)}  # type: ignore[attr-defined]
+    assert said(found, Code.MORE_TIME, detail="offer")
+    (withheld,) = said(found, Code.WITHHELD, peers=(peer,))
+    assert {type(each) for each in ask.cited(withheld)} == {PayloadWithheld}
 
 
 def test_a_slow_device_is_always_the_last(play: Play) -> None:
@@ -43,12 +43,11 @@ def test_a_slow_device_is_always_the_last(play: Play) -> None:
         return asked(swarm), swarm.peer("b")
 
     ask, peer = play(scenario, FULL, swarm_spec(FULL, rounds=60), step_seconds=3.0)
-    text = text_of(ask(5))
-    replica = ask.state.plan_for(5).replica_of(peer)
+    found, replica = ask(5), ask.state.plan_for(5).replica_of(peer)
     assert replica is not None
-    assert f"{replica.name} was last: it offered" in text
-    assert f"{short(peer)} computes at" in text
-    assert "It is always slower than the others" in text
+    assert [each.replicas[0] for each in said(found, Code.LAST)] == [replica.index]
+    assert said(found, Code.FLOPS, peers=(peer,))
+    assert said(found, Code.ALWAYS_SLOW, replicas=(replica.index,))
 
 
 def test_a_member_that_is_killed_is_named_as_lost(play: Play) -> None:
@@ -63,11 +62,11 @@ def test_a_member_that_is_killed_is_named_as_lost(play: Play) -> None:
 
     ask, number, peer = play(scenario, FULL, swarm_spec(FULL, rounds=60))
     lost = next(each for each in ask.log if isinstance(each, PeerLost))
-    found = ask(number)
-    text = text_of(found)
-    assert f"{short(lost.peer)} is lost: silent for" in text  # type: ignore[arg-type]
-    assert "is gone" in ask(peer).title
-    assert lost in ask.cited(ask(peer), "is lost")
+    (silent,) = said(ask(number), Code.NO_OFFER, peers=(peer,))
+    assert lost in ask.cited(silent)
+    about = ask(peer)
+    assert about.title.detail == "gone"
+    assert lost in [event for each in said(about, Code.EVENT) for event in ask.cited(each)]
 
 
 def test_a_spare_without_memory_and_a_follower_are_told_why_they_wait(play: Play) -> None:
@@ -83,10 +82,10 @@ def test_a_spare_without_memory_and_a_follower_are_told_why_they_wait(play: Play
 
     ask, peer = play(scenario, members, swarm_spec(MIXED, rounds=60))
     found = ask(peer)
-    text = text_of(found)
-    assert "does not train" in found.title
-    assert "It follows the rounds of stage" in text
-    assert "has no peer for stage" in text
+    assert found.title.detail == "follows"
+    assert [codes_of(each.cause) for each in said(found, Code.CAUSE)] == [
+        [CauseCode.FOLLOWS, CauseCode.OBSTRUCTED, CauseCode.VACANT]
+    ]
 
 
 def test_a_slow_line_makes_its_pipeline_the_last(play: Play) -> None:
@@ -100,7 +99,8 @@ def test_a_slow_line_makes_its_pipeline_the_last(play: Play) -> None:
     ask = play(scenario, MIXED, swarm_spec(MIXED, rounds=60, **{"timing.straggler": 10.0}))
     found = ask(3)
     pipeline = next(each for each in ask.state.plans[-1].replicas if len(each.members) > 1)
-    assert f"{pipeline.name} was last: it offered" in text_of(found)
-    offers = ask.cited(found, "was last")
+    (last,) = said(found, Code.LAST)
+    assert last.replicas[0] == pipeline.index
+    offers = ask.cited(last)
     assert {each.descriptor.round_number for each in offers if isinstance(each, PayloadOffered)} == {3}
-    assert "Prediction of the cost model: a round takes" in text_of(ask("now"))
+    assert said(ask("now"), Code.PREDICTION)

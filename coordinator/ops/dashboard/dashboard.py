@@ -57,7 +57,7 @@ class Dashboard:
             return
         source = Source(command_loop, records, self.feed)
         past = Past(records.history, lambda: command_loop.state)
-        explanations = Explanations(records.explain, command_loop, asyncio.get_running_loop())
+        explanations = Explanations(records.explain, asyncio.get_running_loop())
         server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)
         self._stack.push_async_callback(server.close)
         server.start()

@@ -7,10 +7,10 @@ from typing import Any
 
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted, short
 from coordinator.status import document
 from coordinator.store.history import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail, SqliteHistory
-from coordinator.store.history_tables import Contribution, Kind, MemberFigures, Omission, Standing
+from coordinator.store.history_tables import Contribution, MemberFigures
+from coordinator.store.omissions import why_not
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 
@@ -137,26 +137,6 @@ def _peer(found: PeerDetail) -> Record:
 def _contribution(part: Contribution, decision: str = "") -> Record:
     """`decision`: the reason of the decision, if that is shown beside it."""
     return {**plain(part), "reason": shown(why_not(part, decision))}
-
-
-def why_not(part: Contribution, decision: str = "") -> str:
-    """A sentence: why a payload was not counted; "" if it was, or while the round is open."""
-    if part.cause is None or part.cause == Omission.DECISION:
-        return decision if part.cause else ""
-    if part.standing == Standing.MISSING:
-        lacked = "" if part.culprit in (None, part.peer) else f"its replica lacked {short(part.culprit)}: "
-        return f"{lacked}{part.detail or _WHY_NOT[part.cause]}"
-    by = counted(part.rejections or 1, "member")
-    return _WHY_NOT[part.cause].format(by=by, detail=part.detail)
-
-
-_WHY_NOT: dict[str, str] = {
-    Omission.UNHELD: "too few members of the group hold its payload",
-    Omission.NO_OFFER: "no offer came before the round closed",
-    Kind.REJECTED: "{by} of the group rejected its payload: {detail}",
-    Kind.ARBITRATED: "the coordinator could not use its payload: {detail}",
-    Kind.DIVERGED: "its payload starts from another anchor than those of the others",
-}
 
 
 def _figures(figures: MemberFigures) -> Record:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -16,9 +15,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 from coordinator.api.run_records import Explain
-from coordinator.run.command_loop import CommandLoop
+from coordinator.status import document
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import Explanation
 
 Record = dict[str, Any]
 Query = Callable[[Mapping[str, str]], Record]
@@ -84,9 +82,6 @@ _CALLER = "the dashboard"
 """All readers together, with the same bounds as one peer."""
 
 
-_END_OF_PEER = re.compile(r"\.\.([1-9A-HJ-NP-Za-km-z]{8})\b")
-
-
 class Explanations:
     """Asks for explanations of the run on the coordinator's event loop.
 
@@ -94,8 +89,8 @@ class Explanations:
         loop: that of the coordinator.
     """
 
-    def __init__(self, explain: Explain, command_loop: CommandLoop, loop: asyncio.AbstractEventLoop) -> None:
-        self._explain, self._command_loop, self._loop = explain, command_loop, loop
+    def __init__(self, explain: Explain, loop: asyncio.AbstractEventLoop) -> None:
+        self._explain, self._loop = explain, loop
 
     def explain(self, options: Mapping[str, str]) -> Record:
         """The answer to `question`: "now", the number of a round, or a peer. Waits; not for an event loop.
@@ -111,21 +106,4 @@ class Explanations:
             raise HetnodeError(
                 ErrorCode.RATE_LIMITED, "The coordinator has no time for an explanation.", "Try again."
             ) from None
-        return {
-            "title": shown(found.title, _MOST_ANSWER),
-            "sentences": [
-                {"text": shown(each.text, _MOST_ANSWER), "events": list(each.events)}
-                for each in found.sentences
-            ],
-            "peers": self._peers(found),
-        }
-
-    def _peers(self, found: Explanation) -> dict[str, str]:
-        """The peers that the answer names, by the ends of their ids."""
-        texts = (found.title, *(each.text for each in found.sentences))
-        named = {end for text in texts for end in _END_OF_PEER.findall(text)}
-        ends: dict[str, list[str]] = {}
-        for peer in self._command_loop.state.peers:
-            if peer[-8:] in named:
-                ends.setdefault(peer[-8:], []).append(peer)
-        return {end: peers[0] for end, peers in ends.items() if len(peers) == 1}
+        return document.plain(found, lambda text: shown(text, _MOST_ANSWER))  # type: ignore[no-any-return]

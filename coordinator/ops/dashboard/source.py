@@ -23,7 +23,7 @@ from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.status.document import document, plain
 from coordinator.status.event_levels import log_level
-from coordinator.status.messages import event_message
+from coordinator.status.messages import event_message, event_peers
 from coordinator.status.run_status import run_status
 from protocol.status import RunStatus
 from protocol.types import Lifecycle, Replica
@@ -60,9 +60,14 @@ class Feed:
             self._noted.append(_Noted(event, level >= logging.WARNING))
 
     def lines(self) -> list[dict[str, Any]]:
-        """The newest first: Unix time, sentence, and whether it is a warning."""
+        """The newest first: Unix time, sentence, the peers that it names, and whether it is a warning."""
         return [
-            {"at": each.event.at, "text": shown(event_message(each.event)), "warning": each.is_warning}
+            {
+                "at": each.event.at,
+                "text": shown(event_message(each.event)),
+                "peers": list(event_peers(each.event)),
+                "warning": each.is_warning,
+            }
             for each in reversed(tuple(self._noted))
         ]
 

@@ -11,7 +11,6 @@ import asyncio
 from coordinator.ops.explain.explain import explain
 from coordinator.run.command_loop import CommandLoop
 from coordinator.store.history import SqliteHistory
-from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import Store
 from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare
@@ -32,11 +31,8 @@ class Explainer:
         history: of the same events.
     """
 
-    def __init__(
-        self, command_loop: CommandLoop, store: Store, history: SqliteHistory, metrics: MetricsFile
-    ) -> None:
+    def __init__(self, command_loop: CommandLoop, store: Store, history: SqliteHistory) -> None:
         self._command_loop, self._store, self._history = command_loop, store, history
-        self._metrics = metrics
         self._turn = asyncio.Lock()
         self._places = FairShare(_QUESTIONS_OF_ONE, _QUESTIONS)
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
@@ -58,10 +54,9 @@ class Explainer:
     async def _in_turn(self, caller: str, question: str) -> Explanation:
         try:
             async with self._turn:
-                loop, newest = self._command_loop, self._metrics.newest.values()
-                now = loop.now()
+                loop = self._command_loop
                 return await asyncio.to_thread(
-                    explain, question, loop.state, self._history, self._store.read, tuple(newest), now
+                    explain, question, loop.state, self._history, self._store.read, loop.now()
                 )
         finally:
             self._places.release(caller)

@@ -12,7 +12,7 @@ from coordinator.run.state.events import Event
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE, Changes, HistoryFile
 from coordinator.store.history_fold import changes_of
-from coordinator.store.last_status import copied, events_in, first_state, newest_measurements
+from coordinator.store.last_status import copied, events_in, first_state
 from protocol.status import Explanation
 
 _AT_ONCE = 4096
@@ -26,7 +26,6 @@ def last_explanation(folder: Path, question: str) -> Explanation:
 
     Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
     """
-    newest = tuple(newest_measurements(folder / "metrics.jsonl").values())
     with copied(folder) as copy, TemporaryDirectory(prefix="hetnode-") as scratch:
         state, sequence, path = first_state(folder, copy), 0, Path(scratch, HISTORY_FILE)
         with HistoryFile(path, state.spec, state.run) as file:
@@ -43,4 +42,4 @@ def last_explanation(folder: Path, question: str) -> Explanation:
             found = events_in(copy, first, last)
             return [each for each in found if not kinds or type(each[1]) in kinds]
 
-        return explain(question, state, SqliteHistory(path), read, newest, state.latest_at)
+        return explain(question, state, SqliteHistory(path), read, state.latest_at)

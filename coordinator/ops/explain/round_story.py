@@ -1,116 +1,136 @@
-"""What the events say about one round: who offered when, and what happened to whom."""
+"""What the history says about one round: who offered when, and what happened to whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
 
-from coordinator.ops.explain.facts import Facts, NumberedEvent, middle
-from coordinator.ops.explain.past import RoundMarks
-from coordinator.run.state import events
-from protocol.types import Decision, PeerId, Replica
+from coordinator.ops.explain.known import PHASES, SHORT, SLOW, Known, middle
+from coordinator.ops.explain.statements import Code, say
+from coordinator.store.history import RoundDetail
+from coordinator.store.history_tables import JournalLine, Kind, Standing
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import Statement
+from protocol.types import PeerId
 
-E = TypeVar("E", bound=events.Event)
-
-SLOW = 1.3
-"""A time is unusual from this multiple of the usual one on."""
-SHORT = 1.0
-"""Seconds; a smaller difference is not worth a sentence."""
-MOST_NAMED = 5
-"""Replicas or payloads that a round tells one by one."""
-_MEMBER_EVENTS = (
-    events.PeerLost,
-    events.PeerLeft,
-    events.PeerRetreated,
-    events.PeerQuarantined,
-    events.AnchorDiverged,
-    events.LinkFailed,
-    events.AddressesChanged,
-    events.PeerDraining,
-    events.RoleChanged,
-    events.PeerJoined,
+COMPARED_OFFERS = 4
+"""Rounds before the one that is asked for, whose offers are compared."""
+_OF_MEMBERS = (
+    Kind.LOST,
+    Kind.LEFT,
+    Kind.RETREATED,
+    Kind.QUARANTINED,
+    Kind.DIVERGED,
+    Kind.LINK_FAILED,
+    Kind.ADDRESSES,
+    Kind.DRAINS,
+    Kind.ROLE,
+    Kind.JOINED,
 )
 """What may keep a member from its round; what explains most comes first."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class FirstOffer:
     """The first offer of a replica in a round: seconds after the round began, and its event."""
 
     seconds: float
-    number: int
+    sequence: int
 
 
 class RoundStory:
-    """What the events say about one round, decided or not."""
+    """One round, decided or not. Raises HetnodeError NO_HISTORY before the history has it.
 
-    def __init__(self, facts: Facts) -> None:
-        assert facts.asked is not None
-        self.facts, self.state, self.marks = facts, facts.state, facts.asked
-        self.number = self.marks.number
-        self.is_decided = all(self.state.is_decided(stage, self.number) for stage in range(self.state.stages))
-        self.own = facts.in_round(self.marks)
-        self.plan = facts.plan_for(self.number)
-        self.replicas = {each.index: each for each in self.plan.replicas}
-        self.answers = self._answers(self.marks, self.own)
-        earlier = [self._answers(each, facts.in_round(each)) for each in facts.rounds]
-        self._before = {
-            index: [found[index].seconds for found in earlier if index in found] for index in self.replicas
-        }
+    Attributes:
+        before: the times of the decided rounds before it.
+        lines: of the journal, about the events of the round.
+        offers: the first one of each replica, in the order of their times.
+        members: of each replica of the round.
+        former: of each replica of the round before; None for the first round.
+    """
 
-    def _answers(self, marks: RoundMarks, own: list[NumberedEvent]) -> Mapping[int, Answer]:
-        """By replica, its first offer of a round."""
-        plan, found = self.facts.plan_for(marks.number), dict[int, Answer]()
-        replica_of = {member.peer: each.index for each in plan.replicas for member in each.members}
-        for each in own:
-            if isinstance(each.event, events.PayloadOffered):
-                index = replica_of.get(each.event.descriptor.owner)
-                if index is not None and index not in found:
-                    found[index] = Answer(each.event.at - marks.began_at, each.number)
-        return found
-
-    def usual(self, index: int) -> float | None:
-        """Median seconds until the first offer of a replica in the rounds before; None if not known."""
-        return middle(self._before.get(index, ()))
-
-    def of(self, kind: type[E]) -> list[tuple[int, E]]:
-        """Number and event of the events of one kind."""
-        return [(each.number, each.event) for each in self.own if isinstance(each.event, kind)]
-
-    def numbers(self, *kinds: type[events.Event]) -> list[int]:
-        return [each.number for each in self.own if isinstance(each.event, kinds)]
+    def __init__(self, known: Known, number: int) -> None:
+        times, self.before = known.times(number)
+        detail = known.history.round(number)
+        if times is None or detail is None:
+            cause = f"The history of the run does not reach round {number} yet."
+            raise HetnodeError(ErrorCode.NO_HISTORY, cause, "Ask again in a moment.")
+        self.known, self.number, self.times, self.stages = known, number, times, detail.stages
+        self.figures, self.lines = detail.members, known.lines(times.first, times.last)
+        self.offers, plan = first_offers(detail), known.state.plan_of(detail.summary.epoch)
+        replicas = plan.replicas if plan else ()
+        self.members: Mapping[int, tuple[PeerId, ...]] = {
+            each.index: tuple(member.peer for member in each.members) for each in replicas
+        } or _owners(detail)
+        found = (known.history.round(each.number) for each in self.before[-COMPARED_OFFERS:])
+        earlier = [each for each in found if each is not None]
+        self._offers_before = [first_offers(each) for each in earlier]
+        self.former = _owners(earlier[-1]) if earlier else None
 
     @property
-    def decisions(self) -> list[tuple[int, float, Decision]]:
-        """Number, time and decision of each stage, in the order of the log."""
-        return [
-            (each.number, each.event.at, each.event.decision)
-            for each in self.own
-            if isinstance(each.event, events.DecisionEvent)
-        ]
+    def marks(self) -> list[int]:
+        """The first offer, the close of the last group and the last decision."""
+        found = [each.sequence for each in [*self.offers.values()][:1]]
+        found += [each.summary.closed_sequence or 0 for each in self.stages[-1:]]
+        return [*found, self.times.last] if self.times.is_decided else found
 
-    def about(self, replica: Replica) -> list[NumberedEvent]:
+    @cached_property
+    def usual_seconds(self) -> float | None:
+        return middle(each.seconds for each in self.before)
+
+    def usual(self, phase: str) -> float | None:
+        return middle(each.phases[phase] for each in self.before)
+
+    def usual_offer(self, index: int) -> float | None:
+        """Median seconds until the first offer of a replica in the rounds before; None if not known."""
+        return middle(each[index].seconds for each in self._offers_before if index in each)
+
+    def is_unusual(self, phase: str) -> bool:
+        seconds, usual = self.times.phases[phase], self.usual(phase)
+        return seconds > SHORT and (usual is None or seconds > SLOW * usual)
+
+    @cached_property
+    def worst(self) -> tuple[str, float]:
+        """The phase that took most more than usual, and the seconds of that."""
+        extra = {name: self.times.phases[name] - (self.usual(name) or 0.0) for name in PHASES}
+        return max(extra.items(), key=lambda each: each[1])
+
+    def about(self, index: int) -> list[JournalLine]:
         """What happened to the members of a replica in the round, with what explains most first."""
-        members = {member.peer for member in replica.members}
-        found = []
-        for each in self.own:
-            if isinstance(each.event, _MEMBER_EVENTS) and not members.isdisjoint(peers_of(each.event)):
-                found.append((_MEMBER_EVENTS.index(type(each.event)), each.number, each))
-        return [each for _, _, each in sorted(found, key=lambda each: each[:2])]
+        members = self.members[index]
+        found = {e.sequence: e for e in self.lines if e.peer in members and e.kind in _OF_MEMBERS}
+        return sorted(found.values(), key=lambda each: (_OF_MEMBERS.index(each.kind), each.sequence))
 
-    def offers_of(self, stage: int) -> Mapping[PeerId, int]:
-        """The events of the offers of one stage, by owner."""
-        return {
-            event.descriptor.owner: number
-            for number, event in self.of(events.PayloadOffered)
-            if (event.descriptor.stage, event.descriptor.round_number) == (stage, self.number)
-        }
+    def told(self, *kinds: Kind) -> Iterator[Statement]:
+        """What the journal says of this round in the lines of some kinds."""
+        return (self.tell(each) for each in self.lines if each.kind in kinds)
+
+    def tell(self, line: JournalLine) -> Statement:
+        """What a line of the journal says, with its time in the round."""
+        peers, after = ((line.peer,) if line.peer else ()), max(0.0, line.at - self.times.began_at)
+        return say(Code.EVENT, line.sequence, peers=peers, detail=line.text, after=after)
 
 
-def peers_of(event: events.Event) -> tuple[PeerId, ...]:
-    """The peers that `event`, one of those that may keep a member from its round, concerns."""
-    if isinstance(event, events.LinkFailed):
-        return event.peer, event.neighbour
-    peer: PeerId | None = getattr(event, "peer", None)
-    return () if peer is None else (peer,)
+def first_offers(detail: RoundDetail) -> Mapping[int, FirstOffer]:
+    """The first offer of each replica, in the order of their times."""
+    found = sorted(
+        (part.offered_at - detail.summary.first_began_at, part.offered_sequence or 0, part.replica or 0)
+        for stage in detail.stages
+        for part in stage.contributions
+        if part.standing is not Standing.WITHHELD and part.offered_at is not None
+    )
+    first: dict[int, FirstOffer] = {}
+    for seconds, sequence, replica in found:
+        first.setdefault(replica, FirstOffer(seconds, sequence))
+    return first
+
+
+def _owners(detail: RoundDetail) -> dict[int, tuple[PeerId, ...]]:
+    """The members of each replica that host the stages which the round exchanged."""
+    found: dict[int, dict[PeerId, None]] = {}
+    for stage in detail.stages:
+        for part in stage.contributions:
+            if part.replica is not None and part.replica >= 0:
+                found.setdefault(part.replica, {})[part.peer] = None
+    return {index: tuple(peers) for index, peers in found.items()}

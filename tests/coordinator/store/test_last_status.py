@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ops.explain.offline import last_explanation
 from coordinator.store.last_status import has_log, last_status, newest_measurements
 from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore
@@ -115,15 +114,3 @@ def test_what_is_no_log_is_one_message(folder: Path, content: bytes) -> None:
         last_status(folder)
     assert error.value.code is ErrorCode.STORE_CORRUPT
     assert newest_measurements(folder / "nowhere") == {}
-
-
-def test_questions_are_answered_from_the_folder(folder: Path, run: Run) -> None:
-    store_in(folder, run).close()
-    before = contents(folder)
-    assert last_explanation(folder, "2").title.startswith("Round 2 took")
-    assert last_explanation(folder, keyed(0).peer[-8:]).title.startswith(f"Peer {keyed(0).peer} trains")
-    assert last_explanation(folder, "now").title.startswith("Training: round 3 of 5")
-    assert contents(folder) == before
-    with pytest.raises(HetnodeError) as refusal:
-        last_explanation(folder, "99")
-    assert refusal.value.code is ErrorCode.BAD_OPTION

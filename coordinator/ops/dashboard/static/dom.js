@@ -72,18 +72,14 @@ export function table(columns, rows, key) {
       columns.map((each) => el("td", { class: each.kind || "" }, each.cell(row))))))));
 }
 
-// A sentence of the coordinator, in which long peer ids become short links.
-export function told(text) {
-  const parts = text.split(/\b(12D3KooW[1-9A-HJ-NP-Za-km-z]{44})\b/);
-  return parts.map((part, i) => (i % 2 ? el("a", { href: `/peer/${part}`, title: part }, `…${part.slice(-8)}`) : part));
-}
+// The peers of a cause and of those that it follows from.
+export const causePeers = (cause) => (cause ? [...cause.peers, ...cause.causes.flatMap(causePeers)] : []);
 
-// A sentence with ends of peer ids, of which `peers` knows the whole ids, and with rounds to ask about.
-export function linked(text, peers) {
-  return text.split(/(\.\.[1-9A-HJ-NP-Za-km-z]{8}\b|'hetnode explain \d+')/).map((part, i) => {
-    if (i % 2 === 0) return told(part);
-    if (part.startsWith("'")) return el("a", { href: `/round/${part.match(/\d+/)[0]}` }, part);
-    const peer = Object.hasOwn(peers, part.slice(2)) ? peers[part.slice(2)] : null;
-    return peer ? el("a", { href: `/peer/${encodeURIComponent(peer)}`, title: peer }, `…${part.slice(2)}`) : part;
-  });
+// A sentence in which the ends of the ids of `peers` are links to their pages.
+export function linked(text, peers = []) {
+  return [...new Set(peers)].reduce((parts, peer) => parts.flatMap((part) => {
+    const end = peer.slice(-8);
+    return typeof part !== "string" ? [part] : part.split(`..${end}`).flatMap((piece, i) => (i === 0 ? [piece]
+      : [el("a", { href: `/peer/${encodeURIComponent(peer)}`, title: peer }, `…${end}`), piece]));
+  }), [text]);
 }

@@ -1,14 +1,17 @@
 // Why something is as it is, in the sentences of "hetnode explain".
-import { el, linked, show } from "./dom.js";
+import { el, linked, causePeers, show } from "./dom.js";
 import { get } from "./live.js";
 
 const EVERY = 15000;
 const FIRST = 6; // sentences that are shown at once
 
-function sentence(each, peers, i) {
+const text = (each) => linked(each.text, [...each.peers, ...causePeers(each.cause)]);
+
+function sentence(each, i) {
   const events = each.events.length > 0 && el("span", { class: "cited", title: "Numbers of events: 'hetnode explain event N' shows what they say." },
     ` [${each.events.join(", ")}]`);
-  return el("li", { "data-key": String(i) }, linked(each.text, peers), events);
+  const rounds = each.code === "aborts" ? each.rounds.map((number) => [" ", el("a", { href: `/round/${number}` }, `round ${number}`)]) : [];
+  return el("li", { "data-key": String(i) }, text(each), rounds, events);
 }
 
 // A card that asks `question` while it is open; call ask() whenever the run has changed.
@@ -41,9 +44,9 @@ export class Explanation {
   }
 
   draw() {
-    const { title, sentences, peers } = this.found;
-    const rows = sentences.map((each, i) => sentence(each, peers, i));
-    show(this.body, el("p", { class: "answer" }, linked(title, peers)), el("ul", { class: "sentences" }, rows.slice(0, FIRST)),
+    const { title, statements } = this.found;
+    const rows = statements.map(sentence);
+    show(this.body, el("p", { class: "answer" }, text(title)), el("ul", { class: "sentences" }, rows.slice(0, FIRST)),
       rows.length > FIRST && el("details", { class: "more" }, el("summary", {}, `${rows.length - FIRST} more`),
         el("ul", { class: "sentences" }, rows.slice(FIRST))));
   }

@@ -1,5 +1,5 @@
 // The health of the training: what is unusual, how far payloads agree, and what stops the run or sends it back.
-import { badge, card, el, table, told } from "./dom.js";
+import { badge, card, el, linked, causePeers, table } from "./dom.js";
 import * as f from "./format.js";
 
 export const cosine = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
@@ -12,10 +12,10 @@ export const BY = { operator: "its operator", alarm: "an alarm" };
 export function notices(run, isSaid) {
   const { alarm, pause, rollbacks } = run;
   return [
-    alarm && el("p", { class: "notice bad", "data-key": "alarm" }, el("b", {}, "Alarm. "), told(alarm.text)),
+    alarm && el("p", { class: "notice bad", "data-key": "alarm" }, el("b", {}, "Alarm. "), linked(alarm.text, causePeers(alarm))),
     pause && !isSaid && el("p", { class: "notice wait", "data-key": "pause" },
       el("b", {}, run.is_held ? "Paused " : "About to pause "), "before ", round(pause.from_round), ` by ${BY[pause.by] || pause.by}`,
-      pause.reason && [": ", told(pause.reason)], ". ", el("code", {}, "hetnode run resume"), " lets it go on."),
+      pause.reason && [": ", pause.reason], ". ", el("code", {}, "hetnode run resume"), " lets it go on."),
     rollbacks.map((each) => el("p", { class: "notice", "data-key": `rollback ${each.round_number}` },
       "Rollback: ", round(each.round_number), each.restore_round ? [" restored the anchors after ", round(each.restore_round)] : " restored the initial parameters", ".")),
   ];
@@ -57,10 +57,10 @@ export function healthCard(run) {
   const share = judged.error_share;
   return el("section", { class: "card" },
     el("header", { class: "card-head" }, el("h2", {}, "Training health ", el("small", {}, round(judged.round_number))), state(judged, alarm)),
-    judged.findings.length > 0 && el("ul", { class: "sentences" }, judged.findings.map((each, i) => el("li", { class: "finding", "data-key": String(i) }, told(each.sentence)))),
+    judged.findings.length > 0 && el("ul", { class: "sentences" }, judged.findings.map((each, i) => el("li", { class: "finding", "data-key": String(i) }, linked(each.sentence, each.peers)))),
     share !== null && el("p", { class: "pad" }, `Error feedback is ${f.percent(share)} of what members propose (median).`),
     stages(judged));
 }
 
 // What is unusual about one peer.
-export const findingsAbout = (run, peer) => (run.health?.findings || []).filter((each) => each.peers.includes(peer)).map((each) => each.sentence);
+export const findingsAbout = (run, peer) => (run.health?.findings || []).filter((each) => each.peers.includes(peer));

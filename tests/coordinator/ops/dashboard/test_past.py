@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.ops.dashboard.past import MOST_LOSS_REPLICAS, Past, plain, why_not
+from coordinator.ops.dashboard.past import MOST_LOSS_REPLICAS, Past, plain
 from coordinator.ops.dashboard.queries import Queries
 from coordinator.run.state.state import State
 from coordinator.store.history import CreditOrder, LossPoint, Page, SqliteHistory
 from coordinator.store.history_tables import Contribution, Kind, Omission, Outcome, StageRow, Standing
+from coordinator.store.omissions import why_not
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 from tests.builders import spec_of

@@ -94,7 +94,7 @@ def test_the_feed_keeps_the_newest_events_that_matter() -> None:
     feed.note(events.PeerLost(2.0, PeerId("p"), 9.0))
     feed.note(events.GroupClosed(3.0, 0, 1, "group", "digest", 1.0))
     newest, oldest = feed.lines()
-    assert newest == {"at": 2.0, "text": "p is lost: silent for 9.0 s", "warning": True}
+    assert newest == {"at": 2.0, "text": "..p is lost: silent for 9.0 s", "peers": ["p"], "warning": True}
     assert len(oldest["text"]) <= 400
     assert oldest["text"].isprintable()
     for i in range(1000):

@@ -31,8 +31,8 @@ async def test_the_operator_and_every_member_may_ask(run: Running) -> None:
     await run.join(A)
     for caller in (None, A):
         reply = await ask(run, "now", caller)
-        assert reply.title == "Waiting for 1 more full replica (1 of 2 here)"
-    assert (await ask(run, A.peer[-8:])).title.startswith(f"Peer {A.peer} waits as a full replica")
+        assert reply.title.text == "Waiting for 1 more full replica (1 of 2 here)"
+    assert (await ask(run, A.peer[-8:])).title.peers == (A.peer,)
 
 
 async def test_a_decided_round_is_explained_from_the_log(run: Running) -> None:
@@ -41,11 +41,11 @@ async def test_a_decided_round_is_explained_from_the_log(run: Running) -> None:
     for stage in range(2):
         await run.settle(stage, 1, A, B)
     reply = await ask(run, "1")
-    assert reply.title.startswith("Round 1 took")
-    cited = sorted({number for each in reply.sentences for number in each.events})
+    assert reply.title.rounds == (1,)
+    cited = sorted({number for each in reply.statements for number in each.events})
     assert cited
     told = await ask(run, f"event {' '.join(map(str, cited))}")
-    assert [each.events for each in told.sentences] == [(number,) for number in cited]
+    assert [each.events for each in told.statements] == [(number,) for number in cited]
 
 
 async def test_the_index_of_the_log_is_made_again_after_a_restart(tmp_path: Path) -> None:

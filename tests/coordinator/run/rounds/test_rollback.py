@@ -27,7 +27,6 @@ from protocol.status import ReplicaState
 from protocol.types import Part, PausedBy, Rollback
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import Run, attest, play_round, play_rounds, started_and_attested
-from tests.support.explaining import Asked, text_of
 
 A, B, C = PEERS = [keyed(i) for i in range(3)]
 STAGES = 2
@@ -210,13 +209,8 @@ def test_rounds_without_checkpoints_are_listed_only_if_they_were_rollbacks() -> 
     assert [each.round_number for each in restorable_rounds(run.state)] == [5, 4, 2, 0]
 
 
-def test_explanations_and_pages_say_so(run: Run) -> None:
+def test_the_status_says_so(run: Run) -> None:
     run.accept(RollBack(2, "the loss has risen"))
-    ask = Asked(run.state, run.events, run.now)
-    assert ask(5).title == "Round 5 is a rollback to round 2"
-    assert "so it restores the anchors after round 2: the loss has risen" in text_of(ask(5))
-    assert "offered nothing" not in text_of(ask(5))
-    assert "aborted" not in text_of(ask("now"))
     status = run_status(run.state, (), run.now, run.now)
     assert {each.state for each in status.replicas} == {ReplicaState.PAUSED}
     assert status.rollbacks == (Rollback(5, 2),)

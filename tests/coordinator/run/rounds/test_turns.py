@@ -34,8 +34,6 @@ from tests.support.coordinator_run import (
     started,
     started_and_attested,
 )
-from tests.support.explaining import text_of
-from tests.support.explaining_runs import asked
 from tests.support.history import stored, write_history
 
 A, B = keyed(0), keyed(1)
@@ -99,15 +97,6 @@ def test_the_message_of_the_run_speaks_of_due_stages_alone(run: Run) -> None:
     offer(run, A, A.payload(run.spec, 1, 1))
     cause = run_cause(run.state)
     assert (cause.code, cause.replicas, cause.stages) == (CauseCode.OFFERS_LACKING, (1,), (1,))
-
-
-def test_the_explanation_of_a_round_names_who_has_no_turn() -> None:
-    run = started(rounds=9, outer__turns=2, outer__overlap=1)
-    play_rounds(run, 3)
-    text = text_of(asked(run)(2))
-    assert "committed at stage 0" in text
-    assert "It skipped stage 1, without a turn: what was trained there counts in a later round" in text
-    assert "ABORTED" not in text
 
 
 def test_a_member_that_is_silent_in_all_its_turns_loses_its_assignment() -> None:

@@ -19,7 +19,6 @@ from coordinator.store.store import SqliteStore
 from protocol.types import Decision, Part
 from tests.builders import anchor_of, keyed
 from tests.support.coordinator_run import Run, play_rounds, started_and_attested
-from tests.support.explaining import Asked, text_of
 from tests.support.history import stored
 
 ROUNDS = KEPT_DECISIONS + 8
@@ -84,12 +83,6 @@ async def test_the_log_has_every_decision_also_after_a_start(run: Run, tmp_path:
         for unknown in ((0, 0), (0, ROUNDS + 1), (run.state.stages, 1), (-1, 2)):
             with pytest.raises(KeyError):
                 await found.of(*unknown)
-
-
-def test_an_old_round_is_explained_from_the_history(run: Run) -> None:
-    found = Asked(run.state, run.events, run.now)("1")
-    assert found.title.startswith("Round 1 took")
-    assert "did not count" not in text_of(found)
 
 
 def test_plans_share_the_replicas_that_stay(run: Run) -> None:

@@ -1,6 +1,6 @@
 // One peer: what it does now, what it has done, and what was held against it.
 import { Chart } from "../chart.js";
-import { badge, card, el, meter, show, table, tile, told } from "../dom.js";
+import { badge, card, el, meter, show, table, tile, linked } from "../dom.js";
 import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { cosine, findingsAbout, norm } from "../health.js";
@@ -62,7 +62,7 @@ function contributions(rows) {
     { title: "bytes", kind: "number wide", cell: (row) => f.bytes(row.nbytes) },
     { title: "agrees", kind: "number wide", cell: (row) => cosine(row.cosine) },
     { title: "norm", kind: "number wide", cell: (row) => norm(row.norm) },
-    { title: "why not", cell: (row) => told(f.sentence(row.reason)) },
+    { title: "why not", cell: (row) => linked(f.sentence(row.reason), row.culprit ? [row.culprit] : []) },
   ], rows, (row) => `${row.round_number} ${row.stage}`));
 }
 
@@ -81,7 +81,7 @@ function measured(rows) {
 
 function changes(rows) {
   return rows.length > 0 && card("History", el("ol", { class: "events" }, rows.map((each) => el("li", { "data-key": String(each.sequence), class: WARNINGS.has(each.kind) ? "warning" : "" },
-    el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, told(f.sentence(each.text)))))));
+    el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, linked(f.sentence(each.text), [each.peer]))))));
 }
 
 function draw(found) {
@@ -104,7 +104,7 @@ onRun(async (run) => {
   document.title = `Peer ${f.short(peer)}`;
   const findings = findingsAbout(run, peer);
   show(unusual, findings.length > 0 && card("Unusual in its training", el("ul", { class: "sentences" },
-    findings.map((each) => el("li", { class: "finding", "data-key": each }, told(each))))));
+    findings.map((each) => el("li", { class: "finding", "data-key": each.sentence }, linked(each.sentence, each.peers))))));
   if (asking) return;
   asking = true;
   try {

@@ -1,5 +1,5 @@
 // One round: who offered when, who was counted and why not, bytes, and the seconds of each phase.
-import { badge, card, el, show, table, tile, told } from "../dom.js";
+import { badge, card, el, show, table, tile, linked } from "../dom.js";
 import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { cosine, norm } from "../health.js";
@@ -51,7 +51,7 @@ function stage(each, began, isRollback) {
       { title: "bytes", kind: "number wide", cell: (row) => f.bytes(row.nbytes) },
       { title: "agrees", kind: "number wide", cell: (row) => cosine(row.cosine) },
       { title: "norm", kind: "number wide", cell: (row) => norm(row.norm) },
-      { title: "why not", cell: (row) => told(f.sentence(row.reason)) },
+      { title: "why not", cell: (row) => linked(f.sentence(row.reason), row.culprit ? [row.culprit] : []) },
     ], each.contributions, (row) => row.peer)]));
 }
 
@@ -82,7 +82,7 @@ function draw(found, rounds) {
     el("section", { class: "card hero" }, el("div", { class: "hero-head" }, el("h1", {}, `Round ${f.count(number)}`, el("small", {}, open ? " is open" : ` took ${f.duration(summary.seconds)}`)),
       el("span", { class: "quiet" }, `plan ${summary.epoch} · began ${f.full(summary.began_at)}`)),
       summary.restarts > 0 && el("p", { class: "hero-message" }, `It began anew ${f.plural(summary.restarts, "time")} with another plan.`)),
-    found.alarm && el("p", { class: "notice bad" }, el("b", {}, "Alarm. "), told(found.alarm)),
+    found.alarm && el("p", { class: "notice bad" }, el("b", {}, "Alarm. "), found.alarm),
     found.restores !== null && el("p", { class: "notice" }, "This round is a rollback: it restores ",
       found.restores ? ["the anchors after ", el("a", { href: `/round/${found.restores}` }, `round ${f.count(found.restores)}`)] : "the initial parameters", "."),
     el("div", { class: "tiles" },

@@ -1,5 +1,5 @@
 // The run: how far it is, how the loss goes, what it waits for.
-import { badge, card, el, meter, show, tile, told } from "../dom.js";
+import { badge, card, el, meter, show, tile, linked, causePeers } from "../dom.js";
 import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { BY, healthCard, notices } from "../health.js";
@@ -51,7 +51,7 @@ function hero(run) {
       el("h1", {}, title, run.phase === "training" && el("small", {}, ` of ${f.count(run.spec.rounds)}`)),
       left && el("div", { class: "eta" }, el("b", {}, f.duration(run.remaining_seconds)), " left",
         el("small", {}, `until about ${f.clock(now() + run.remaining_seconds, now())}`))),
-    el("p", { class: "hero-message" }, told(reason(run)), isPaused(run) && [". ", el("code", {}, "hetnode run resume"), " lets it go on."]),
+    el("p", { class: "hero-message" }, linked(reason(run), causePeers(run.cause)), isPaused(run) && [". ", el("code", {}, "hetnode run resume"), " lets it go on."]),
     meter(run.rounds_decided / run.spec.rounds, `big ${kind}`, `${run.rounds_decided} of ${run.spec.rounds} rounds are decided`),
     run.phase === "training" && el("div", { class: "hero-foot" },
       el("span", {}, `${f.percent(run.rounds_decided / run.spec.rounds)} of the run`),
@@ -97,19 +97,19 @@ function replicas(run) {
           el("span", { class: "end quiet" }, figures ? `${f.scaled(figures.tokens_per_second)} tok/s` : "")),
         meter(each.progress, `thin ${kind}`),
         each.state === "broken" && el("p", { class: "why" }, f.sentence(each.cause?.text || "a member is missing")));
-    })), lacking.slice(0, 8).map((each) => el("p", { class: "why", "data-key": `w${each.index}` }, told(f.sentence(each.cause.text)))), run.replicas_planned > planned.length && el("p", { class: "quiet pad" }, `and ${f.count(run.replicas_planned - planned.length)} more`));
+    })), lacking.slice(0, 8).map((each) => el("p", { class: "why", "data-key": `w${each.index}` }, linked(f.sentence(each.cause.text), causePeers(each.cause)))), run.replicas_planned > planned.length && el("p", { class: "quiet pad" }, `and ${f.count(run.replicas_planned - planned.length)} more`));
 }
 
 function events(run) {
   return card("Latest events", run.events.length === 0
     ? el("p", { class: "quiet pad" }, "Nothing but rounds since the coordinator was started.")
     : el("ol", { class: "events" }, run.events.slice(0, 30).map((each) => el("li", { class: each.warning ? "warning" : "", "data-key": `${each.at} ${each.text}` },
-      el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, told(f.sentence(each.text)))))));
+      el("time", { title: f.full(each.at) }, f.clock(each.at, now())), el("span", {}, linked(f.sentence(each.text), each.peers))))));
 }
 
 function facts(run) {
   const rows = Object.entries({ ...run.facts, "Last commit": run.committed_at ? f.ago(run.committed_at, now()) : "none yet" });
-  return card("About the run", el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, told(value))])));
+  return card("About the run", el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
 }
 
 function draw(run) {

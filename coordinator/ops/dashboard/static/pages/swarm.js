@@ -1,5 +1,5 @@
 // The swarm: pipelines as chains, and every other peer.
-import { badge, card, el, meter, show, table, told } from "../dom.js";
+import { badge, card, el, meter, show, table, linked, causePeers } from "../dom.js";
 import * as f from "../format.js";
 import { get, now, onRun } from "../live.js";
 import { busy, dot, excluded, seen, stagesOf, state, waits } from "../peers.js";
@@ -58,7 +58,7 @@ function chain(replica, swarm, predicted) {
     el("header", { class: "card-head" }, el("h2", {}, `Replica ${replica.index}`,
       el("small", { class: "quiet" }, ` ${replica.places.length === 1 ? "full replica" : `pipeline of ${replica.places.length}`} · ${replica.microbatches} microbatch${replica.microbatches === 1 ? "" : "es"} per step`)),
     slowest && el("span", { class: "quiet" }, `slowest: ${slowest.text}`), badge(word, kind)),
-    replica.state === "broken" && el("p", { class: "why" }, told(f.sentence(replica.cause?.text || "a member is missing"))),
+    replica.state === "broken" && el("p", { class: "why" }, linked(f.sentence(replica.cause?.text || "a member is missing"), causePeers(replica.cause))),
     el("div", { class: "chain" }, parts));
 }
 
@@ -73,7 +73,7 @@ function waitingChain(replica, swarm) {
   return el("section", { class: `card chain-card ${isReady ? "" : "broken"}`, id: `replica-${replica.index}`, "data-key": `w${replica.index}` },
     el("header", { class: "card-head" }, el("h2", {}, `Replica ${replica.index}`, el("small", { class: "quiet" }, " in no plan")),
       isReady ? badge("waits for its plan", "wait") : badge("cannot train", "bad")),
-    el("p", { class: isReady ? "quiet" : "why" }, told(f.sentence(replica.cause?.text || "the next plan includes it"))),
+    el("p", { class: isReady ? "quiet" : "why" }, linked(f.sentence(replica.cause?.text || "the next plan includes it"), causePeers(replica.cause))),
     el("div", { class: "chain" }, parts));
 }
 

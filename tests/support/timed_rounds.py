@@ -1,4 +1,4 @@
-"""Runs of three full replicas whose rounds are timed by hand, to be asked about."""
+"""Runs of full replicas whose rounds are timed by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import (
     Run,
 )
-from tests.support.explaining import Asked
 
 A, B, C, D, E = (keyed(i) for i in range(5))
-
-
-def asked(run: Run) -> Asked:
-    return Asked(run.state, run.events, run.now)
 
 
 def timed_round(

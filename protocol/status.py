@@ -405,19 +405,28 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True)
 class HealthFinding:
-    """Something unusual in a round, as a sentence with its figures.
+    """Something unusual in a round.
 
     Attributes:
+        sentence: for people.
         of_run: whether it concerns most of the run, and not only single peers or replicas.
         raises_alarm: whether it alone is a reason to stop.
-        peers: those that it names.
+        peers, replicas, stages: those that it is about.
+        value: the figure that is unusual, at the first of the stages; None for a loss that is no number.
+        usual: what it is compared with.
+        sigmas: how far apart the two are, in robust standard deviations, where that is known.
     """
 
     sign: Sign
-    sentence: str
+    sentence: str = ""
     of_run: bool = False
     raises_alarm: bool = False
     peers: tuple[PeerId, ...] = ()
+    replicas: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
+    value: float | None = None
+    usual: float | None = None
+    sigmas: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from coordinator.ops.health.agreement import judge_agreement
+from coordinator.ops.health.figures import MeasuredRound, mean, middle
 from coordinator.ops.health.losses import judge_losses, last_calm
-from coordinator.ops.health.norms import judge_norms
-from coordinator.ops.health.records import Judgement, RoundFigures, same_turn
+from coordinator.ops.health.payloads import judge_payloads
+from coordinator.ops.health.sentences import sentence
+from protocol.status import HealthFinding, StageHealth, TrainingHealth
 
 WINDOW = 16
 """Rounds with which a round is compared."""
 SIGMAS = 6.0
 """A figure so many robust standard deviations from what is usual is unusual."""
+MOST_FINDINGS = 20
+"""In one status; a round with more of them is wholly unusual."""
 
 
-def judge(rounds: Sequence[RoundFigures], most_sigmas: float = SIGMAS) -> Judgement:
+@dataclass(frozen=True)
+class Judgement:
+    """The health of the run in one round.
+
+    Attributes:
+        last_healthy: the newest earlier round in which nothing pointed to the alarm yet; 0 without one.
+        news: findings that the round before did not have.
+    """
+
+    round_number: int
+    findings: tuple[HealthFinding, ...]
+    last_healthy: int
+    news: tuple[HealthFinding, ...] = ()
+
+    @property
+    def alarm(self) -> str:
+        """The sentences that raise the alarm; "" without one."""
+        return " ".join(each.sentence for each in self.findings if each.raises_alarm)
+
+
+def judge(rounds: Sequence[MeasuredRound], most_sigmas: float = SIGMAS) -> Judgement:
     """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
     *before, now = rounds
     window = before[-WINDOW:]
-    of_payloads = same_turn([*window, now])[:-1]
-    findings = (
+    found = (
         *judge_losses(window, now, most_sigmas),
-        *judge_agreement(of_payloads, now, most_sigmas),
-        *judge_norms(of_payloads, now, most_sigmas),
+        *judge_payloads([each for each in window if each.turn == now.turn], now, most_sigmas),
     )
+    sizes = len(now.work), len(now.by_stage)
+    findings = tuple(replace(each, sentence=sentence(now.round_number, each, *sizes)) for each in found)
     is_alarm = any(each.raises_alarm for each in findings)
     last_healthy = last_calm(window, now, most_sigmas) if is_alarm else now.round_number
     return Judgement(now.round_number, findings, last_healthy)
+
+
+def summary(figures: MeasuredRound, judgement: Judgement) -> TrainingHealth:
+    """The health as the status shows it: medians and means of each stage, and what is unusual."""
+    return TrainingHealth(
+        round_number=figures.round_number,
+        stages=tuple(_stage(figures, stage) for stage in figures.by_stage),
+        error_share=middle(figures.error_shares),
+        findings=judgement.findings[:MOST_FINDINGS],
+    )
+
+
+def _stage(figures: MeasuredRound, stage: int) -> StageHealth:
+    payloads, cosines = figures.by_stage[stage], figures.cosines(stage)
+    alike, unlike = figures.kind_means(stage)
+    return StageHealth(
+        stage=stage,
+        payloads=len(payloads),
+        cosine=middle(cosines),
+        least_cosine=min(cosines, default=None),
+        full_cosine=mean(figures.cosines(stage, is_full=True)),
+        pipeline_cosine=mean(figures.cosines(stage, is_full=False)),
+        alike=alike,
+        unlike=unlike,
+        norm=middle([each.norm for each in payloads]) or 0.0,
+        mean_norm=middle([each.mean_norm for each in payloads]) or 0.0,
+    )

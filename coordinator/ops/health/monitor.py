@@ -12,25 +12,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from coordinator.ops.health.judge import SIGMAS, WINDOW, judge
-from coordinator.ops.health.records import Judgement, PayloadFigures, RoundFigures
-from coordinator.ops.health.summary import summary
+from coordinator.ops.health.figures import MeasuredRound, measured_round
+from coordinator.ops.health.judge import SIGMAS, WINDOW, Judgement, judge, summary
 from coordinator.run.state.events import Event, RunRolledBack
 from coordinator.run.state.state import State
-from protocol.math.batch import work_of
 from protocol.status import HealthFinding, Measurement, TrainingHealth
 from protocol.types import PeerId
 
 CALM_ROUNDS = 3
-
-
-@dataclass
-class _Open:
-    """A round that is not judged yet: its measurements by member."""
-
-    measured: dict[PeerId, Measurement] = field(default_factory=dict)
 
 
 class HealthMonitor:
@@ -47,8 +38,8 @@ class HealthMonitor:
     def __init__(self, state: State, most_sigmas: float = SIGMAS) -> None:
         self._most_sigmas = most_sigmas
         self._next = max(1, state.rounds_decided)
-        self._open: dict[int, _Open] = {}
-        self._rounds: list[RoundFigures] = []
+        self._open: dict[int, dict[PeerId, Measurement]] = defaultdict(dict)
+        self._rounds: list[MeasuredRound] = []
         self._alarmed_in = 0 if state.alarm is None else state.alarm.round_number
         self._calm = 0
         self._told: set[tuple[object, ...]] = set()
@@ -72,13 +63,12 @@ class HealthMonitor:
             if round_number in state.restored:
                 self._forget(round_number, state.restored[round_number])
             else:
-                self._judge(_figures(state, round_number, measured[round_number]))
+                self._judge(measured_round(state, round_number, measured[round_number]))
 
     def record(self, measurement: Measurement) -> None:
         """Take in a measurement that is believed (coordinator.api.measuring)."""
         if measurement.round_number >= self._next:
-            found = self._open.setdefault(measurement.round_number, _Open())
-            found.measured.setdefault(measurement.peer, measurement)
+            self._open[measurement.round_number].setdefault(measurement.peer, measurement)
 
     def judge(self, state: State) -> Iterator[Judgement]:
         """The rounds that can be judged now, each once. An `alarm` that is set is a new one."""
@@ -90,7 +80,7 @@ class HealthMonitor:
             self._next += 1
             found = self._open.pop(round_number, None)
             if found is not None:
-                yield self._judge(_figures(state, round_number, found.measured))
+                yield self._judge(measured_round(state, round_number, found))
 
     def note(self, event: Event) -> None:
         """Take in an event: after a rollback, the rounds that it undoes are no longer what is usual."""
@@ -105,7 +95,7 @@ class HealthMonitor:
         self._rounds = [each for each in self._rounds if each.round_number <= restore_round]
         self._alarmed_in = self._calm = 0
 
-    def _judge(self, figures: RoundFigures) -> Judgement:
+    def _judge(self, figures: MeasuredRound) -> Judgement:
         judgement = judge([*self._rounds, figures], self._most_sigmas)
         has_reason, is_new = bool(judgement.alarm), not self._alarmed_in
         if self._alarmed_in:
@@ -123,48 +113,19 @@ class HealthMonitor:
         self.latest = summary(figures, judgement)
         news = tuple(each for each in judgement.findings if _subject(each) not in self._told)
         self._told = {_subject(each) for each in judgement.findings}
-        return replace(judgement if is_new else judgement.without_alarm, news=news)
+        findings = judgement.findings
+        if not is_new:
+            findings = tuple(replace(each, raises_alarm=False) for each in findings)
+        return replace(judgement, findings=findings, news=news)
 
     def _is_measured(self, state: State, round_number: int) -> bool:
         """Whether every member that takes part has measured the round."""
         if not state.plans or round_number not in self._open:
             return False
-        epoch, measured = state.plan_for(round_number).epoch, self._open[round_number].measured
+        epoch, measured = state.plan_for(round_number).epoch, self._open[round_number]
         members = state.assignments.get(epoch, {}).keys() - state.absent.get(epoch, frozenset())
         return members <= measured.keys()
 
 
 def _subject(finding: HealthFinding) -> tuple[object, ...]:
     return finding.sign, finding.peers, finding.of_run
-
-
-def _figures(state: State, round_number: int, measured: dict[PeerId, Measurement]) -> RoundFigures:
-    plan = state.plan_for(round_number)
-    known = {replica.index: work_of(state.spec, replica) for replica in plan.replicas}
-    shares = (each.error_share for each in measured.values())
-    payloads = []
-    for each in measured.values():
-        for found in each.agreements:
-            assignment = state.assignment(found.owner, round_number)
-            is_full = None if assignment is None else assignment.replica.is_full
-            cosines = found.cosine, found.norm, found.mean_norm, found.alike, found.unlike
-            payloads.append(PayloadFigures(found.stage, found.owner, is_full, *cosines))
-    return RoundFigures(
-        round_number,
-        work=known,
-        losses={
-            each.replica: each.validation_loss
-            for each in measured.values()
-            if each.complete and each.replica in known
-        },
-        payloads=tuple(sorted(payloads, key=lambda each: (each.stage, each.owner))),
-        error_shares=tuple(share for share in shares if share is not None),
-        contributors=_contributors(state, round_number),
-        turn=round_number % state.spec.outer.turns,
-    )
-
-
-def _contributors(state: State, round_number: int) -> frozenset[PeerId]:
-    """The owners of the payloads that count in this round, at the stages that are decided."""
-    decisions = (state.decisions.get((stage, round_number)) for stage in range(state.stages))
-    return frozenset(entry.descriptor.owner for each in decisions if each for entry in each.entries)

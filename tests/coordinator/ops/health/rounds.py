@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.ops.health.records import PayloadFigures, RoundFigures
+from coordinator.ops.health.figures import MeasuredRound, PayloadFigures
 from protocol.types import PeerId
 
 REPLICAS, STAGES = 4, 2
 PEERS = [PeerId(f"peer-{index}") for index in range(REPLICAS)]
 
 
-def healthy(count: int, seed: int = 0) -> list[RoundFigures]:
+def healthy(count: int, seed: int = 0) -> list[MeasuredRound]:
     """Figures like those of a nano run: losses fall, cosines get smaller, two of the replicas are full."""
     noise, rounds = random.Random(seed), []
     for number in range(1, count + 1):
@@ -34,7 +34,7 @@ def healthy(count: int, seed: int = 0) -> list[RoundFigures]:
             for index in range(REPLICAS)
         ]
         rounds.append(
-            RoundFigures(
+            MeasuredRound(
                 number,
                 work=dict.fromkeys(range(REPLICAS), 1.0),
                 losses={index: loss + noise.uniform(-0.05, 0.05) for index in range(REPLICAS)},
@@ -47,33 +47,33 @@ def healthy(count: int, seed: int = 0) -> list[RoundFigures]:
 
 
 def with_payloads(
-    rounds: list[RoundFigures], since: int, change: Callable[[PayloadFigures], PayloadFigures]
-) -> list[RoundFigures]:
+    rounds: list[MeasuredRound], since: int, change: Callable[[PayloadFigures], PayloadFigures]
+) -> list[MeasuredRound]:
     return [
         replace(each, payloads=tuple(map(change, each.payloads))) if each.round_number >= since else each
         for each in rounds
     ]
 
 
-def with_losses(rounds: list[RoundFigures], since: int, losses: dict[int, float]) -> list[RoundFigures]:
+def with_losses(rounds: list[MeasuredRound], since: int, losses: dict[int, float]) -> list[MeasuredRound]:
     return [
         replace(each, losses={**each.losses, **losses}) if each.round_number >= since else each
         for each in rounds
     ]
 
 
-def steady(losses: list[float]) -> list[RoundFigures]:
+def steady(losses: list[float]) -> list[MeasuredRound]:
     """Rounds of two replicas, both with these losses."""
     return [
-        RoundFigures(number, {0: 1.0, 1: 1.0}, {0: loss, 1: loss}, contributors=frozenset(PEERS[:3]))
+        MeasuredRound(number, {0: 1.0, 1: 1.0}, {0: loss, 1: loss}, contributors=frozenset(PEERS[:3]))
         for number, loss in enumerate(losses, 1)
     ]
 
 
-def without_peer(rounds: list[RoundFigures], since: int, gone: PeerId) -> list[RoundFigures]:
+def without_peer(rounds: list[MeasuredRound], since: int, gone: PeerId) -> list[MeasuredRound]:
     """As after the ban of a peer: no payload of it counts from round `since` on."""
 
-    def left(figures: RoundFigures) -> RoundFigures:
+    def left(figures: MeasuredRound) -> MeasuredRound:
         payloads = tuple(payload for payload in figures.payloads if payload.owner != gone)
         return replace(figures, payloads=payloads, contributors=figures.contributors - {gone})
 

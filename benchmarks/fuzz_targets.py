@@ -45,7 +45,7 @@ from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.spec.run import RunSpec
 from protocol.trust import envelope, invite, receipt, tls
-from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader
+from protocol.types import DType, ExchangeGroup, PayloadDescriptor, TensorHeader, entries_of
 from protocol.wire import records, rpc_errors
 from protocol.wire.convert.fields import (
     banned_from_pb,
@@ -158,7 +158,7 @@ def _decide_by_positions(descriptors: Sequence[PayloadDescriptor], reply: pb.Dec
     reports = GroupReports(descriptors[0].owner)
     reports.note(descriptors[0], ExchangeGroup("g", tuple(descriptors)))
     decision = reports.decision_of(reply, 1, descriptors[0].round_number)
-    held = [entry.descriptor for entry in decision.entries]
+    held = [entry.descriptor for entry in entries_of(decision)]
     positions = positions_of(descriptors, held)
     assert positions is None or list(at_positions(descriptors, positions)) == held
 

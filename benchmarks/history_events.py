@@ -14,7 +14,7 @@ from protocol.spec.run import RunSpec
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import (
     Capacity,
-    Decision,
+    Committed,
     Dialer,
     Estimates,
     Link,
@@ -85,8 +85,8 @@ def round_events(plan: Plan, round_number: int, peers: int) -> tuple[list[Event]
             found.append(events.PeerLost(at + 55, lost, 15.0))
             found.append(events.PeerJoined(at + 56, lost, Role.STAGE, CAPACITY, "192.0.2.1:1000"))
             found.append(events.PlanAdopted(at + 57, following))
-        decision = Decision(stage, round_number, True, entries, following.epoch, "all payloads are held")
-        found.append(events.RoundCommitted(at + 58, decision))
+        decision = Committed(stage, round_number, following.epoch, "all payloads are held", entries)
+        found.append(events.RoundDecided(at + 58, decision))
     return found, following
 
 

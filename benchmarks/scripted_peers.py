@@ -34,6 +34,7 @@ from protocol.trust.tls import tls_key_from_der
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
+    Committed,
     Decision,
     Estimates,
     ExchangeGroup,
@@ -228,7 +229,7 @@ class ScriptedPeer:
 
     @staticmethod
     def _check(decision: Decision) -> None:
-        if not decision.committed:
+        if not isinstance(decision, Committed):
             raise RuntimeError(f"round {decision.round_number} of stage {decision.stage}: {decision.reason}")
 
     def _add_attestation(self, stage: int, round_number: int) -> None:

@@ -38,6 +38,7 @@ from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
     Capacity,
+    Committed,
     Decision,
     Estimates,
     ExchangeGroup,
@@ -50,6 +51,7 @@ from protocol.types import (
     ResultClaim,
     Role,
     StageRange,
+    entries_of,
 )
 from tests.builders import Keyed, anchor_of, keyed
 
@@ -228,11 +230,7 @@ class SimulatedSwarm:
             case events.GroupClosed(stage=stage, round_number=round_number):
                 exchange = self._reduce if self.spec.outer.exchange == "reduced" else self._gather
                 exchange(stage, round_number)
-            case (
-                events.RoundCommitted(decision=decision)
-                | events.RoundAborted(decision=decision)
-                | events.StageSkipped(decision=decision)
-            ):
+            case events.RoundDecided(decision=decision):
                 self.decisions.append(decision)
                 self._apply(decision)
 
@@ -405,16 +403,17 @@ class SimulatedSwarm:
 
     def _embedding_seconds(self, decision: Decision, followers: Sequence[PeerId]) -> dict[PeerId, float]:
         """Seconds until each member without stage 0 has what changes the embedding."""
-        if decision.result is None:
-            return embedding_seconds(decision.entries, followers, self._capacity)
-        hosts = [entry.descriptor.owner for entry in decision.entries]
-        return result_seconds(decision.result.nbytes, hosts, followers, self._capacity)
+        result = decision.result if isinstance(decision, Committed) else None
+        if result is None:
+            return embedding_seconds(entries_of(decision), followers, self._capacity)
+        hosts = [entry.descriptor.owner for entry in entries_of(decision)]
+        return result_seconds(result.nbytes, hosts, followers, self._capacity)
 
     def _nbytes_of(self, decision: Decision) -> int:
         """What a member fetches to apply a decision in whose exchange it was not."""
-        if decision.result is not None:
+        if isinstance(decision, Committed) and decision.result is not None:
             return decision.result.nbytes
-        return len(decision.entries) * self._payload_bytes[decision.stage]
+        return len(entries_of(decision)) * self._payload_bytes[decision.stage]
 
     def _has_anchors(self, reservation: ReservedAssignment) -> bool:
         """Whether a node has the anchors of its reserved stages. If not, it begins to load them."""

@@ -31,7 +31,7 @@ from node.cli.spec import SpecOptions
 from node.core.model.shapes import parameter_shapes
 from node.views.plan import payload_bytes
 from protocol.spec.run import RunSpec
-from protocol.types import Capacity, Role
+from protocol.types import Capacity, Committed, Role, entries_of
 
 HOME_SHARE = 0.8
 HOME = capacity(50.0, 200.0, 40.0, math.inf, 40.0)
@@ -138,14 +138,15 @@ def simulate(
                 churn.apply(swarm, [each for each in swarm.nodes.values() if each.role is Role.STAGE])
     counted = [each for each in swarm.decisions if each.round_number > WARMUP_ROUNDS]
     # A weight of 1 is the work that the specification gives to each replica.
-    weight = sum(entry.descriptor.weight for each in counted for entry in each.entries) / spec.swarm.stages
+    payloads = [entry.descriptor for each in counted for entry in entries_of(each)]
+    weight = sum(each.weight for each in payloads) / spec.swarm.stages
     tokens = weight * spec.samples_per_round(spec.inner.microbatches) * spec.model.context
     seconds = swarm.now - first
     return Result(
         nodes,
         rounds,
-        committed=sum(each.committed for each in counted),
-        aborted=sum(not each.committed for each in counted),
+        committed=sum(isinstance(each, Committed) for each in counted),
+        aborted=sum(not isinstance(each, Committed) for each in counted),
         round_seconds=seconds / rounds,
         tokens_per_second=tokens / seconds,
         lost=swarm.events["PeerLost"],

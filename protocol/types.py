@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NewType, TypeAlias
 
 PROTOCOL_VERSION = 3
 """It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
@@ -330,26 +330,56 @@ class CommittedResult:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The final outcome of a (stage, round).
+class _Decided:
+    """What every decision of a (stage, round) says.
 
-    Committed: every replica applies exactly the payloads of `entries`, in canonical order (by owner). With
-    `result` it applies these bytes instead, and `entries` are the payloads in them.
-    Aborted: there are no entries, and no replica applies anything. `reason` is a sentence for people.
-    Skipped, for a stage without a turn in the round (outer.turns): as aborted, by the specification.
-    `next_epoch` names the plan of the next round.
-    Rolled back, if `restore_round` is set: there are no entries, and the anchor after this round is that
-    after `restore_round`. The decisions of all stages say so, or none.
+    `next_epoch` names the plan of the next round; `reason` is a sentence for people.
     """
 
     stage: int
     round_number: int
-    committed: bool
-    entries: tuple[ManifestEntry, ...]
     next_epoch: int
     reason: str
-    restore_round: int | None = None
+
+
+@dataclass(frozen=True)
+class Committed(_Decided):
+    """Every replica applies exactly the payloads of `entries`, in canonical order (by owner).
+
+    With `result` it applies these bytes instead, and `entries` are the payloads in them.
+    """
+
+    entries: tuple[ManifestEntry, ...]
     result: CommittedResult | None = None
+
+
+@dataclass(frozen=True)
+class Aborted(_Decided):
+    """No replica applies anything."""
+
+
+@dataclass(frozen=True)
+class Skipped(_Decided):
+    """The stage has no turn in the round (outer.turns), and its progress counts in a later one.
+
+    A message says Aborted: members know the turns from the specification.
+    """
+
+
+@dataclass(frozen=True)
+class RolledBack(_Decided):
+    """The anchor after this round is that after `restore_round`. All stages of a round are, or none."""
+
+    restore_round: int
+
+
+Decision: TypeAlias = Committed | Aborted | Skipped | RolledBack
+"""The final outcome of a (stage, round)."""
+
+
+def entries_of(decision: Decision) -> tuple[ManifestEntry, ...]:
+    """The payloads that count: none of a decision that commits nothing."""
+    return decision.entries if isinstance(decision, Committed) else ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.run.state.commands import Join
+from coordinator.run.state.events import Event, RoundDecided
 from coordinator.status.run_status import replica_figures
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -26,7 +27,16 @@ from protocol.status import (
     RunStatus,
 )
 from protocol.trust.envelope import peer_id_of, sign_descriptor
-from protocol.types import PROTOCOL_VERSION, Capacity, Estimates, Lifecycle, PayloadDescriptor, PeerId, Role
+from protocol.types import (
+    PROTOCOL_VERSION,
+    Capacity,
+    Decision,
+    Estimates,
+    Lifecycle,
+    PayloadDescriptor,
+    PeerId,
+    Role,
+)
 from tests.support.paths import ROOT
 
 
@@ -157,6 +167,12 @@ def status_of(
 
 
 @cache
+def decisions_in(events: Iterable[Event], kind: Any = Decision) -> list[Any]:
+    """The decisions of one kind among `events`, in their order."""
+    decisions = [each.decision for each in events if isinstance(each, RoundDecided)]
+    return [each for each in decisions if isinstance(each, kind)]
+
+
 def former_log() -> list[tuple[str, str]]:
     """Kind and JSON of each event of a whole run, as the first release of the log format wrote them.
 

@@ -14,6 +14,7 @@ from coordinator.run.membership.validation import bad_request
 from coordinator.run.state.state import State
 from protocol.math.comparison import measured_position
 from protocol.status import Measurement, PayloadAgreement
+from protocol.types import Committed
 
 MAX_NORM = 1e18
 """Greater norms than any training has; their squares are still finite."""
@@ -47,7 +48,7 @@ def believed(state: State, measurement: Measurement) -> Measurement:
 
 def _is_measured(state: State, measurement: Measurement, agreement: PayloadAgreement) -> bool:
     decision = state.decisions.get((agreement.stage, measurement.round_number))
-    if decision is None or not decision.committed:
+    if not isinstance(decision, Committed):
         return False
     owners = [entry.descriptor.owner for entry in decision.entries]
     position = measured_position(owners, measurement.peer)

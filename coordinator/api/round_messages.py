@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.types import Decision, ExchangeGroup, PayloadDescriptor
+from protocol.types import Committed, Decision, ExchangeGroup, PayloadDescriptor
 from protocol.wire.convert.fields import shortened
 from protocol.wire.convert.payloads import decision_to_pb, group_to_pb
 from protocol.wire.groups import at_positions, group_digest, pack, positions_of
@@ -62,19 +62,19 @@ class _DecisionAnswers:
 
     def to_member(self, group: Held) -> pb.DecisionReply:
         """For a member of a group that holds a part of it."""
-        if not self._decision.committed or self._decision.result is not None:
+        decision = self._decision
+        if not isinstance(decision, Committed) or decision.result is not None:
             return self.packed  # positions say nothing of a rollback or of a result
         if group.digest not in self._by_group:
-            counted = tuple(entry.descriptor for entry in self._decision.entries)
+            counted = tuple(entry.descriptor for entry in decision.entries)
             self._by_group[group.digest] = positions_of(group.descriptors, counted)
         counts = self._by_group[group.digest]
         if not counts or int.from_bytes(counts, "little") & ~int.from_bytes(group.positions, "little"):
             return self.packed  # it must fetch payloads, and needs their holders
-        decision = self._decision
         return pb.DecisionReply(
             stage=decision.stage,
             round=decision.round_number,
-            committed=decision.committed,
+            committed=True,
             next_epoch=decision.next_epoch,
             reason=shortened(decision.reason),
             counted=counts,

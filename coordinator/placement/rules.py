@@ -43,6 +43,7 @@ from protocol.types import (
     Replica,
     ReservedAssignment,
     StageRange,
+    entries_of,
 )
 
 MOST_SHARE = 8
@@ -366,7 +367,7 @@ def delivered_work(state: State) -> dict[int, tuple[float, float]]:
     newest = state.current_round
     for round_number in range(newest, max(0, newest - KEPT_ROUNDS), -1):
         decision = state.decisions.get((0, round_number))
-        for entry in decision.entries if decision else ():
+        for entry in entries_of(decision) if decision else ():
             assignment = state.assignment(entry.descriptor.owner, round_number)
             if assignment is not None:
                 replica, weight = assignment.replica, entry.descriptor.weight

@@ -22,6 +22,7 @@ from coordinator.run.state.state import Round, State
 from coordinator.run.state.text import counted, listed, short
 from protocol.spec.outer import OuterSpec
 from protocol.types import (
+    Committed,
     CommittedResult,
     Decision,
     ExchangeGroup,
@@ -30,6 +31,7 @@ from protocol.types import (
     PayloadDescriptor,
     PeerId,
     ResultClaim,
+    RolledBack,
 )
 
 MAX_RESULT_HOLDERS = 16
@@ -103,7 +105,7 @@ class ReducedSettlement(Settlement):
         return tuple(uplinks), result_ratio(outer)
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, Bench]:
-        if decision.committed or decision.restore_round is not None:
+        if isinstance(decision, Committed | RolledBack):
             return state.settled
         failed = failed_reducers(state.round_of(decision.stage, decision.round_number))
         return with_benches(state.settled, decision.round_number, failed)

@@ -351,7 +351,7 @@ def _topics(event: Event) -> tuple[Topic, ...]:
     match event:
         case events.GroupClosed():
             return (group_topic(event.stage, event.round_number),)
-        case events.RoundCommitted() | events.RoundAborted() | events.StageSkipped():
+        case events.RoundDecided():
             key = (event.decision.stage, event.decision.round_number)
             # A round without offers is decided without a group.
             return (group_topic(*key), decision_topic(*key))

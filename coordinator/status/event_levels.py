@@ -6,6 +6,7 @@ import logging
 
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
+from protocol.types import Aborted, Committed, Decision, RolledBack, Skipped
 
 _WARNINGS = (
     events.AlarmRaised,
@@ -18,7 +19,6 @@ _WARNINGS = (
     events.PeerQuarantined,
     events.PeerRetreated,
     events.PeerStruck,
-    events.RoundAborted,
 )
 _DETAILS = (
     events.PayloadOffered,
@@ -26,12 +26,19 @@ _DETAILS = (
     events.HoldingsReported,
     events.ResultReported,
     events.DigestAttested,
-    events.StageSkipped,
 )
+_DECISIONS: dict[type[Decision], int] = {
+    Committed: logging.INFO,
+    Aborted: logging.WARNING,
+    RolledBack: logging.WARNING,
+    Skipped: logging.DEBUG,
+}
 
 
 def log_level(event: Event) -> int:
     """The level of `event` in the log: a warning, something to know, or a detail."""
+    if isinstance(event, events.RoundDecided):
+        return _DECISIONS[type(event.decision)]
     if isinstance(event, _WARNINGS):
         return logging.WARNING
     return logging.DEBUG if isinstance(event, _DETAILS) else logging.INFO

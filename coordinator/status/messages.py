@@ -13,7 +13,7 @@ from coordinator.status.causes import peer_cause, run_cause
 from protocol.roles import POLICIES
 from protocol.status import STALLS, RunPhase
 from protocol.trust.public_name import name_as_text
-from protocol.types import Pause, PeerId
+from protocol.types import Aborted, Committed, Decision, Pause, PeerId, RolledBack, Skipped
 
 
 def run_message(state: State) -> str:
@@ -67,12 +67,8 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
     match event:
         case events.AssignmentReserved(reservation=reserved):
             return f"replica-{reserved.replica}, {stages_of(reserved)} is reserved for {short(reserved.peer)}"
-        case events.StageSkipped(decision=decision):
-            return f"round {decision.round_number} skips stage {decision.stage}: {decision.reason}"
-        case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
-            restores = decision.restore_round is not None
-            outcome = "committed" if decision.committed else "a rollback" if restores else "aborted"
-            return f"round {decision.round_number} of stage {decision.stage} is {outcome}: {decision.reason}"
+        case events.RoundDecided(decision=decision):
+            return _decision_message(decision)
         case events.DigestAttested():
             where = f"{event.part} {event.stage} after round {event.round_number}"
             return f"{short(event.peer)} attests the digest {event.digest[:16]} of {where}"
@@ -82,6 +78,14 @@ def event_message(event: Event) -> str:  # noqa: PLR0911
             return f"{short(event.peer)} DIVERGED: its digest of {where} is {digests}"
         case _:
             return _peer_event_message(event)
+
+
+def _decision_message(decision: Decision) -> str:
+    if isinstance(decision, Skipped):
+        return f"round {decision.round_number} skips stage {decision.stage}: {decision.reason}"
+    outcomes = {Committed: "committed", Aborted: "aborted", RolledBack: "a rollback"}
+    where = f"round {decision.round_number} of stage {decision.stage}"
+    return f"{where} is {outcomes[type(decision)]}: {decision.reason}"
 
 
 def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911

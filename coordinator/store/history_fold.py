@@ -35,7 +35,17 @@ from coordinator.store.history_tables import (
     Standing,
 )
 from protocol.status import Measurement
-from protocol.types import Finding, Part, PeerId
+from protocol.types import (
+    Aborted,
+    Committed,
+    Decision,
+    Finding,
+    Part,
+    PeerId,
+    RolledBack,
+    Skipped,
+    entries_of,
+)
 
 MOST_TEXT = 400
 """Letters of a text that are kept."""
@@ -72,6 +82,12 @@ _TOLD: dict[type[Event], Kind] = {
 _FAILURES = {Kind.LOST, Kind.RETREATED, Kind.DIVERGED}
 _PRESENCE = {Kind.JOINED: True, Kind.LEFT: False, Kind.LOST: False, Kind.QUARANTINED: False}
 """Whether a peer is here after such an event. A PeerLeft event follows the ban of a live peer."""
+_OUTCOMES: dict[type[Decision], Outcome] = {
+    Committed: Outcome.COMMITTED,
+    Aborted: Outcome.ABORTED,
+    RolledBack: Outcome.ABORTED,
+    Skipped: Outcome.SKIPPED,
+}
 _Where: TypeAlias = tuple[int, int]
 """Round and stage."""
 
@@ -109,7 +125,7 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
                 # Offers of the former plan are void: its samples were divided among other replicas.
                 yield BegunAnew(plan.from_round)
                 yield _begin(plan.from_round, plan.epoch, event.at, sequence)
-        case events.RoundCommitted() | events.RoundAborted() | events.StageSkipped():
+        case events.RoundDecided():
             yield from _decision(sequence, event, before, after)
         case _:
             yield from _exchange(sequence, event, before)
@@ -196,11 +212,9 @@ def _replica_of(state: State, round_number: int, peer: PeerId) -> int:
     return assignment.replica.index if assignment else -1
 
 
-def _decision(sequence: int, event: events.DecisionEvent, before: State, after: State) -> Iterator[Change]:
+def _decision(sequence: int, event: events.RoundDecided, before: State, after: State) -> Iterator[Change]:
     decision, at = event.decision, event.at
     where = decision.round_number, decision.stage
-    is_skipped = isinstance(event, events.StageSkipped)
-    outcome = Outcome.COMMITTED if decision.committed else Outcome.SKIPPED if is_skipped else Outcome.ABORTED
     tokens = nbytes = 0
     for payload, worth in worths(before, decision):
         tokens, nbytes = tokens + worth, nbytes + payload.nbytes
@@ -214,13 +228,13 @@ def _decision(sequence: int, event: events.DecisionEvent, before: State, after: 
             last_round=decision.round_number,
             credit_sequence=sequence,
         )
-    yield from _not_counted(event, where, before)
+    yield from _not_counted(decision, before)
     yield StageRow(
         *where,
-        outcome,
+        _OUTCOMES[type(decision)],
         decided_at=at,
         decided_sequence=sequence,
-        counted=len(decision.entries),
+        counted=len(entries_of(decision)),
         payload_bytes=nbytes,
         tokens=tokens,
         reason=cut(decision.reason),
@@ -238,16 +252,15 @@ def _begin(round_number: int, epoch: int, at: float, sequence: int) -> RoundRow:
     return RoundRow(round_number, epoch, at, sequence, at, sequence, begins=1)
 
 
-def _not_counted(event: events.DecisionEvent, where: _Where, before: State) -> Iterator[Contribution]:
+def _not_counted(decision: Decision, before: State) -> Iterator[Contribution]:
     """The members whose payloads are not in a manifest, and those without any answer."""
-    decision = event.decision
-    round_number, stage = where
+    round_number, stage = where = decision.round_number, decision.stage
     known = before.round_of(stage, round_number)
-    counted = {entry.descriptor.owner for entry in decision.entries}
+    counted = {entry.descriptor.owner for entry in entries_of(decision)}
     for owner in known.offers:
         if owner not in counted:
-            yield _left_out(before, where, owner, decision.committed)
-    if isinstance(event, events.StageSkipped):  # no answer was expected
+            yield _left_out(before, where, owner, isinstance(decision, Committed))
+    if isinstance(decision, Skipped):  # no answer was expected
         return
     for replica in before.plan_for(round_number).replicas:
         host = replica.host_of(stage).peer

@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from protocol.status import Measurement, PayloadAgreement, fields_of
-from protocol.types import PeerId
+from protocol.types import Committed, PeerId, Skipped, entries_of
 
 NEWEST_BYTES = 1 << 23
 """Of 100 members, 50 rounds and more."""
@@ -145,15 +145,16 @@ def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR09
                 "position": reservation.position,
                 "stages": str(reservation.stages),
             }
-        case events.StageSkipped(decision=decision):
+        case events.RoundDecided(decision=Skipped() as decision):
             return "skip", {"stage": decision.stage, "round": decision.round_number}
-        case events.RoundCommitted(decision=decision) | events.RoundAborted(decision=decision):
+        case events.RoundDecided(decision=decision):
+            payloads = [entry.descriptor for entry in entries_of(decision)]
             return "decision", {
                 "stage": decision.stage,
                 "round": decision.round_number,
-                "committed": decision.committed,
-                "owners": [entry.descriptor.owner for entry in decision.entries],
-                "payload_bytes": sum(entry.descriptor.nbytes for entry in decision.entries),
+                "committed": isinstance(decision, Committed),
+                "owners": [each.owner for each in payloads],
+                "payload_bytes": sum(each.nbytes for each in payloads),
                 "next_epoch": decision.next_epoch,
                 "reason": decision.reason,
             }

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from coordinator.run.state.event_chain import first_hash, next_hash
 from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
-from coordinator.run.state.events import DecisionEvent, Event
+from coordinator.run.state.events import Event, RoundDecided
 from coordinator.store.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message
@@ -211,7 +211,7 @@ class SqliteStore:
                 decided = [
                     (event.decision.round_number, event.decision.stage, sequence)
                     for sequence, event in enumerate(events, start=length + 1)
-                    if isinstance(event, DecisionEvent)
+                    if isinstance(event, RoundDecided)
                 ]
                 self._db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?)", decided)
             # After the commit: a head ahead of its log would accuse an honest log of a missing row.
@@ -226,7 +226,7 @@ class SqliteStore:
 
     def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
         query = "SELECT sequence, kind, body FROM events WHERE sequence BETWEEN ? AND ?"
-        names = [STORED_KINDS[kind] for kind in kinds]
+        names = [name for kind in kinds for name in STORED_KINDS[kind]]
         if names:
             query += f" AND kind IN ({', '.join('?' * len(names))})"
         found = []
@@ -245,7 +245,7 @@ class SqliteStore:
         if row is None:
             return None
         for _, event in self.read(row[0], row[0]):
-            if isinstance(event, DecisionEvent):
+            if isinstance(event, RoundDecided):
                 decision = event.decision
                 if (decision.stage, decision.round_number) == (stage, round_number):
                     return decision

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from protocol.errors import faulty_peer
 from protocol.pb import hetnode_pb2 as pb
-from protocol.types import Decision, ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
+from protocol.types import Committed, Decision, ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import decision_from_pb, group_from_pb
 from protocol.wire.groups import at_positions, group_digest, positions_of, unpack
 
@@ -63,4 +62,6 @@ class GroupReports:
             raise faulty_peer(f"A decision names positions in a group that {self._peer} does not have.")
         counted = at_positions(group.descriptors, reply.counted)
         entries = tuple(ManifestEntry(each, (self._peer,)) for each in counted)
-        return replace(rest, committed=bool(entries), entries=entries)
+        if not entries:
+            return rest
+        return Committed(stage, round_number, rest.next_epoch, rest.reason, entries)

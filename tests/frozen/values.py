@@ -33,7 +33,7 @@ from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
-from protocol.types import Frame, FrameId, FrameKind
+from protocol.types import Committed, Frame, FrameId, FrameKind, entries_of
 from protocol.wire.framing import chunks, frame_header_to_pb
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
@@ -176,7 +176,10 @@ def _log(spec: RunSpec, events: list[Event]) -> Values:
         for plan in state.plans
     ]
     decisions = {
-        f"{stage} {number}": [decision.committed, [entry.descriptor.sha256 for entry in decision.entries]]
+        f"{stage} {number}": [
+            isinstance(decision, Committed),
+            [entry.descriptor.sha256 for entry in entries_of(decision)],
+        ]
         for (stage, number), decision in state.decisions.items()
     }
     digests = {

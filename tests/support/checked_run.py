@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from coordinator.run.state.events import DecisionEvent, Event, PlanAdopted
+from coordinator.run.state.events import Event, PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS
 from protocol.spec.run import RunSpec
 from protocol.types import Decision
-from tests.builders import keyed
+from tests.builders import decisions_in, keyed
 from tests.support.coordinator_run import Run
 from tests.support.invariants import Invariants
 
@@ -46,7 +46,7 @@ class CheckedMachine(RuleBasedStateMachine):
     @invariant()
     def decisions_are_single_and_final(self) -> None:
         """The whole list, which the checks above do not read again."""
-        found = [e.decision for e in self.run.events if isinstance(e, DecisionEvent)]
+        found = decisions_in(self.run.events)
         by_key = {(decision.stage, decision.round_number): decision for decision in found}
         assert len(by_key) == len(found)
         state = self.run.state

@@ -12,12 +12,10 @@ from typing import Any
 
 from coordinator.run.state.apply import apply
 from coordinator.run.state.events import (
-    DecisionEvent,
     Event,
     PeerSeen,
     PlanAdopted,
-    RoundCommitted,
-    StageSkipped,
+    RoundDecided,
 )
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
@@ -27,7 +25,8 @@ from coordinator.store.history_fold import changes_of, changes_of_measurement
 from protocol.math.turns import is_due
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
-from protocol.types import PeerId
+from protocol.types import Aborted, Committed, PeerId, entries_of
+from tests.builders import decisions_in
 from tests.support.coordinator_run import Run
 
 Counts = tuple[int, int, int]
@@ -83,8 +82,8 @@ def recount(spec: RunSpec, events: Iterable[Event]) -> dict[PeerId, Counts]:
     for event in events:
         if isinstance(event, PlanAdopted):
             plans[event.plan.epoch] = event.plan
-        elif isinstance(event, RoundCommitted):
-            for entry in event.decision.entries:
+        elif isinstance(event, RoundDecided):
+            for entry in entries_of(event.decision):
                 payload = entry.descriptor
                 replica = plans[payload.epoch].replica_of(payload.owner)
                 microbatches = (replica.microbatches or spec.inner.microbatches) if replica else 0
@@ -127,13 +126,9 @@ def check_history(run: Run, restarts: Iterable[int] = ()) -> None:
         assert credited(history) == recount(run.spec, events)
         assert credits.tokens == totals.tokens == run.state.tokens
         assert credits.stage_tokens == sum(n for n, *_ in credited(history).values())
-        decisions = [each.decision for each in events if isinstance(each, DecisionEvent)]
-        committed = [each for each in decisions if each.committed]
+        committed = decisions_in(events, Committed)
         assert credits.stage_rounds == sum(len(decision.entries) for decision in committed)
-        rollbacks = [each for each in decisions if each.restore_round is not None]
-        skipped = [each for each in events if isinstance(each, StageSkipped)]
-        aborted = len(decisions) - len(committed) - len(rollbacks) - len(skipped)
-        assert run.state.aborted == aborted
+        assert run.state.aborted == len(decisions_in(events, Aborted))
         assert totals.sequence == len(events)
         _check_rounds(run, history)
 

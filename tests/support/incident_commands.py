@@ -17,7 +17,7 @@ from coordinator.run.state.commands import Command
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from protocol.trust.envelope import Signer, sign_descriptor
-from protocol.types import PROTOCOL_VERSION, PayloadDescriptor, PeerId, Rejection
+from protocol.types import PROTOCOL_VERSION, Committed, PayloadDescriptor, PeerId, Rejection
 
 Signers = Mapping[PeerId, Signer]
 
@@ -52,7 +52,7 @@ def signed(event: Event, signers: Signers) -> Event:
     """`event` with the signatures that redaction has left out, made with the keys of the pseudonyms."""
     if isinstance(event, events.PayloadOffered):
         return replace(event, descriptor=_signed(event.descriptor, signers))
-    if isinstance(event, events.DecisionEvent):
+    if isinstance(event, events.RoundDecided) and isinstance(event.decision, Committed):
         entries = tuple(
             replace(entry, descriptor=_signed(entry.descriptor, signers)) for entry in event.decision.entries
         )
@@ -269,9 +269,7 @@ _CONSEQUENCES = (
     events.PayloadsContested,
     events.PeerStruck,
     events.PeerQuarantined,
-    events.RoundCommitted,
-    events.RoundAborted,
-    events.StageSkipped,
+    events.RoundDecided,
     events.RunRolledBack,
     events.RunFinished,
 )

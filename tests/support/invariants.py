@@ -12,15 +12,12 @@ from coordinator.run.rounds.attestation import settled_digest
 from coordinator.run.state.apply_rounds import owners_of
 from coordinator.run.state.events import (
     AssignmentReserved,
-    DecisionEvent,
     Event,
     GroupClosed,
     HoldingsReported,
     PayloadOffered,
     PlanAdopted,
-    RoundAborted,
-    RoundCommitted,
-    StageSkipped,
+    RoundDecided,
 )
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
@@ -30,6 +27,7 @@ from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
+    Committed,
     CommittedResult,
     Decision,
     Finding,
@@ -38,6 +36,8 @@ from protocol.types import (
     PeerId,
     Plan,
     ReservedAssignment,
+    RolledBack,
+    entries_of,
 )
 
 
@@ -64,8 +64,8 @@ class Invariants:
     def check_event(self, before: State, event: Event, after: State) -> None:
         """`event` has changed `before` to `after`."""
         _require(after.current_round >= before.current_round, "the current round went back")
-        of_round = isinstance(event, PayloadOffered | GroupClosed | DecisionEvent)
-        is_rollback = isinstance(event, RoundAborted) and event.decision.round_number in before.restored
+        of_round = isinstance(event, PayloadOffered | GroupClosed | RoundDecided)
+        is_rollback = isinstance(event, RoundDecided) and event.decision.round_number in before.restored
         goes_on = of_round and not is_rollback
         _require(not (before.is_held and goes_on), "a round goes on although the run is paused before it")
         match event:
@@ -76,7 +76,7 @@ class Invariants:
                 held = self._held.setdefault((event.stage, event.round_number), {})
                 owners = owners_of(before.round_of(event.stage, event.round_number), event)
                 held[event.peer] = held.get(event.peer, frozenset()) | owners
-            case RoundCommitted() | RoundAborted() | StageSkipped():
+            case RoundDecided():
                 self._check_decision(before, event.decision, after)
             case PlanAdopted():
                 if before.plans:
@@ -111,7 +111,11 @@ class Invariants:
         """All stages go back to the same round, or none; their anchors are expected to be those after it."""
         restored = state.restored.get(round_number)
         decisions = [state.decisions.get((stage, round_number)) for stage in range(self._stages)]
-        found = {each.restore_round for each in decisions if each is not None}
+        found = {
+            each.restore_round if isinstance(each, RolledBack) else None
+            for each in decisions
+            if each is not None
+        }
         _require(
             found == {restored}, f"the decisions of round {round_number} restore {found}, not {restored}"
         )
@@ -146,7 +150,7 @@ class Invariants:
     def _check_more_than_half(self, state: State, decision: Decision) -> None:
         """By weight, no minority of the replicas that might have contributed decides a round."""
         number = decision.round_number
-        owners = {entry.descriptor.owner for entry in decision.entries}
+        owners = {entry.descriptor.owner for entry in entries_of(decision)}
         withheld = state.round_of(decision.stage, number).withheld
         hosts = {each.host_of(decision.stage).peer: each.weight for each in state.complete_replicas(number)}
         missing = sum(weight for peer, weight in hosts.items() if peer not in owners | withheld)
@@ -170,17 +174,18 @@ class Invariants:
     def _check_founded(self, state: State, decision: Decision, need: int) -> None:
         """Every payload that counts was offered, is on one anchor, and has `need` holders."""
         where, key = _where(decision), (decision.stage, decision.round_number)
-        _require(decision.committed == bool(decision.entries), f"{where}: committed without payloads")
+        entries, is_committed = entries_of(decision), isinstance(decision, Committed)
+        _require(is_committed == bool(entries), f"{where}: committed without payloads")
         _require(bool(decision.reason), f"{where} has no reason")
-        owners = [entry.descriptor.owner for entry in decision.entries]
+        owners = [entry.descriptor.owner for entry in entries]
         _require(owners == sorted(owners), f"{where}: its payloads are not in the order of their owners")
-        anchors = {entry.descriptor.anchor_digest for entry in decision.entries}
+        anchors = {entry.descriptor.anchor_digest for entry in entries}
         _require(len(anchors) <= 1, f"{where}: its payloads start from {len(anchors)} anchors")
-        if decision.result is not None:
+        if isinstance(decision, Committed) and decision.result is not None:
             self._check_result(state, decision, decision.result)
             return
         contest = state.round_of(*key).contest
-        for entry in decision.entries:
+        for entry in entries:
             owner, holders = entry.descriptor.owner, set(entry.holders)
             whose = f"{where}: the payload of {owner}"
             _require(entry.descriptor in self._offered.get(key, ()), f"{whose} was not offered")

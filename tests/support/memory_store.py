@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from coordinator.run.state.event_chain import first_hash, next_hash
 from coordinator.run.state.event_codec import decode, encode
-from coordinator.run.state.events import DecisionEvent, Event
+from coordinator.run.state.events import Event
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Decision
+from tests.builders import decisions_in
 
 
 class MemoryStore:
@@ -50,7 +51,7 @@ class MemoryStore:
         return [each for each in found if not kinds or isinstance(each[1], tuple(kinds))]
 
     def decision(self, stage: int, round_number: int) -> Decision | None:
-        decided = (event.decision for event in self.events() if isinstance(event, DecisionEvent))
+        decided = decisions_in(self.events())
         key = stage, round_number
         return next((each for each in decided if (each.stage, each.round_number) == key), None)
 

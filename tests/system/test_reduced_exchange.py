@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import pytest
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from coordinator.run.state.events import RoundAborted, RoundCommitted
 from coordinator.run.state.text import short
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply
 from protocol.reduction.parts import Reducer
-from protocol.types import Decision, Role
+from protocol.types import Aborted, Committed, Decision, Role
+from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import current_machine
@@ -26,7 +26,7 @@ ONE = {"a": Role.REPLICA}
 
 
 def decisions(swarm: VirtualSwarm) -> list[Decision]:
-    return [event.decision for event in swarm.events if isinstance(event, RoundCommitted)]
+    return decisions_in(swarm.events, Committed)
 
 
 @pytest.mark.parametrize("options", [{}, {"outer.overlap": 1}, {"link.embedding_every": 1}])
@@ -88,7 +88,7 @@ def test_reducers_that_cannot_call_each_other_cost_one_round(play: Play) -> None
         await swarm.until_over()
         swarm.assert_all_agree()
         assert swarm.committed(0) == list(range(2, 7))
-        aborted = [event.decision for event in swarm.events if isinstance(event, RoundAborted)]
+        aborted = decisions_in(swarm.events, Aborted)
         assert {decision.round_number for decision in aborted} == {1}
         assert all("will reduce nothing" in decision.reason for decision in aborted)
 
@@ -153,7 +153,7 @@ class FalseReducer:
 
 def aborted_for(swarm: VirtualSwarm) -> dict[int, str]:
     """The reason of each aborted round of stage 0."""
-    found = [event.decision for event in swarm.events if isinstance(event, RoundAborted)]
+    found = decisions_in(swarm.events, Aborted)
     return {each.round_number: each.reason for each in found if each.stage == 0}
 
 

@@ -25,7 +25,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.sampling import next_first_sample, sample_range
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
-from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
+from protocol.types import Committed, Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from protocol.wire.typed_calls import Call, decode_request, name_of
 from tests.virtual.network import current_machine
 from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
@@ -324,7 +324,7 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
         weights = {
             entry.descriptor.owner: entry.descriptor.weight
             for decision in swarm.decisions
-            if decision.round_number == 6 and decision.committed
+            if decision.round_number == 6 and isinstance(decision, Committed)
             for entry in decision.entries
         }
         assert sorted(weights.values()) == [

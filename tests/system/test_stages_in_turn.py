@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.run.state.events import PeerLost, StageSkipped
+from coordinator.run.state.events import PeerLost
 from coordinator.run.state.tokens import payload_tokens
 from protocol.math.turns import is_due
+from protocol.types import Skipped
+from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import Records, assert_balanced
@@ -28,7 +30,7 @@ TURNS = {"outer.turns": 2, "outer.overlap": 1}
 def assert_turns(swarm: VirtualSwarm) -> None:
     """Each stage was committed in its rounds and the last one, and was skipped in the others."""
     rounds = range(1, swarm.spec.rounds + 1)
-    skipped = [each.decision for each in swarm.events if isinstance(each, StageSkipped)]
+    skipped = decisions_in(swarm.events, Skipped)
     for stage in range(swarm.spec.swarm.stages):
         due = [number for number in rounds if is_due(swarm.spec, stage, number)]
         assert swarm.committed(stage) == due

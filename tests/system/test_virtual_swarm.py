@@ -13,7 +13,7 @@ from coordinator.run.state.text import short
 from coordinator.status.messages import run_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import EXTRA_STEPS
-from protocol.types import Lifecycle, Role
+from protocol.types import Committed, Lifecycle, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
@@ -320,7 +320,7 @@ def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
             each.round_number: sum(entry.descriptor.weight for entry in each.entries)
             * spec.samples_per_round()
             for each in swarm.decisions
-            if each.committed and each.stage == 0
+            if isinstance(each, Committed) and each.stage == 0
         }
         whole = 24 * spec.inner.steps
         # Only the round in which two replicas leave lacks their part.

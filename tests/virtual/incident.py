@@ -109,7 +109,7 @@ def _small(incident: Incident) -> RunSpec:
     """The recorded spec with a small model, and the rounds that were decided."""
     spec = incident.spec
     decided = [
-        each.decision.round_number for each in incident.events if isinstance(each, events.DecisionEvent)
+        each.decision.round_number for each in incident.events if isinstance(each, events.RoundDecided)
     ]
     stages = spec.swarm.stages
     tree = spec.model_dump(mode="json")
@@ -270,7 +270,7 @@ def main() -> None:
     incident = from_bytes(file.read_bytes())
     with tempfile.TemporaryDirectory() as folder:
         log = play_incident(incident, Path(folder))
-    decided = sum(isinstance(event, events.DecisionEvent) for event in log)
+    decided = sum(isinstance(event, events.RoundDecided) for event in log)
     if new:
         spec = redacted_spec(script_of(incident).spec)
         new[0].write_bytes(to_bytes(Incident(spec, redacted_log(log), incident.version, incident.why)))

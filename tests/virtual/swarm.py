@@ -17,7 +17,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.run.rounds.rollback import problem_of
-from coordinator.run.state.events import AnchorDiverged, DecisionEvent, Event
+from coordinator.run.state.events import AnchorDiverged, Event
 from coordinator.run.state.state import State
 from coordinator.status.messages import run_message
 from node import hooks
@@ -32,7 +32,8 @@ from protocol.errors import ExitCode, HetnodeError, first_error
 from protocol.roles import RoleWish
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri
-from protocol.types import Capacity, Decision, PeerId, Role
+from protocol.types import Capacity, Committed, Decision, PeerId, Role
+from tests.builders import decisions_in
 from tests.support.cached_decode import cached_decode
 from tests.support.certificates import credentials
 from tests.support.fault_hooks import FaultHooks, checkpoint_faults
@@ -228,10 +229,10 @@ class VirtualSwarm:
 
     @property
     def decisions(self) -> list[Decision]:
-        return [event.decision for event in self.events if isinstance(event, DecisionEvent)]
+        return decisions_in(self.events)
 
     def committed(self, stage: int = 0) -> list[int]:
-        return [each.round_number for each in self.decisions if each.committed and each.stage == stage]
+        return [each.round_number for each in decisions_in(self.events, Committed) if each.stage == stage]
 
     def diverged(self) -> list[AnchorDiverged]:
         return [event for event in self.events if isinstance(event, AnchorDiverged)]

@@ -26,7 +26,7 @@ from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message, event_peers
 from coordinator.status.run_status import run_status
 from protocol.status import RunStatus
-from protocol.types import Lifecycle, Replica
+from protocol.types import Committed, Lifecycle, Replica
 
 T = TypeVar("T")
 MOST_REPLICAS = 64
@@ -38,7 +38,7 @@ _LARGE = ("time", "peers", "measurements", "plan")
 _STATUS_SECONDS = 0.9
 _MOST_LETTERS = 1000
 _MOST_LINES = 60
-_OF_EVERY_ROUND = (events.GroupClosed, events.RoundCommitted, events.PeerMeasured)
+_OF_EVERY_ROUND = (events.GroupClosed, events.PeerMeasured)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Feed:
     def note(self, event: Event) -> None:
         """Keep `event` if people should see it: if the log shows it, and every round has not several."""
         level = log_level(event)
-        if level >= logging.INFO and not isinstance(event, _OF_EVERY_ROUND):
+        is_commit = isinstance(event, events.RoundDecided) and isinstance(event.decision, Committed)
+        if level >= logging.INFO and not is_commit and not isinstance(event, _OF_EVERY_ROUND):
             self._noted.append(_Noted(event, level >= logging.WARNING))
 
     def lines(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from statistics import median
 from coordinator.run.state.state import State
 from protocol.math.batch import work_of
 from protocol.status import Measurement
-from protocol.types import PeerId
+from protocol.types import PeerId, entries_of
 
 _NORMAL = 1.4826
 """A normal distribution has a standard deviation of this many median absolute deviations."""
@@ -104,7 +104,7 @@ def measured_round(
         {each.replica: each.validation_loss for each in last},
         tuple(sorted(payloads, key=lambda each: (each.stage, each.owner))),
         tuple(share for share in shares if share is not None),
-        frozenset(entry.descriptor.owner for each in decisions if each for entry in each.entries),
+        frozenset(entry.descriptor.owner for each in decisions if each for entry in entries_of(each)),
         round_number % state.spec.outer.turns,
     )
 

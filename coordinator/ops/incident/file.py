@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from coordinator.ops.incident.redaction import peers_in
 from coordinator.run.state.event_codec import encode
-from coordinator.run.state.events import DecisionEvent, Event
+from coordinator.run.state.events import Event, RoundDecided
 from protocol.spec.run import RunSpec
 
 FORMAT = 1
@@ -64,6 +64,6 @@ def up_to_round(log: Sequence[Event], round_number: int) -> tuple[Event, ...]:
     decisions = (
         number
         for number, event in enumerate(log, start=1)
-        if isinstance(event, DecisionEvent) and event.decision.round_number <= round_number
+        if isinstance(event, RoundDecided) and event.decision.round_number <= round_number
     )
     return tuple(log[: max(decisions, default=0)])

@@ -136,7 +136,7 @@ RULES: Mapping[tuple[type, str], Rule] = {
     (PayloadDescriptor, "codec"): Rule.CODEC,
     (PayloadDescriptor, "sha256"): Rule.DIGEST,
     (PayloadDescriptor, "signature"): Rule.SIGNATURE,
-    (Decision, "reason"): Rule.REASON,
+    **{(kind, "reason"): Rule.REASON for kind in get_args(Decision)},
     (Verdict, "reason"): Rule.REASON,
 }
 
@@ -299,6 +299,8 @@ class _Forms:
                 return mapper and (
                     lambda redactor, value: value if value is None else mapper(redactor, value)
                 )
+            if all(is_dataclass(each) for each in arguments):
+                return lambda redactor, value: redactor.value(value, type(value))
         elif (origin is tuple and arguments[-1] is Ellipsis) or origin is frozenset:
             (item,) = inner
             if item is None:

@@ -15,13 +15,13 @@ from coordinator.run.rounds.attestation import record_of, settled_digest
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch
 from coordinator.run.state.commands import PauseRun, RollBack
-from coordinator.run.state.events import AnchorDigest, RoundAborted, RunRolledBack
+from coordinator.run.state.events import AnchorDigest, RoundDecided, RunRolledBack
 from coordinator.run.state.state import State
 from coordinator.run.state.text import listed
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunPhase
-from protocol.types import Decision, Part, PausedBy
+from protocol.types import Part, PausedBy, RolledBack
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
     epoch = next_epoch(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
     for stage in range(state.stages):
-        decision = Decision(stage, round_number, False, (), epoch, reason, restore_round)
-        transaction.add(RoundAborted(transaction.now, decision))
+        decision = RolledBack(stage, round_number, epoch, reason, restore_round)
+        transaction.add(RoundDecided(transaction.now, decision))
 
 
 def restorable_rounds(state: State) -> list[Restorable]:

@@ -48,8 +48,9 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.turns import is_due
 from protocol.status import RunPhase
 from protocol.types import (
+    Aborted,
+    Committed,
     CommittedResult,
-    Decision,
     ExchangeGroup,
     ManifestEntry,
     Part,
@@ -325,9 +326,9 @@ def conclude(
     """
     round_number = transaction.state.current_round
     epoch = next_epoch(transaction, round_number)
-    decision = Decision(stage, round_number, bool(entries), entries, epoch, reason, result=result)
-    kind = events.RoundCommitted if entries else events.RoundAborted
-    transaction.add(kind(transaction.now, decision))
+    common = stage, round_number, epoch, reason
+    decision = Committed(*common, entries, result) if entries else Aborted(*common)
+    transaction.add(events.RoundDecided(transaction.now, decision))
     skip_others(transaction, round_number, epoch)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from coordinator.run.membership.validation import bad_request
-from coordinator.run.state import events
+from coordinator.run.state.events import RoundDecided
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.math.turns import is_due
-from protocol.types import Decision
+from protocol.types import Skipped
 
 
 def check_due(state: State, stage: int, round_number: int) -> None:
@@ -21,5 +21,5 @@ def skip_others(transaction: Transaction, round_number: int, epoch: int) -> None
     spec = transaction.state.spec
     for stage in range(spec.swarm.stages):
         if not is_due(spec, stage, round_number) and not transaction.state.is_decided(stage, round_number):
-            decision = Decision(stage, round_number, False, (), epoch, "it has no turn in this round")
-            transaction.add(events.StageSkipped(transaction.now, decision))
+            decision = Skipped(stage, round_number, epoch, "it has no turn in this round")
+            transaction.add(RoundDecided(transaction.now, decision))

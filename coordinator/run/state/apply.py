@@ -81,7 +81,7 @@ def _changed(state: State, event: Event) -> State:  # noqa: PLR0911, PLR0912
             return apply_rounds.reject(state, event)
         case events.ArbiterAppointed() | events.PayloadsContested() | events.PayloadArbitrated():
             return apply_rounds.arbitrate(state, event)
-        case events.RoundCommitted() | events.RoundAborted() | events.StageSkipped():
+        case events.RoundDecided():
             return apply_rounds.decide(state, event)
         case events.DigestAttested():
             return apply_rounds.attest(state, event)

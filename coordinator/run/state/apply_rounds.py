@@ -23,7 +23,16 @@ from coordinator.run.state.state import (
 )
 from coordinator.run.state.tokens import decided_tokens
 from protocol.spec.fixed import LEAST_SHARE
-from protocol.types import Decision, ExchangeGroup, Finding, Part, PeerId
+from protocol.types import (
+    Committed,
+    Decision,
+    ExchangeGroup,
+    Finding,
+    Part,
+    PeerId,
+    RolledBack,
+    Skipped,
+)
 
 
 def offer(state: State, event: events.PayloadOffered) -> State:
@@ -141,25 +150,25 @@ def _with_round(state: State, event: events.StageEvent, round_state: Round) -> S
     return replace(state, rounds={**state.rounds, (event.stage, event.round_number): round_state})
 
 
-def decide(state: State, event: events.DecisionEvent) -> State:
-    decision, at, is_skipped = event.decision, event.at, isinstance(event, events.StageSkipped)
-    round_number = decision.round_number
+def decide(state: State, event: events.RoundDecided) -> State:
+    decision, at = event.decision, event.at
+    round_number, is_committed = decision.round_number, isinstance(decision, Committed)
     state = replace(
         state,
         decisions=state.decisions.set((decision.stage, round_number), decision),
         decided=state.decided + 1,
         tokens=state.tokens + decided_tokens(state, decision),
-        committed=state.committed + decision.committed,
-        skipped=state.skipped + is_skipped,
-        committed_at=at if decision.committed else state.committed_at,
+        committed=state.committed + is_committed,
+        skipped=state.skipped + isinstance(decision, Skipped),
+        committed_at=at if is_committed else state.committed_at,
         opened_at=at if state.opened_at is None else state.opened_at,
     )
-    if decision.restore_round is not None:
+    if isinstance(decision, RolledBack):
         state = replace(state, silences={})
-    elif not is_skipped:  # no answer was expected
+    elif not isinstance(decision, Skipped):  # of a skipped stage no answer was expected
         state = replace(state, silences=_silences(state, decision))
     state = replace(state, settled=settlement_of(state.spec).after(state, decision))
-    if state.retreats or state.failures:
+    if isinstance(decision, Committed) and (state.retreats or state.failures):
         state = _forgive_failures(state, decision)
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):
         return state  # a round ends for all stages at once
@@ -209,7 +218,7 @@ def _silences(state: State, decision: Decision) -> dict[PeerId, Silence]:
     return silences
 
 
-def _forgive_failures(state: State, decision: Decision) -> State:
+def _forgive_failures(state: State, decision: Committed) -> State:
     """A committed payload takes one failure off its owner, and all retreats off its replica."""
     failures, retreats = dict(state.failures), dict(state.retreats)
     for entry in decision.entries:

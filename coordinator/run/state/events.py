@@ -305,19 +305,7 @@ class PeerQuarantined(_Event):
 
 
 @dataclass(frozen=True)
-class RoundCommitted(_Event):
-    decision: Decision
-
-
-@dataclass(frozen=True)
-class RoundAborted(_Event):
-    decision: Decision
-
-
-@dataclass(frozen=True)
-class StageSkipped(_Event):
-    """The stage has no turn in the round (outer.turns), and its progress counts in a later one."""
-
+class RoundDecided(_Event):
     decision: Decision
 
 
@@ -377,7 +365,7 @@ class AnchorDigest:
 class RunRolledBack(_Event):
     """The decisions of `round_number` restore the anchors after `restore_round`, whose digests are these.
 
-    RoundAborted with a decision that says so follows for each stage, in the same transaction.
+    RoundDecided with RolledBack follows for each stage, in the same transaction.
     """
 
     round_number: int
@@ -403,7 +391,6 @@ InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated
-DecisionEvent: TypeAlias = RoundCommitted | RoundAborted | StageSkipped
 AnchorEvent: TypeAlias = DigestAttested | AnchorDiverged
-RoundEvent: TypeAlias = ExchangeEvent | ArbitrationEvent | DecisionEvent | AnchorEvent
+RoundEvent: TypeAlias = ExchangeEvent | ArbitrationEvent | RoundDecided | AnchorEvent
 Event: TypeAlias = RunEvent | PeerEvent | InviteEvent | AssignmentReserved | RoundEvent

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from protocol.math.turns import rounds_behind
 from protocol.spec.run import RunSpec
-from protocol.types import Decision, PayloadDescriptor, PeerId, Replica
+from protocol.types import Decision, PayloadDescriptor, PeerId, Replica, entries_of
 
 if TYPE_CHECKING:
     from coordinator.run.state.state import State
@@ -27,7 +27,7 @@ def payload_tokens(spec: RunSpec, replica: Replica, payload: PayloadDescriptor) 
 def worths(state: State, decision: Decision) -> Iterator[tuple[PayloadDescriptor, int]]:
     """Each payload of `decision`, which is made in `state`, and the tokens that it stands for."""
     replicas_of: dict[int, dict[PeerId, Replica]] = {}
-    for payload in (entry.descriptor for entry in decision.entries):
+    for payload in (entry.descriptor for entry in entries_of(decision)):
         # A payload may name a plan that is not kept any more.
         plan = state.plan_of(payload.epoch) or state.plan_for(decision.round_number)
         if plan.epoch not in replicas_of:

@@ -19,7 +19,15 @@ from node.ipc.worker_calls import (
 from protocol.math.comparison import Comparison, measured_position, next_of_kind
 from protocol.math.turns import is_due
 from protocol.status import PayloadAgreement
-from protocol.types import Decision, ExchangeGroup, Part, PayloadDescriptor
+from protocol.types import (
+    Aborted,
+    Committed,
+    ExchangeGroup,
+    Part,
+    PayloadDescriptor,
+    Skipped,
+    entries_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +66,7 @@ class Commits:
         """Of each stage that was committed in this round last: norms, and what was measured."""
         return [(result, found) for last, result, found in self._measured.values() if last == round_number]
 
-    async def to_stage(self, decision: Decision, outcome: Sequence[bytes]) -> dict[Part, str]:
+    async def to_stage(self, decision: Committed, outcome: Sequence[bytes]) -> dict[Part, str]:
         """Commit at the worker. Returns the new digests; stage 0 contains the embedding.
 
         Args:
@@ -95,7 +103,7 @@ class Commits:
             digests[Part.EMBEDDING] = result.embedding_digest
         return digests
 
-    async def abort(self, decision: Decision) -> None:
+    async def abort(self, decision: Aborted | Skipped) -> None:
         """Drop the proposal: the anchor stays."""
         stage, round_number = decision.stage, decision.round_number
         if is_due(self._spec, stage, round_number):
@@ -103,18 +111,20 @@ class Commits:
         await self._worker.call(Abort(stage, round_number))
         self.pending.pop(stage, None)
 
-    async def to_embedding(self, decision: Decision, outcome: Sequence[bytes]) -> dict[Part, str]:
-        """Commit the embedding without stage 0. An aborted round has no entries: then it stays as it is."""
-        if decision.result is not None:
+    async def to_embedding(
+        self, decision: Committed | Aborted | Skipped, outcome: Sequence[bytes]
+    ) -> dict[Part, str]:
+        """Commit the embedding without stage 0, which an aborted round leaves as it is."""
+        if isinstance(decision, Committed) and decision.result is not None:
             [data] = outcome
             digest = await self._worker.call(CommitAgreedEmbedding(decision.round_number, data))
         else:
-            weights = tuple(entry.descriptor.weight for entry in decision.entries)
+            weights = tuple(entry.descriptor.weight for entry in entries_of(decision))
             call = CommitEmbedding(decision.round_number, tuple(outcome), weights)
             digest = await self._worker.call(call)
         return {Part.EMBEDDING: digest}
 
-    def _comparison(self, decision: Decision) -> Comparison | None:
+    def _comparison(self, decision: Committed) -> Comparison | None:
         """What this member measures of a decision; None if no payload of its own counts."""
         owners = [entry.descriptor.owner for entry in decision.entries]
         if (position := measured_position(owners, self._peer)) is None:

@@ -27,7 +27,17 @@ from node.net.membership import until_answered
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import OUTAGE_SECONDS
 from protocol.status import Wait
-from protocol.types import Decision, Part, PayloadDescriptor, Rollback, StageRange
+from protocol.types import (
+    Aborted,
+    Committed,
+    Decision,
+    Part,
+    PayloadDescriptor,
+    Rollback,
+    RolledBack,
+    Skipped,
+    StageRange,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -185,20 +195,24 @@ class MemberAnchors:
         `known` are payloads that were gathered in the exchange.
         """
         stage, round_number = decision.stage, decision.round_number
-        if decision.restore_round is not None:
+        if isinstance(decision, RolledBack):
             await self._restore(stage, part, Rollback(round_number, decision.restore_round), gates)
             return
-        with self._waits.on(Wait.PAYLOADS):
-            outcome = await self.payloads.collect(decision, known)
+        outcome, result = list[bytes](), None
+        if isinstance(decision, Committed):
+            with self._waits.on(Wait.PAYLOADS):
+                outcome = await self.payloads.collect(decision, known)
+            result = decision.result.sha256 if decision.result else None
         if gates is not None:
             await gates.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
         await run_to_the_end(self._apply_once(decision, part, outcome))
-        result = decision.result.sha256 if decision.result else None
         await self._end_round(part, RoundEnd(stage, round_number, result))
         self._attest_if_recent(stage, part, round_number)
 
-    async def _apply_once(self, decision: Decision, part: Part, outcome: Sequence[bytes]) -> None:
+    async def _apply_once(
+        self, decision: Committed | Aborted | Skipped, part: Part, outcome: Sequence[bytes]
+    ) -> None:
         """Apply a decision to one part, unless this was done already."""
         stage, round_number = decision.stage, decision.round_number
         async with self.between_steps:
@@ -208,7 +222,7 @@ class MemberAnchors:
             assert done == round_number - 1, "decisions are applied in their order"
             if part is Part.EMBEDDING:
                 digests = await self.commits.to_embedding(decision, outcome)
-            elif decision.committed:
+            elif isinstance(decision, Committed):
                 digests = await self.commits.to_stage(decision, outcome)
             else:
                 await self.commits.abort(decision)

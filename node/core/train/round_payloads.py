@@ -14,8 +14,8 @@ from node.ipc.worker_calls import Screen, StageInfo
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, sign_descriptor
 from protocol.types import (
+    Committed,
     CommittedResult,
-    Decision,
     ManifestEntry,
     PayloadDescriptor,
     PeerId,
@@ -81,7 +81,7 @@ class RoundPayloads:
             )
         return valid, rejected
 
-    async def collect(self, decision: Decision, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
+    async def collect(self, decision: Committed, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
         """The bytes of every entry of a manifest in its order, or of its result; each verified by its hash.
 
         Only payloads that are not in `known` are fetched.
@@ -127,7 +127,7 @@ class RoundPayloads:
         wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
         return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)
 
-    async def _fetch_result(self, decision: Decision, result: CommittedResult) -> bytes:
+    async def _fetch_result(self, decision: Committed, result: CommittedResult) -> bytes:
         stage = decision.stage
         if result.nbytes > (most := self._stage_info.capacities[stage]):
             raise HetnodeError(

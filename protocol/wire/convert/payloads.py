@@ -34,6 +34,7 @@ from protocol.wire.convert.fields import (
     several,
     shortened,
 )
+from protocol.wire.decisions import FlatDecision, decision_of, flat
 
 MAX_HOLDERS = 10_000
 MAX_GATHER_SECONDS = 1e7
@@ -68,19 +69,13 @@ def _check_canonical(descriptors: Sequence[PayloadDescriptor]) -> None:
         raise ValueError("payloads of different stages or rounds")
 
 
-def _check_decision(decision: Decision) -> None:
-    """A commit of at least one payload of its stage and round, in canonical order; or an abort of none."""
-    if decision.committed != bool(decision.entries):
-        raise ValueError(f"committed is {decision.committed} with {len(decision.entries)} payloads")
-    descriptors = [entry.descriptor for entry in decision.entries]
+def _check_decision(record: FlatDecision) -> None:
+    """A commit of at least one payload of its stage and round, in canonical order; or none of any."""
+    descriptors = [entry.descriptor for entry in record.entries]
     _check_canonical(descriptors)
-    restored = decision.restore_round
-    if restored is not None and (decision.committed or restored >= decision.round_number):
-        raise ValueError(f"round {decision.round_number} cannot restore round {restored}")
-    if decision.result is not None and not decision.committed:
-        raise ValueError("an aborted round with a result")
-    if any((d.stage, d.round_number) != (decision.stage, decision.round_number) for d in descriptors):
+    if any((d.stage, d.round_number) != (record.stage, record.round_number) for d in descriptors):
         raise ValueError("a decision over payloads of another stage or round")
+    decision_of(record)
 
 
 def _check_group(group: ExchangeGroup) -> None:
@@ -121,8 +116,8 @@ _COMMITTED_RESULT = Record(
 )
 _RESULT = Field(_COMMITTED_RESULT.read, _COMMITTED_RESULT.to_pb, optional=True)
 
-DECISION = Record(
-    Decision,
+_DECISION = Record(
+    FlatDecision,
     pb.DecisionReply,
     {
         "stage": STAGE,
@@ -134,13 +129,22 @@ DECISION = Record(
     _check_decision,
 )
 
+
+def decision_to_pb(decision: Decision) -> pb.DecisionReply:
+    return _DECISION.to_pb(flat(decision))
+
+
+def decision_from_pb(message: pb.DecisionReply) -> Decision:
+    """The decision in a message, which says of a skipped stage that it is aborted."""
+    return decision_of(_DECISION.from_pb(message))
+
+
 _STATE_HOLDERS = several(PEER, MAX_HOLDERS)
 STATE = Record(StateRecord, pb.StateRecord, {"stage": STAGE, "digest": SHA256, "holders": _STATE_HOLDERS})
 
 descriptor_to_pb, descriptor_from_pb = DESCRIPTOR.to_pb, DESCRIPTOR.from_pb
 rejection_to_pb = _REJECTION.to_pb
 group_to_pb, group_from_pb = GROUP.to_pb, GROUP.from_pb
-decision_to_pb, decision_from_pb = DECISION.to_pb, DECISION.from_pb
 state_to_pb, state_from_pb = STATE.to_pb, STATE.from_pb
 # Lists hold at most one descriptor or rejection of each owner.
 descriptors_from_pb = _DESCRIPTORS.from_pb

@@ -9,7 +9,7 @@ import pytest
 from coordinator.api.measuring import believed
 from coordinator.run.state.state import State
 from protocol.status import Measurement, PayloadAgreement
-from protocol.types import Decision, ManifestEntry, PeerId
+from protocol.types import Aborted, Committed, Decision, ManifestEntry, PeerId
 from tests.builders import keyed, spec_of
 
 PEERS = sorted((keyed(number) for number in range(3)), key=lambda each: each.peer)
@@ -18,7 +18,8 @@ FIRST, SECOND, THIRD = (each.peer for each in PEERS)
 
 def decision(stage: int, committed: bool = True) -> Decision:
     entries = tuple(ManifestEntry(each.payload(spec_of(), stage, 1), (each.peer,)) for each in PEERS)
-    return Decision(stage, 1, committed, entries if committed else (), 1, "a test")
+    common = stage, 1, 1, "a test"
+    return Committed(*common, entries) if committed else Aborted(*common)
 
 
 STATE = State(spec_of(), "run", decisions={(0, 1): decision(0), (1, 1): decision(1, committed=False)})

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.api.round_messages import Held, RoundMessages
 from node.net.group_reports import GroupReports
-from protocol.types import Decision, ExchangeGroup
+from protocol.types import Aborted, Decision, ExchangeGroup, RolledBack
 from protocol.wire.groups import group_digest, positions_of
 from tests.builders import keyed, spec_of
 
@@ -14,9 +14,8 @@ PEERS = sorted((keyed(i) for i in range(2)), key=lambda each: each.peer)
 GROUP = ExchangeGroup("group", tuple(each.payload(spec_of(), 0, 5) for each in PEERS))
 
 
-@pytest.mark.parametrize("restore_round", [None, 2])
-def test_a_member_that_holds_all_learns_of_an_abort_and_of_a_rollback(restore_round: int | None) -> None:
-    decision = Decision(0, 5, False, (), 1, "why", restore_round)
+@pytest.mark.parametrize("decision", [Aborted(0, 5, 1, "why"), RolledBack(0, 5, 1, "why", 2)])
+def test_a_member_that_holds_all_learns_of_an_abort_and_of_a_rollback(decision: Decision) -> None:
     reports = GroupReports(PEERS[0].peer)
     reports.note(GROUP.descriptors[0], GROUP)
     positions = positions_of(GROUP.descriptors, GROUP.descriptors)

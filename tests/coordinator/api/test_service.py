@@ -25,7 +25,7 @@ from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode
-from protocol.types import Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
+from protocol.types import Committed, Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
 from protocol.wire.operator_calls import GoOn, HoldRun, PauseAnswer
@@ -291,7 +291,7 @@ async def test_two_clients_match_report_and_get_the_same_decision(run: Running) 
     decisions = await asyncio.gather(run.report(A, 0, 1, A, B), run.report(B, 0, 1, A, B), onlooker)
     assert decisions[0] == decisions[1] == decisions[2]
     decision = decision_from_pb(decisions[0])
-    assert decision.committed
+    assert isinstance(decision, Committed)
     assert [entry.descriptor for entry in decision.entries] == list(group.descriptors)
     assert (await run.status()).stage_rounds_committed == 1
 
@@ -327,7 +327,7 @@ async def test_members_of_a_group_report_it_by_positions(run: Running) -> None:
         run.stub(A).Report(of_all), run.report(B, 0, 1, A, B), run.stub(A).AwaitDecision(asked)
     )
     expected = decision_from_pb(whole)
-    assert expected.committed
+    assert isinstance(expected, Committed)
     assert reports[A].decision_of(packed, 0, 1) == expected
     partly = await run.stub(A).Report(of_one)
     assert reports[A].decision_of(partly, 0, 1) == expected, "a peer that lacks payloads learns the holders"

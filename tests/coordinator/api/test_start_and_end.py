@@ -16,6 +16,7 @@ from coordinator.run.state import apply_rounds
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import CauseCode
+from protocol.types import Committed
 from protocol.wire.convert.payloads import decision_from_pb
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import Running, metrics, running
@@ -51,7 +52,7 @@ async def test_a_restart_on_the_same_folder_goes_on_where_it_was(tmp_path: Path)
         assert (await second.match(A, 1, 1)).descriptors == (await second.match(B, 1, 1)).descriptors
         later = await asyncio.gather(second.report(A, 1, 1, A, B), second.report(B, 1, 1, A, B))
         assert later[0] == later[1]
-        assert later[0].committed
+        assert isinstance(later[0], Committed)
         assert (await second.status()).rounds_decided == 1
 
 
@@ -134,7 +135,7 @@ async def test_a_late_peer_gets_a_decision_that_the_state_does_not_keep(
     async with running(spec, tmp_path) as first:
         await asyncio.gather(first.join(A), first.join(B))
         decisions = await first.settle(0, 1, A, B)
-        assert decision_from_pb(decisions[0]).committed
+        assert isinstance(decision_from_pb(decisions[0]), Committed)
         assert decisions == [await first.stub(A).AwaitDecision(asked)] * 2
     async with running(spec, tmp_path, first.address) as second:
         assert await second.stub(A).AwaitDecision(asked) == decisions[0]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from coordinator.run.state.commands import Drain, Leave, Offer, Report
-from coordinator.run.state.events import RoundAborted
 from protocol.errors import ErrorCode
 from protocol.status import RunPhase
-from protocol.types import Lifecycle, Role
-from tests.builders import spec_of
+from protocol.types import Aborted, Lifecycle, Role
+from tests.builders import decisions_in, spec_of
 from tests.support.coordinator_run import (
     ALL,
     Run,
@@ -77,7 +76,7 @@ class TestDraining:
         assert members_by_replica(run) == {0: [A.peer, C.peer]}
         run.accept(Leave(B.peer, "drained"))
         play_rounds(run)
-        assert not any(isinstance(event, RoundAborted) for event in run.events)
+        assert not decisions_in(run.events, Aborted)
 
     def test_the_last_round_is_confirmed_by_a_member_that_drains_without_an_assignment(self) -> None:
         run = started_and_attested(0, 1, rounds=2)

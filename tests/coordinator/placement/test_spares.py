@@ -10,6 +10,7 @@ from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import (
+    Committed,
     Dialer,
     Lifecycle,
     Link,
@@ -134,7 +135,7 @@ class TestSpares:
         assert members_by_replica(run) == {0: [A.peer, D.peer]}
         assert "round 2 starts anew" in latest_reason(run)
         play_rounds(run)
-        assert run.state.decisions[1, 2].committed
+        assert isinstance(run.state.decisions[1, 2], Committed)
 
     def test_a_pipeline_of_spares_trains_only_if_enough_spares_remain(self) -> None:
         run = started_and_attested(1, 1, grouping__spares=1)

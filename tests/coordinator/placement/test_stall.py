@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coordinator.run.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
-from coordinator.run.state.events import PayloadWithheld, PlanAdopted, RoundAborted
+from coordinator.run.state.events import PayloadWithheld, PlanAdopted
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import stall_message
 from protocol.status import Cause, CauseCode, RunPhase
-from protocol.types import Role
-from tests.builders import anchor_of, keyed
+from protocol.types import Aborted, Committed, Role
+from tests.builders import anchor_of, decisions_in, keyed
 from tests.support.coordinator_run import (
     Run,
     attest,
@@ -32,7 +32,7 @@ class TestStall:
         leave(run, A, C)
         pass_time(run, 3600, B)
         assert run.state.current_round == 2
-        assert not any(isinstance(event, RoundAborted) for event in run.events)
+        assert not decisions_in(run.events, Aborted)
         cause = run_cause(run.state)
         assert (cause.code, cause.round_number, cause.total) == (CauseCode.NO_REPLICA, 2, run.spec.rounds)
         assert [(each.replicas, *each.causes) for each in cause.causes] == [
@@ -57,7 +57,7 @@ class TestStall:
         assert plan.first_sample == 2 * run.spec.samples_per_round()
         assert "round 2 starts anew" in plan.reason
         play_round(run)
-        assert run.state.decisions[0, 2].committed
+        assert isinstance(run.state.decisions[0, 2], Committed)
 
     @pytest.mark.parametrize("withheld", [0, 1])
     def test_remaining_members_that_wait_do_not_end_the_round(self, withheld: int) -> None:
@@ -94,7 +94,7 @@ class TestStall:
         play_round(run)
         play_round(run)
         assert members_by_replica(run) == {0: [A.peer], 1: [B.peer], 2: [C.peer, D.peer]}
-        assert all(decision.committed for decision in run.state.decisions.values())
+        assert all(isinstance(decision, Committed) for decision in run.state.decisions.values())
 
     def test_a_round_with_an_offer_ends_before_the_plan_changes(self) -> None:
         run = started(1)

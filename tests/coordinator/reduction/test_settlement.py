@@ -12,7 +12,7 @@ from coordinator.run.state import event_codec
 from coordinator.run.state.commands import Leave, Report, Tick
 from coordinator.run.state.events import PeerSeen
 from protocol.errors import ErrorCode
-from protocol.types import Decision, ResultClaim
+from protocol.types import Aborted, Committed, Decision, ResultClaim
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import Run, beat_for, offer, started
 from tests.support.incident_replay import replay_incident
@@ -48,7 +48,7 @@ def test_the_result_that_all_hold_is_committed_with_all_payloads(run: Run) -> No
     for peer in PEERS:
         report(run, peer, ONE)
     found = decision(run)
-    assert found.committed
+    assert isinstance(found, Committed)
     assert found.result is not None
     assert (found.result.sha256, found.result.nbytes) == (ONE.sha256, ONE.nbytes)
     assert found.result.holders == tuple(sorted(peer.peer for peer in PEERS))
@@ -72,8 +72,7 @@ def test_half_of_the_weight_decides_nothing(run: Run, claims: tuple[ResultClaim 
     for peer, claim in zip(PEERS, claims, strict=True):
         report(run, peer, claim)
     found = decision(run)
-    assert not found.committed
-    assert (found.entries, found.result) == ((), None)
+    assert isinstance(found, Aborted)
     assert "none is held by more than half" in found.reason
 
 
@@ -82,7 +81,7 @@ def test_members_that_disagree_about_who_is_in_the_sum_hold_different_results(ru
         report(run, peer, ONE)
     for peer in PEERS[2:]:
         report(run, peer, replace(ONE, without=(PEERS[0].peer,)))
-    assert not decision(run).committed
+    assert isinstance(decision(run), Aborted)
 
 
 def test_a_payload_that_is_in_no_part_does_not_count(run: Run) -> None:
@@ -99,7 +98,7 @@ def test_a_result_of_too_few_payloads_is_not_committed(run: Run) -> None:
     others = tuple(sorted(peer.peer for peer in PEERS[1:]))
     for peer in PEERS:
         report(run, peer, replace(ONE, without=others))
-    assert not decision(run).committed
+    assert isinstance(decision(run), Aborted)
     assert "weigh 1 of 4" in decision(run).reason
 
 
@@ -108,7 +107,7 @@ def test_the_dead_count_against_a_result(run: Run) -> None:
         report(run, peer, ONE)
     for peer in PEERS[2:]:
         run.accept(Leave(peer.peer, "interrupted"))
-    assert not decision(run).committed
+    assert isinstance(decision(run), Aborted)
 
 
 def test_the_deadline_decides_without_a_silent_member(run: Run) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.run.state.commands import Await, Report, Tick
-from coordinator.run.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundCommitted
+from coordinator.run.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundDecided
 from coordinator.store.history import CreditOrder, Page, SqliteHistory
 from coordinator.store.history_tables import AdoptedPlan, Kind, Omission, Outcome, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, PayloadAgreement
-from protocol.types import PeerId, Rejection, Role
+from protocol.types import Aborted, Committed, PeerId, Rejection, Role
 from tests.builders import keyed
 from tests.support.coordinator_run import (
     Run,
@@ -76,7 +76,7 @@ def test_a_round_tells_who_was_counted_and_why_others_were_not(tmp_path: Path) -
     for peer in peers[:2]:
         run.accept(Report(peer.peer, 0, 1, held, bad))
     run.accept(Report(peers[2].peer, 0, 1, held))
-    assert run.state.decisions[0, 1].committed
+    assert isinstance(run.state.decisions[0, 1], Committed)
     detail = history_of(run, tmp_path).round(1)
     assert detail is not None
     (stage,) = detail.stages
@@ -96,7 +96,7 @@ def test_a_round_tells_who_was_counted_and_why_others_were_not(tmp_path: Path) -
     events = stored(run.events)
     cited = [events[(each.cause_sequence or 0) - 1] for each in (left_out, missing)]
     assert [type(each) for each in cited] == [PayloadRejected, PeerLeft]
-    assert isinstance(events[(stage.summary.decided_sequence or 0) - 1], RoundCommitted)
+    assert isinstance(events[(stage.summary.decided_sequence or 0) - 1], RoundDecided)
     assert isinstance(events[(by_peer[A.peer].offered_sequence or 0) - 1], PayloadOffered)
     phases = stage.phases
     first = by_peer[A.peer].offered_at
@@ -146,7 +146,7 @@ def test_an_aborted_round_gives_its_reason_to_all_offers(tmp_path: Path) -> None
     for peer in (A, B):
         run.accept(Report(peer.peer, 0, 1, (peer.payload(run.spec, 0, 1),)))
     decision = run.state.decisions[0, 1]
-    assert not decision.committed
+    assert isinstance(decision, Aborted)
     detail = history_of(run, tmp_path).round(1)
     assert detail is not None
     assert detail.stages[0].summary.reason == decision.reason

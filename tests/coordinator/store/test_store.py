@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.run.state.event_chain import first_hash, next_hash
-from coordinator.run.state.events import CoordinatorStarted, PeerLost, PeerSeen, RoundAborted, RunFinished
+from coordinator.run.state.events import CoordinatorStarted, PeerLost, PeerSeen, RoundDecided, RunFinished
 from coordinator.store.row_body import pack_body, unpack_body
 from coordinator.store.store import SCHEMA_VERSION, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Decision, PeerId
+from protocol.types import Aborted, PeerId
 from tests.builders import keyed
 from tests.support.memory_store import MemoryStore
 
@@ -185,9 +185,9 @@ class TestSqlite:
     def test_a_decision_is_found_by_an_index_that_is_checked(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         written(path)
-        decisions = [Decision(stage, 1, False, (), 1, "r") for stage in range(2)]
+        decisions = [Aborted(stage, 1, 1, "r") for stage in range(2)]
         with closing(opened(path)) as store:
-            store.append([RoundAborted(5.0, each) for each in decisions])
+            store.append([RoundDecided(5.0, each) for each in decisions])
             assert [store.decision(stage, 1) for stage in range(2)] == decisions
             assert store.decision(0, 2) is None
         damaged(path, "UPDATE decisions SET sequence = 5 WHERE stage = 1")

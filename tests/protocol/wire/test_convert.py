@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import (
+    Aborted,
     Capacity,
+    Committed,
     CommittedResult,
     Decision,
     Dialer,
@@ -32,14 +34,16 @@ from protocol.types import (
     Replica,
     ResultClaim,
     Role,
+    RolledBack,
     StageRange,
     TensorHeader,
 )
 from protocol.wire.convert.payloads import (
-    DECISION,
     DESCRIPTOR,
     GROUP,
     RESULT_CLAIM,
+    decision_from_pb,
+    decision_to_pb,
     rejection_to_pb,
     rejections_from_pb,
 )
@@ -149,8 +153,10 @@ def decisions(draw: st.DrawFn) -> Decision:
         (descriptors[0].stage, descriptors[0].round_number) if descriptors else (0, draw(naturals))
     )
     result = draw(st.none() | st.builds(CommittedResult, hashes, nbytes, holders)) if entries else None
-    words_and_result = draw(words), None, result
-    return Decision(stage, round_number, bool(entries), entries, draw(naturals), *words_and_result)
+    common = stage, round_number, draw(naturals), draw(words)
+    if entries:
+        return Committed(*common, entries, result)
+    return draw(st.sampled_from([Aborted(*common), *([RolledBack(*common, 0)] if round_number else [])]))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +173,7 @@ def decisions(draw: st.DrawFn) -> Decision:
             DESCRIPTOR.from_pb,
         ),
         (groups(), GROUP.to_pb, GROUP.from_pb),
-        (decisions(), DECISION.to_pb, DECISION.from_pb),
+        (decisions(), decision_to_pb, decision_from_pb),
         (claims, RESULT_CLAIM.to_pb, RESULT_CLAIM.from_pb),
         (
             descriptor_lists(1).map(lambda found: Rejection(found[0], "not finite")),

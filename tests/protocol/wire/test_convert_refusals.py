@@ -17,10 +17,10 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.types import Capacity, Estimates, LinkEstimate, PayloadDescriptor, PeerId
 from protocol.wire.convert.fields import Record, banned_from_pb
 from protocol.wire.convert.payloads import (
-    DECISION,
     DESCRIPTOR,
     GROUP,
     STATE,
+    decision_from_pb,
     descriptors_from_pb,
     rejections_from_pb,
 )
@@ -49,7 +49,7 @@ CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     pb.Plan: PLAN.from_pb,
     pb.PayloadDescriptor: DESCRIPTOR.from_pb,
     pb.MatchReply: GROUP.from_pb,
-    pb.DecisionReply: DECISION.from_pb,
+    pb.DecisionReply: decision_from_pb,
     pb.Rejection: lambda message: rejections_from_pb([message]),
     pb.PlanUpdate: lambda message: banned_from_pb(message.banned),
     pb.FrameId: FRAME_ID.from_pb,
@@ -177,8 +177,8 @@ def test_a_bad_field_of_a_payload_is_refused(changes: dict[str, Any]) -> None:
         (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 63)),
         (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 64, stage=512)),
         (STATE.from_pb, pb.StateRecord(run="r", part="stage", digest="0" * 64, holders=[""])),
-        (DECISION.from_pb, pb.DecisionReply(stage=512)),
-        (DECISION.from_pb, pb.DecisionReply(reason="x" * 1001)),
+        (decision_from_pb, pb.DecisionReply(stage=512)),
+        (decision_from_pb, pb.DecisionReply(reason="x" * 1001)),
         (rejections_from_pb, [pb.Rejection(descriptor=DESCRIPTOR.to_pb(PAYLOAD))]),
         (rejections_from_pb, [pb.Rejection(descriptor=DESCRIPTOR.to_pb(PAYLOAD), reason="late")] * 2),
         (descriptors_from_pb, [DESCRIPTOR.to_pb(PAYLOAD)] * 2),
@@ -277,9 +277,9 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         for o in ("a", "b")
     ]
     good = pb.DecisionReply(stage=1, round=2, committed=True, entries=entries)
-    DECISION.from_pb(good)
+    decision_from_pb(good)
     result = pb.CommittedResult(sha256="0" * 64, nbytes=1, holders=["h"])
-    DECISION.from_pb(pb.DecisionReply(stage=1, round=2, committed=True, entries=entries, result=result))
+    decision_from_pb(pb.DecisionReply(stage=1, round=2, committed=True, entries=entries, result=result))
     for bad in (
         pb.DecisionReply(stage=1, round=2, result=result),
         pb.DecisionReply(stage=1, round=2, committed=True, entries=entries, result=pb.CommittedResult()),
@@ -293,7 +293,7 @@ def test_a_manifest_out_of_canonical_order_is_refused() -> None:
         ),
     ):
         with pytest.raises(HetnodeError):
-            DECISION.from_pb(bad)
+            decision_from_pb(bad)
 
 
 @pytest.mark.parametrize("value", [1e-320, 0.5, -1.0, math.inf, math.nan, 1e300])

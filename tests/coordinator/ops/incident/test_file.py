@@ -9,7 +9,7 @@ from functools import cache
 from coordinator.ops.incident.file import Incident, to_bytes, up_to_round
 from coordinator.ops.incident.redaction import redacted_log, redacted_spec
 from coordinator.run.state.event_codec import decode
-from coordinator.run.state.events import RoundAborted, RoundCommitted
+from coordinator.run.state.events import RoundDecided
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
 
@@ -40,7 +40,7 @@ def test_a_log_is_cut_after_the_last_decision_of_a_round() -> None:
     log = incident().events
     cut = up_to_round(log, 2)
     assert cut == log[: len(cut)]
-    assert isinstance(cut[-1], RoundCommitted | RoundAborted)
+    assert isinstance(cut[-1], RoundDecided)
     left = log[len(cut) :]
-    assert all(e.decision.round_number > 2 for e in left if isinstance(e, RoundCommitted | RoundAborted))
+    assert all(e.decision.round_number > 2 for e in left if isinstance(e, RoundDecided))
     assert up_to_round(log, 0) == ()

@@ -136,7 +136,7 @@ def played() -> Replay:
 
 def test_this_version_decides_its_own_log_alike() -> None:
     kinds = {type(event) for event in incident().events}
-    assert {events.PeerLost, events.PayloadRejected, events.PeerStruck, events.RoundCommitted} <= kinds
+    assert {events.PeerLost, events.PayloadRejected, events.PeerStruck, events.RoundDecided} <= kinds
     assert played().differences == ()
     assert played().broken == ""
     assert len(played().log) == len(incident().events)
@@ -208,11 +208,11 @@ def test_a_version_that_decides_earlier_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_an_invariant_that_does_not_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     log = list(incident().events)
-    place = next(n for n, event in enumerate(log) if isinstance(event, events.RoundCommitted))
+    place = next(n for n, event in enumerate(log) if isinstance(event, events.RoundDecided))
     wrong = log[place]
-    assert isinstance(wrong, events.RoundCommitted)
+    assert isinstance(wrong, events.RoundDecided)
     decision = replace(wrong.decision, next_epoch=1, entries=wrong.decision.entries[:1])
-    log[place] = events.RoundCommitted(wrong.at, decision)
+    log[place] = events.RoundDecided(wrong.at, decision)
     found = replay_incident(replace(incident(), events=tuple(log)))
     assert [each.number <= place + 1 <= each.number + len(each.recorded) for each in found.differences] == [
         True

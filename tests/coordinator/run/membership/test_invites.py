@@ -21,11 +21,10 @@ from coordinator.run.state.events import (
     PeerBanned,
     PeerLeft,
     PlanAdopted,
-    RoundCommitted,
 )
 from protocol.errors import ErrorCode
-from protocol.types import PeerId, Role
-from tests.builders import keyed, spec_of
+from protocol.types import Committed, PeerId, Role
+from tests.builders import decisions_in, keyed, spec_of
 from tests.support.coordinator_run import Run
 
 A, B, C = (keyed(i) for i in range(3))
@@ -127,8 +126,8 @@ def test_the_round_of_the_others_goes_on_without_a_banned_peer() -> None:
     assert [type(event) for event in banned[:2]] == [PeerBanned, PeerLeft]
     for who in (A, B):
         run.accept(Report(who.peer, 0, 1, payloads))
-    (commit,) = (event for event in run.events if isinstance(event, RoundCommitted))
-    assert {entry.descriptor.owner for entry in commit.decision.entries} == {A.peer, B.peer}
+    (commit,) = decisions_in(run.events, Committed)
+    assert {entry.descriptor.owner for entry in commit.entries} == {A.peer, B.peer}
     run.refuse(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.BANNED)
 
 

@@ -8,7 +8,7 @@ from coordinator.run.state.events import (
     PeerLost,
     PeerSeen,
     PlanAdopted,
-    RoundCommitted,
+    RoundDecided,
 )
 from coordinator.run.state.state import State
 from coordinator.status.causes import run_cause
@@ -48,7 +48,7 @@ class TestLosses:
         mixed.accept(Report(B.peer, 0, 1, (a, b)))
         *_, adopted, committed = mixed.accept(Report(A.peer, 0, 1, (a, b)))
         assert isinstance(adopted, PlanAdopted)
-        assert isinstance(committed, RoundCommitted)
+        assert isinstance(committed, RoundDecided)
         plan = adopted.plan
         assert [replica.index for replica in plan.replicas] == [0]
         assert (plan.epoch, plan.from_round) == (2, 2)

@@ -15,7 +15,7 @@ from coordinator.run.state.text import short
 from coordinator.status.messages import event_message
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import LEAST_SHARE
-from protocol.types import Decision, PayloadDescriptor, Rejection
+from protocol.types import Committed, Decision, PayloadDescriptor, Rejection
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run
 
@@ -77,7 +77,7 @@ def test_a_payload_rejected_by_the_group_is_dropped_and_costs_its_owner_a_strike
 def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> None:
     for number in range(1, STRIKES_TO_QUARANTINE + 1):
         assert BAD.peer not in run.state.quarantined
-        assert decided(run, HONEST).committed, number
+        assert isinstance(decided(run, HONEST), Committed), number
     assert run.state.quarantined == {BAD.peer}
     (event,) = [event for event in run.events if isinstance(event, PeerQuarantined)]
     assert "QUARANTINE" in event_message(event)

@@ -18,13 +18,13 @@ from coordinator.run.state.commands import (
     RollBack,
 )
 from coordinator.run.state.event_codec import decode, encode
-from coordinator.run.state.events import AnchorDiverged, PeerSeen, RoundAborted, RunPaused, RunRolledBack
+from coordinator.run.state.events import AnchorDiverged, PeerSeen, RoundDecided, RunPaused, RunRolledBack
 from coordinator.run.state.state import State
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
 from protocol.status import ReplicaState
-from protocol.types import Part, PausedBy, Rollback
+from protocol.types import Aborted, Committed, Part, PausedBy, Rollback, RolledBack
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import Run, attest, play_round, play_rounds, started_and_attested
 
@@ -56,13 +56,14 @@ def run() -> Run:
 
 def test_one_transaction_decides_the_open_round_of_all_stages_and_pauses_the_run(run: Run) -> None:
     events = run.accept(RollBack(2, "the loss has risen"))
-    assert [type(event) for event in events] == [RunPaused, RunRolledBack, RoundAborted, RoundAborted]
+    assert [type(event) for event in events] == [RunPaused, RunRolledBack, RoundDecided, RoundDecided]
     assert run.state.current_round == 6
     assert run.state.is_held
     assert (run.state.committed, run.state.aborted) == (4 * STAGES, 0)
     for stage in range(STAGES):
         decision = run.state.decisions[stage, 5]
-        assert (decision.restore_round, decision.committed, decision.entries) == (2, False, ())
+        assert isinstance(decision, RolledBack)
+        assert decision.restore_round == 2
         assert decision.reason == "the run goes back to round 2: the loss has risen"
         assert settled_digest(run.state, stage, 5, Part.STAGE) == anchor_of(stage, 2)
     assert settled_digest(run.state, 0, 5, Part.EMBEDDING) == f"{2:064x}"
@@ -83,11 +84,10 @@ def test_stages_that_have_decided_the_open_round_go_back_in_the_next_one(run: Ru
         run.accept(Offer(peer.peer, payload))
     for peer in PEERS:
         run.accept(Report(peer.peer, 0, 5, payloads))
-    assert run.state.decisions[0, 5].committed
+    assert isinstance(run.state.decisions[0, 5], Committed)
     run.accept(RollBack(3, ""))
     assert run.state.restored == {6: 3}
-    half = run.state.decisions[1, 5]
-    assert (half.committed, half.restore_round) == (False, None)
+    assert isinstance(run.state.decisions[1, 5], Aborted)
     assert [run.state.decisions[stage, 6].restore_round for stage in range(STAGES)] == [3, 3]
     assert run.state.current_round == 7
 
@@ -115,7 +115,7 @@ def test_training_goes_on_from_the_restored_anchor(run: Run) -> None:
             run.accept(Offer(peer.peer, payload))
         for peer in PEERS:
             run.accept(Report(peer.peer, stage, 6, payloads))
-        assert run.state.decisions[stage, 6].committed
+        assert isinstance(run.state.decisions[stage, 6], Committed)
 
 
 def test_the_checkpoint_after_a_rollback_is_located_and_so_is_the_restored_one(run: Run) -> None:

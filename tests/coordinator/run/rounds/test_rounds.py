@@ -12,11 +12,11 @@ from coordinator.run.state.events import (
     GroupClosed,
     HoldingsReported,
     PayloadOffered,
-    RoundAborted,
+    RoundDecided,
 )
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import LEAST_WINDOW_SECONDS
-from protocol.types import Decision, Role
+from protocol.types import Aborted, Committed, Decision, Role
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
 from tests.support.coordinator_run import Run, beat_for, joined_run, offer, settle, started
 
@@ -114,7 +114,7 @@ class TestOffers:
 class TestDecisions:
     def test_payloads_that_two_peers_hold_are_committed_in_canonical_order(self, run: Run) -> None:
         decision = settle(run, 0, 1, [A, B])
-        assert decision.committed
+        assert isinstance(decision, Committed)
         assert [entry.descriptor.owner for entry in decision.entries] == sorted([A.peer, B.peer])
         assert all(set(entry.holders) == {A.peer, B.peer} for entry in decision.entries)
         assert decision.next_epoch == 1
@@ -137,8 +137,8 @@ class TestDecisions:
         run.accept(Offer(B.peer, b))
         run.accept(Report(A.peer, 0, 1, (a,)))
         (_, event) = run.accept(Report(B.peer, 0, 1, (b,)))
-        assert isinstance(event, RoundAborted)
-        assert event.decision.entries == ()
+        assert isinstance(event, RoundDecided)
+        assert isinstance(event.decision, Aborted)
         assert event.decision.reason == (
             "none of 2 payloads is held by 2 peers and by more than half of the group"
         )
@@ -166,7 +166,7 @@ class TestDecisions:
         for side in ((A, B), (C, D)):
             for host in side:
                 run.accept(Report(host.peer, 0, 1, tuple(payloads[each] for each in side)))
-        assert run.state.decisions[0, 1].entries == ()
+        assert isinstance(run.state.decisions[0, 1], Aborted)
 
     def test_peers_without_a_report_do_not_count_against_a_payload(self) -> None:
         run = joined_run(spec_of(1, 4), *[Role.REPLICA] * 4)
@@ -180,7 +180,7 @@ class TestDecisions:
 
     def test_one_replica_alone_commits_what_it_alone_holds(self) -> None:
         run = joined_run(spec_of(2, 1), Role.REPLICA)
-        assert settle(run, 0, 1, [A]).committed
+        assert isinstance(settle(run, 0, 1, [A]), Committed)
 
     def test_the_deadline_decides_without_the_silent(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
@@ -190,7 +190,7 @@ class TestDecisions:
         beat_for(run, run.spec.timing.decide - 1, A, B)
         assert (0, 1) not in run.state.decisions
         beat_for(run, 1, A, B)
-        assert not run.state.decisions[0, 1].committed, "B is alive, and only A is known to hold anything"
+        assert isinstance(run.state.decisions[0, 1], Aborted), "B lives, and only A is known to hold anything"
 
     def test_the_survivor_commits_what_it_holds_when_the_other_is_lost(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)
@@ -255,7 +255,8 @@ class TestDecisions:
         run.accept(Await(A.peer, 0, 1, withheld=1))
         assert run.accept(Await(A.peer, 0, 1, withheld=1)) == ()
         *_, aborted = run.accept(Await(B.peer, 0, 1, withheld=1))
-        assert isinstance(aborted, RoundAborted)
+        assert isinstance(aborted, RoundDecided)
+        assert isinstance(aborted.decision, Aborted)
         assert aborted.decision.reason == "no replica had a payload to offer"
 
     def test_a_round_waits_for_a_peer_that_only_asks_for_the_decision(self, run: Run) -> None:
@@ -277,7 +278,7 @@ class TestDecisions:
         settle(run, 0, 1, [A, B])
         beat_for(run, run.spec.timing.match_window, A, B)
         decision = run.state.decisions[1, 1]
-        assert not decision.committed
+        assert isinstance(decision, Aborted)
         assert "no peer offered" in decision.reason
         assert run.state.current_round == 2
 
@@ -331,14 +332,14 @@ class TestWeight:
         run.accept(Leave(peers[4].peer, "interrupted"))
         decision = self.closed_with(run, *peers[:2])
         assert decision is not None
-        assert not decision.committed
+        assert isinstance(decision, Aborted)
         assert decision.reason == "replicas that weigh 2 of 4 contribute, and more than half must"
 
     def test_small_shares_count_with_the_whole_weight_of_their_replicas(self) -> None:
         run, peers = self.five()
         decision = self.closed_with(run, *peers[:3], weight=0.2)
         assert decision is not None
-        assert decision.committed
+        assert isinstance(decision, Committed)
 
     def test_replicas_that_are_gone_or_withhold_do_not_count(self) -> None:
         run, peers = self.five()
@@ -346,7 +347,7 @@ class TestWeight:
         run.accept(Await(peers[3].peer, 0, 1, withheld=1))
         decision = self.closed_with(run, *peers[:2])
         assert decision is not None
-        assert decision.committed, "two of three"
+        assert isinstance(decision, Committed), "two of three"
 
     def test_a_payload_that_is_not_held_does_not_count(self) -> None:
         run, peers = self.five()

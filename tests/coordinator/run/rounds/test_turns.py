@@ -11,9 +11,7 @@ from coordinator.run.state.commands import Attest, Await, Offer, Report
 from coordinator.run.state.events import (
     PayloadWithheld,
     PeerRetreated,
-    RoundAborted,
-    RoundCommitted,
-    StageSkipped,
+    RoundDecided,
 )
 from coordinator.run.state.lines import lines_of, rounded_rate
 from coordinator.run.state.tokens import payload_tokens
@@ -23,7 +21,8 @@ from coordinator.status.run_status import run_status
 from coordinator.store.history_tables import Outcome
 from protocol.errors import ErrorCode
 from protocol.status import CauseCode, ReplicaState
-from tests.builders import anchor_of, keyed
+from protocol.types import Aborted, Committed, Skipped
+from tests.builders import anchor_of, decisions_in, keyed
 from tests.support.coordinator_run import (
     Run,
     measure,
@@ -47,11 +46,12 @@ def run() -> Run:
 
 def test_all_other_stages_are_skipped_with_the_first_decision_of_a_round(run: Run) -> None:
     play_stage(run, 1)
-    kinds = [type(event) for event in run.events if isinstance(event, RoundCommitted | StageSkipped)]
-    assert kinds == [RoundCommitted, StageSkipped]
+    committed, skipped = decisions_in(run.events)
     assert run.state.current_round == 2
-    committed, skipped = (run.state.decisions[stage, 1] for stage in (1, 0))
-    assert (skipped.committed, skipped.entries, skipped.next_epoch) == (False, (), committed.next_epoch)
+    assert (committed, skipped) == tuple(run.state.decisions[stage, 1] for stage in (1, 0))
+    assert isinstance(committed, Committed)
+    assert isinstance(skipped, Skipped)
+    assert skipped.next_epoch == committed.next_epoch
     assert (run.state.committed, run.state.aborted, run.state.silences) == (1, 0, {})
 
 
@@ -75,8 +75,7 @@ def test_a_stage_is_skipped_too_if_the_round_of_the_due_stage_is_aborted(run: Ru
     for peer in (A, B):
         run.accept(Report(peer.peer, 1, 1, ()))
     pass_time(run, run.spec.timing.decide + 1, A, B)
-    kinds = [type(event) for event in run.events if isinstance(event, RoundAborted | StageSkipped)]
-    assert kinds == [RoundAborted, StageSkipped]
+    assert [type(each) for each in decisions_in(run.events)] == [Aborted, Skipped]
     assert (run.state.current_round, run.state.aborted) == (2, 1)
 
 
@@ -146,5 +145,5 @@ def test_a_full_replica_has_its_whole_line_for_the_due_stage(run: Run) -> None:
 
 def test_the_log_of_people_does_not_tell_of_each_skipped_stage(run: Run) -> None:
     play_rounds(run, 1)
-    [skipped] = [event for event in run.events if isinstance(event, StageSkipped)]
-    assert log_level(skipped) == logging.DEBUG
+    levels = {type(e.decision): log_level(e) for e in run.events if isinstance(e, RoundDecided)}
+    assert levels == {Committed: logging.INFO, Skipped: logging.DEBUG}

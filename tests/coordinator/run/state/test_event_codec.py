@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from itertools import chain
 from typing import get_args
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from coordinator.run.state.apply import replay
 from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
-from coordinator.run.state.events import Event, PeerSeen
+from coordinator.run.state.events import Event, PeerSeen, RoundDecided
 from coordinator.run.state.state import State
 from protocol.status import RunPhase
-from protocol.types import StageRange
+from protocol.types import Aborted, Committed, ManifestEntry, RolledBack, Skipped, StageRange
 from tests.builders import former_log, keyed, spec_of
 
 st.register_type_strategy(
@@ -40,7 +41,22 @@ LATER_KINDS = {
 }
 """Kinds that the first release of the log format did not have."""
 
-EVENTS = st.one_of([st.builds(kind) for kind in STORED_KINDS])
+# Other decisions are none that a rule makes.
+_DECIDED = st.tuples(*[st.integers(1, 9)] * 3, st.text())
+_ENTRIES = st.builds(ManifestEntry)
+DECISIONS = st.one_of(
+    st.builds(lambda common, entry: Committed(*common, (entry,)), _DECIDED, _ENTRIES),
+    _DECIDED.map(lambda common: Aborted(*common)),
+    _DECIDED.map(lambda common: Skipped(*common)),
+    _DECIDED.map(lambda common: RolledBack(*common, 0)),
+)
+
+
+def _events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
+    return st.builds(kind, decision=DECISIONS) if kind is RoundDecided else st.builds(kind)
+
+
+EVENTS = st.one_of([_events_of(kind) for kind in STORED_KINDS])
 
 
 @given(EVENTS)
@@ -52,7 +68,7 @@ def test_only_the_heartbeat_is_not_stored() -> None:
     assert set(get_args(Event)) - set(STORED_KINDS) == {PeerSeen}
 
 
-@given(st.sampled_from(sorted(STORED_KINDS.values())), st.text())
+@given(st.sampled_from(sorted(chain(*STORED_KINDS.values()))), st.text())
 def test_invalid_text_raises_only_value_error(kind: str, text: str) -> None:
     for name in (kind, text):
         with pytest.raises(ValueError, match=r"bad fields|unknown kind"):
@@ -60,7 +76,7 @@ def test_invalid_text_raises_only_value_error(kind: str, text: str) -> None:
 
 
 def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> None:
-    assert {kind for kind, _ in former_log()} == set(STORED_KINDS.values()) - LATER_KINDS
+    assert {kind for kind, _ in former_log()} == set(chain(*STORED_KINDS.values())) - LATER_KINDS
     again = [encode(decode(kind, text)) for kind, text in former_log()]
     # Descriptors had no epoch, those of plans begin at 1. Nobody dialled peers back, and there was no relay.
     # Reports had all payloads. All runs gathered.

@@ -10,14 +10,14 @@ import pytest
 
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Await, Offer, Report
-from coordinator.run.state.events import Event, PlanAdopted, RoundCommitted
+from coordinator.run.state.events import Event, PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS, State
 from coordinator.run.state.tokens import payload_tokens
 from coordinator.store.decision_log import DecisionLog
 from coordinator.store.restore import restore
 from coordinator.store.store import SqliteStore
-from protocol.types import Decision, Part
-from tests.builders import anchor_of, keyed
+from protocol.types import Committed, Decision, Part
+from tests.builders import anchor_of, decisions_in, keyed
 from tests.support.coordinator_run import Run, play_rounds, started_and_attested
 from tests.support.history import stored
 
@@ -33,7 +33,7 @@ def run() -> Run:
 
 
 def decisions_of(run: Run) -> dict[tuple[int, int], Decision]:
-    committed = (each.decision for each in run.events if isinstance(each, RoundCommitted))
+    committed = decisions_in(run.events, Committed)
     return {(each.stage, each.round_number): each for each in committed}
 
 

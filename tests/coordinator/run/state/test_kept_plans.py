@@ -10,7 +10,7 @@ from coordinator.run.state.apply import replay
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS, State
 from coordinator.run.state.tokens import payload_tokens, worths
-from protocol.types import Decision, ManifestEntry
+from protocol.types import Committed, ManifestEntry
 from tests.support.coordinator_run import Run, started
 from tests.support.timed_rounds import A, usual_rounds
 
@@ -52,5 +52,5 @@ def test_a_payload_that_names_a_plan_that_is_not_kept_counts_by_the_plan_of_its_
     of_last = payload_tokens(run.spec, run.state.plans[-1].replicas[0], A.payload(run.spec, 0, ROUNDS))
     payloads = [A.payload(run.spec, 0, ROUNDS, epoch=epoch) for epoch in (0, 1, run.state.epoch)]
     entries = tuple(ManifestEntry(each, (A.peer,)) for each in payloads)
-    decision = Decision(0, ROUNDS, True, entries, 0, "r")
+    decision = Committed(0, ROUNDS, 0, "r", entries)
     assert [tokens for _, tokens in worths(run.state, decision)] == 3 * [of_last]

@@ -39,6 +39,7 @@ from protocol.trust.reachability import Addresses
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
+    Committed,
     Decision,
     Part,
     PayloadDescriptor,
@@ -110,7 +111,7 @@ class Round:
         first, second = [await peer.worker.call(Digests()) for peer in self.honest]
         assert first == second
         decision = await self.honest[0].coordinator.await_decision(0, number, PATIENT)
-        assert decision.committed
+        assert isinstance(decision, Committed)
         return decision
 
     async def describe(self, payload: bytes, **changes: object) -> PayloadDescriptor:

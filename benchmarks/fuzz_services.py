@@ -36,11 +36,12 @@ from coordinator.api.access import Access
 from coordinator.api.admin import Admin
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import OperatorService
-from coordinator.api.questions import ExplanationDesk, ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
+from coordinator.ops.explain.explainer import ExplanationDesk
 from coordinator.ops.explain.questions import question_of
 from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.ops.receipts import Receipts
 from coordinator.run.command_loop import Stopped
 from coordinator.run.decide import decide
 from coordinator.run.membership.reachability import check_claims, reached
@@ -162,7 +163,8 @@ class _Server:
         access = Access(self.loop, sources, lambda _: _SOURCE)
         metrics: Any = SimpleNamespace(record_measurement=_record, newest={})
         sign_here = partial(sign, number=2)
-        receipts: Any = SimpleNamespace(of=lambda peer, _: peer.encode())
+        past: Any = None
+        receipts = Receipts(access, state.spec, state.run, past, past)
         past: Any = SimpleNamespace(length=0)
 
         async def explain(_: str, question: str) -> Explanation:
@@ -172,7 +174,7 @@ class _Server:
         decisions: Any = SimpleNamespace(of=_no_decision)
         history: Any = None
         health = HealthMonitor(state)
-        records = RunRecords(metrics, decisions, receipts, health, explain, history, Counter())
+        records = RunRecords(metrics, decisions, health, explain, history, Counter())
         coordinator = CoordinatorService(
             self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )
@@ -182,9 +184,9 @@ class _Server:
             "Coordinator": coordinator,
             "Enrollment": EnrollmentService(self.loop, AUTHORITY, _COORDINATOR, _ADDRESS, lambda _: _SOURCE),
             "Operator": OperatorService(
-                Admin(self.loop, access, AUTHORITY.pin, _ADDRESS, _ADDRESS),
-                ExplanationDesk(access, explain),
-                ReceiptDesk(access, receipts),
+                access,
+                Admin(self.loop, AUTHORITY.pin, _ADDRESS, _ADDRESS),
+                (ExplanationDesk(explain), receipts),
             ),
             "Relay": RelayService(exposed, _dial),
         }
@@ -331,7 +333,7 @@ def _questions() -> tuple[Message, ...]:
         calls.RestoreRound(0, "r"),
         calls.ListRollbacks(),
         calls.AskWhy("now"),
-        calls.AskReceipt(PeerId(PEER)),
+        calls.AskReceipt(),
     )
     encoded = map(encode_request, requests)
     return tuple(operator_pb2.OperatorCall(method=each.method, body=bytes(each.body)) for each in encoded)

@@ -24,7 +24,6 @@ from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import OperatorService
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
 from coordinator.api.public_server import PublicServer, public_server
-from coordinator.api.questions import ExplanationDesk, ReceiptDesk
 from coordinator.api.relay import OwnRelay, own_relay
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
@@ -39,10 +38,11 @@ from coordinator.authority import (
     write_operator,
 )
 from coordinator.ops.dashboard.dashboard import Dashboard
-from coordinator.ops.explain.explainer import Explainer
+from coordinator.ops.explain.explainer import Explainer, ExplanationDesk
 from coordinator.ops.health.alarm import AlarmOptions, judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
+from coordinator.ops.receipts import Receipts
 from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state.commands import AppointArbiter, Start, TellOwnRelay
@@ -54,7 +54,6 @@ from coordinator.store.decision_log import DecisionLog
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.metrics import newest_measurements
-from coordinator.store.receipts import Receipts
 from coordinator.store.restore import RestoredRun, restore_run
 from coordinator.store.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
@@ -160,7 +159,7 @@ async def run_coordinator(
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
         sources = MemberSources()
         servers = _public_servers(
-            command_loop, records, sources, authority, identity, bootstrap, dial_back, ports
+            command_loop, records, store, sources, authority, identity, bootstrap, dial_back, ports
         )
         relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
@@ -229,6 +228,7 @@ async def _start_serving(
 def _public_servers(
     command_loop: CommandLoop,
     records: RunRecords,
+    store: SqliteStore,
     sources: MemberSources,
     authority: Authority,
     identity: CoordinatorKey,
@@ -251,10 +251,11 @@ def _public_servers(
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
         RelayAddress(identity.peer, ports.relay.address) if ports.relay else None,
     )
+    receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     operator = OperatorService(
-        Admin(command_loop, access, authority.pin, *ports.advertised),
-        ExplanationDesk(access, records.explain),
-        ReceiptDesk(access, records.receipts),
+        access,
+        Admin(command_loop, authority.pin, *ports.advertised),
+        (ExplanationDesk(records.explain), receipts),
     )
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], newcomers_gateway.source_of
@@ -365,8 +366,7 @@ def _start_run(
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
     explain = Explainer(command_loop, store, history).explain
-    receipts = Receipts(state.spec, state.run, history, store)
-    records = RunRecords(metrics, DecisionLog(store), receipts, health, explain, history, dashboard.resting)
+    records = RunRecords(metrics, DecisionLog(store), health, explain, history, dashboard.resting)
     return command_loop, serving, records
 
 

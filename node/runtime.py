@@ -109,7 +109,7 @@ async def _stay(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) 
         end, kept = await _train(node, worker, processes)
         for task in background:
             task.cancel()
-    await keep_receipt(node.coordinator.credentials, node.identity.peer, options.folder)
+    await keep_receipt(node.coordinator.credentials, options.folder)
     await leave_run(node.coordinator, end.value)
     what = "the run is finished" if end is End.FINISHED else "left the run in order"
     log.info("%s; this node's part of the model is in %s", what, kept)

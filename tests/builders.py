@@ -166,13 +166,13 @@ def status_of(
     )
 
 
-@cache
 def decisions_in(events: Iterable[Event], kind: Any = Decision) -> list[Any]:
     """The decisions of one kind among `events`, in their order."""
     decisions = [each.decision for each in events if isinstance(each, RoundDecided)]
     return [each for each in decisions if isinstance(each, kind)]
 
 
+@cache
 def former_log() -> list[tuple[str, str]]:
     """Kind and JSON of each event of a whole run, as the first release of the log format wrote them.
 

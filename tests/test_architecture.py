@@ -40,7 +40,8 @@ LAYERS = (
     "coordinator.authority coordinator.store",
     "coordinator.run.command_loop",
     "coordinator.api coordinator.arbiter",
-    "coordinator.ops.dashboard coordinator.ops.explain coordinator.ops.health coordinator.ops.monitoring",
+    "coordinator.ops.dashboard coordinator.ops.explain coordinator.ops.health coordinator.ops.monitoring"
+    " coordinator.ops.receipts",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.core.model node.extras node.ranks",

@@ -14,10 +14,8 @@ from protocol.trust.names import OPERATOR_URI, identity_of, peer_of, peer_uri
 from protocol.trust.rate_limit import RateLimit
 from protocol.types import PeerId
 
-# Joins of one peer: a node that restarts in a loop must not fill the log.
-_JOINS_AT_ONCE = 20
-_JOINS_PER_SECOND = 0.2
-_RECEIPTS_AT_ONCE, _RECEIPTS_PER_SECOND = 20, 0.2
+_AT_ONCE, _PER_SECOND = 20, 0.2
+"""Costly calls of one peer, such as joins: a node that restarts in a loop must not fill the log."""
 
 
 class Access:
@@ -37,8 +35,7 @@ class Access:
     ) -> None:
         self._command_loop, self._sources = command_loop, sources
         self._source_of, self._port_of = source_of, port_of
-        self._joins = RateLimit(_JOINS_AT_ONCE, _JOINS_PER_SECOND)
-        self._receipts = RateLimit(_RECEIPTS_AT_ONCE, _RECEIPTS_PER_SECOND)
+        self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
 
     def check(self, context: Context) -> None:
         """Raises HetnodeError for excluded peers, BANNED or QUARANTINED, whatever they ask."""
@@ -78,15 +75,10 @@ class Access:
                 f"Only the operator may make this call, but it came with the certificate of {holder[:96]!r}"
             )
 
-    def check_join_rate(self, peer: PeerId) -> None:
-        """Raises RATE_LIMITED if `peer` asks to join too often."""
-        if not self._joins.allows(peer, self._command_loop.now()):
-            raise rate_limited(f"Peer {peer} asks to join too often")
-
-    def check_receipt_rate(self, peer: PeerId) -> None:
-        """Raises RATE_LIMITED if `peer` asks for receipts too often."""
-        if not self._receipts.allows(peer, self._command_loop.now()):
-            raise rate_limited(f"Peer {peer} asks for receipts too often")
+    def check_rate(self, peer: PeerId, what: str) -> None:
+        """Raises RATE_LIMITED if `peer` does too often what `what` says, such as "asks to join"."""
+        if not self._rate.allows(f"{peer} {what}", self._command_loop.now()):
+            raise rate_limited(f"Peer {peer} {what} too often")
 
     def caller(self, context: Context) -> tuple[str, int]:
         """The source of a call, and the port from which it comes; 0 if that is not known."""

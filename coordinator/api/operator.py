@@ -1,13 +1,14 @@
 """The service of people and their tools: each call is a record, answered by the part of the program it asks.
 
-The composition root registers those parts. A part checks itself who may call.
+The composition root registers those parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from coordinator.api.access import Access
 from protocol.errors import faulty_peer
 from protocol.pb import operator_pb2 as pb
 from protocol.pb import operator_pb2_grpc as pb_grpc
@@ -19,19 +20,24 @@ Answering = Callable[[Any, Context], Awaitable[object]]
 
 
 class OperatorService(pb_grpc.OperatorServicer):
-    """Answers the calls of `parts`: their public methods that take a request and the context of its call."""
+    """Answers by public methods of its parts that take a request and the context of its call.
 
-    def __init__(self, *parts: object) -> None:
-        self._answering: dict[str, tuple[type[Request[Any]], Answering]] = {
-            name_of(request): (request, method)
-            for part in parts
+    `operator` answers the operator's certificate alone, `members` every certificate of the run.
+    """
+
+    def __init__(self, access: Access, operator: object, members: Sequence[object]) -> None:
+        checks = [(operator, access.check_operator), *((part, access.check_member) for part in members)]
+        self._answering: dict[str, tuple[type[Request[Any]], Answering, Callable[[Context], None]]] = {
+            name_of(request): (request, method, check)
+            for part, check in checks
             for request, method in answering(part).items()
         }
 
     async def Ask(self, request: pb.OperatorCall, context: Context) -> pb.OperatorReply:
-        kind, answer = self._answering.get(request.method, (None, None))
-        if kind is None or answer is None:
+        if request.method not in self._answering:
             raise faulty_peer(f"This coordinator answers no call {request.method[:64]!r}.")
+        kind, answer, check = self._answering[request.method]
+        check(context)
         if len(request.body) > MOST_BYTES:
             raise faulty_peer(f"A call has {len(request.body)} bytes, more than {MOST_BYTES}.")
         try:

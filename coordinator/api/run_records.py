@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from coordinator.store.decision_log import DecisionLog
 from coordinator.store.history import SqliteHistory
 from coordinator.store.metrics import MetricsFile
-from coordinator.store.receipts import Receipts
 from protocol.status import Explanation, Measurement, TrainingHealth
 from protocol.types import PeerId
 
@@ -37,7 +36,6 @@ class RunRecords:
     Attributes:
         metrics: where measurements go.
         decisions: finds those of old rounds.
-        receipts: makes them.
         health: judges what is measured.
         explain: answers questions about the run.
         history: answers about the past.
@@ -46,7 +44,6 @@ class RunRecords:
 
     metrics: MetricsFile
     decisions: DecisionLog
-    receipts: Receipts
     health: Health
     explain: Explain
     history: SqliteHistory

@@ -136,7 +136,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         peer = self._access.peer(context, request.peer)
-        self._access.check_join_rate(peer)
+        self._access.check_rate(peer, "asks to join")
         spec_hash = request.spec_hash[:64]
         # Before the other fields are read: another version may give them another meaning.
         check_compatible(self._spec, request.protocol_version, spec_hash)
@@ -178,7 +178,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> pb.UpdateAddressesReply:
         peer = self._access.peer(context, request.peer)
         live_peer(self._command_loop.state, peer)
-        self._access.check_join_rate(peer)
+        self._access.check_rate(peer, "asks to join")
         claims = addresses_from_pb(request.addresses)
         found = await self._dial_back(peer, context.peer(), claims)
         endpoint = claims.endpoint if found.endpoint else ""
@@ -189,7 +189,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def TryAddresses(self, request: pb.TryAddressesRequest, context: Context) -> pb.TryAddressesReply:
         peer = self._access.peer(context, request.peer)
-        self._access.check_join_rate(peer)
+        self._access.check_rate(peer, "asks to join")
         found = await self._dial_back(peer, context.peer(), addresses_from_pb(request.addresses))
         source, port = self._access.caller(context)
         relays = map(relay_to_pb, self._announcements.relays(self._command_loop.state))

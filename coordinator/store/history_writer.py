@@ -10,12 +10,13 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from coordinator.run.state.apply import apply
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.store.history_file import Changes, HistoryFile, is_damage, progress_of, remove_history
@@ -36,6 +37,22 @@ RETRY_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
 FLUSH_SECONDS = 2.0
 _AGAIN = "The coordinator completes it at its next start."
+
+
+def write_events(path: Path, state: State, events: Iterable[tuple[int, Event]]) -> State:
+    """Write the history of the numbered `events` of a log, the first of which follows `state`, to a new file.
+
+    Returns the state after them.
+    """
+    numbered = iter(events)
+    with HistoryFile(path, state.spec, state.run) as file:
+        while batch := list(islice(numbered, _MOST_IN_BATCH)):
+            changes: list[Changes] = []
+            for sequence, event in batch:
+                before, state = state, apply(state, event)
+                changes.append(tuple(changes_of(sequence, event, before, state)))
+            file.write(changes, batch[-1][0], batch[-1][1].at)
+    return state
 
 
 class _Item(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,15 +38,12 @@ def get(
 ) -> None:
     """Ask the coordinator for a receipt of what this machine's node has done so far.
 
-    It goes to standard output; keep it in a file, which 'hetnode receipt verify' reads anywhere. The node
-    need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
+    The node need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
     below its own.
     """
     from node.net.receipts import fetch_receipt  # noqa: PLC0415
-    from protocol.types import PeerId  # noqa: PLC0415
 
-    credentials = _membership(run)
-    _, data = command_runner.run(fetch_receipt(credentials, PeerId(_peer_of(credentials))))
+    _, data = command_runner.run(fetch_receipt(_membership(run)))
     sys.stdout.write(data.decode())
 
 
@@ -56,20 +54,14 @@ def verify(
         str, option("Peer id of the coordinator that must have signed it, from the run's operator.")
     ] = "",
     log: Annotated[
-        Path | None,
-        option(
-            "Folder with the coordinator's event log, or a copy, coordinator.sqlite and its .head: count the "
-            "receipt again from that."
-        ),
+        Path | None, option("Count it again from the event log in this folder of the coordinator, or a copy.")
     ] = None,
 ) -> None:
     """Verify a receipt offline: no network and no folder of the run is needed.
 
-    Ends with status 0 if the signature is valid, the coordinator is the given one, and the log, if given, has
-    the same figures at the receipt's row; else with 3.
+    Ends with status 0 if the signature is valid, the coordinator is the given one, and the given log has the
+    same figures at the receipt's row; else with 3.
     """
-    from node.views.receipt import proof_text, receipt_text  # noqa: PLC0415
-
     receipt = _opened(file)
     if coordinator and coordinator != receipt.coordinator:
         raise HetnodeError(
@@ -77,43 +69,33 @@ def verify(
             f"The receipt is signed by {receipt.coordinator}, not by {coordinator:.64}.",
             "Compare both ids with the one that the run's operator has told you.",
         )
-    if log is None:
-        _print(f"{receipt_text(receipt)}\n{proof_text(receipt, bool(coordinator))}")
-    else:
-        newer = _recounted(receipt, log)
-        _print(f"{receipt_text(receipt)}\n\nthe log gives the same figures at that row; {newer}")
+    if log is not None:
+        _count_again(receipt, log)
+    _print(f"{_text(receipt)}\n\n{_proof(bool(coordinator), log is not None)}")
 
 
-def _recounted(receipt: Receipt, log: Path) -> str:
-    """How much newer the log is, which gives the same figures. Raises RECEIPT_MISMATCH."""
-    from coordinator.run.state.text import counted  # noqa: PLC0415
+def _count_again(receipt: Receipt, folder: Path) -> None:
+    from coordinator.ops.receipts import check_receipt  # noqa: PLC0415
     from coordinator.store.log_copy import opened_copy  # noqa: PLC0415
-    from coordinator.store.receipts import check_receipt, mismatch  # noqa: PLC0415
     from protocol.spec.run import RunSpec  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415
 
-    with opened_copy(log, PeerId(receipt.coordinator)) as (spec, store):
-        (rows, _), row_hash = store.end, store.row_hash(receipt.log_row)
-        if row_hash is None:
-            raise mismatch(f"it counts up to row {receipt.log_row}, and the log has {rows} rows")
-        check_receipt(receipt, RunSpec.from_json(spec), store.events(), row_hash)
-    return f"it has {counted(rows - receipt.log_row, 'newer row')}"
+    with opened_copy(folder, PeerId(receipt.coordinator)) as (spec, store):
+        check_receipt(receipt, RunSpec.from_json(spec), store.events(), store.row_hash(receipt.log_row))
 
 
 def _opened(file: Path) -> Receipt:
     """The receipt in `file`. Raises RECEIPT_UNREADABLE, RECEIPT_FORGED."""
-    from node.net.receipts import read_bounded  # noqa: PLC0415
-    from protocol.trust.receipt import open_receipt  # noqa: PLC0415
+    from protocol.trust.receipt import open_receipt, read_bounded  # noqa: PLC0415
 
     try:
-        data = read_bounded(file)
+        return open_receipt(read_bounded(file))
     except OSError as error:
         raise HetnodeError(
             ErrorCode.RECEIPT_UNREADABLE,
             f"{file} cannot be read: {error.strerror or error}.",
             "Name the file that 'hetnode receipt get' has written.",
         ) from None
-    return open_receipt(data)
 
 
 def _membership(run: str | None) -> RunCredentials:
@@ -132,16 +114,48 @@ def _membership(run: str | None) -> RunCredentials:
     raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name the folder of one.")
 
 
-def _peer_of(credentials: RunCredentials) -> str:
-    """The peer in a certificate. The key file may be locked by the node that runs."""
-    from ssl import PEM_cert_to_DER_cert  # noqa: PLC0415
+def _text(receipt: Receipt) -> str:
+    """What the receipt says."""
+    from node.views.text import plain  # noqa: PLC0415
+    from protocol.trust.public_name import shown_peer  # noqa: PLC0415
 
-    from cryptography.x509 import load_pem_x509_certificate  # noqa: PLC0415
+    rounds = f"rounds {receipt.first_round} to {receipt.last_round}"
+    lines = {
+        "peer": receipt.peer,
+        "public name": shown_peer(receipt.peer, receipt.name) if receipt.name else "",
+        "run": plain(receipt.run),
+        "specification": receipt.spec_hash,
+        "stage tokens": f"{receipt.stage_tokens:,}",
+        "stage rounds": f"{receipt.stage_rounds:,} committed, in {rounds}",
+        "payload bytes": f"{receipt.payload_bytes:,}",
+        "counted up to": f"row {receipt.log_row} of the event log, hash {receipt.log_hash[:16]}",
+        "signed": time.strftime("%Y-%m-%d %H:%M:%S UTC, by the coordinator's clock", _utc(receipt.time)),
+        "coordinator": receipt.coordinator,
+    }
+    return "\n".join(f"{name:<15}{text}" for name, text in lines.items() if text)
 
-    from protocol.trust.tls import certified_peer  # noqa: PLC0415
 
-    certificate = PEM_cert_to_DER_cert(credentials.tls.certificate.decode())
-    return certified_peer(certificate, load_pem_x509_certificate(credentials.tls.authority)).peer
+def _utc(seconds: int) -> time.struct_time:
+    return time.gmtime(min(seconds, 2**35))  # a receipt may claim any time
+
+
+def _proof(is_known: bool, is_counted: bool) -> str:
+    """What a valid signature proves and what it does not. `is_known`: the coordinator is the one meant."""
+    meant = (
+        "That is the coordinator which you meant."
+        if is_known
+        else "Whether that is the coordinator of the run which you mean, the file cannot tell: compare the "
+        "id with one that you have from its operator, or give it with --coordinator."
+    )
+    counted = (
+        "The log gives the same figures at that row."
+        if is_counted
+        else "Not proved: that the coordinator has counted honestly, which --log compares with an event log."
+    )
+    return (
+        "valid: the holder of the coordinator's key above has signed all of this, and nothing was changed. "
+        f"{meant}\n\n{counted} Nor does it say who is behind the peer or its name, or what was earned since."
+    )
 
 
 def _print(text: str) -> None:

@@ -7,24 +7,23 @@ receipt survives a mail program.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from pathlib import Path
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by
 
 MAX_BYTES = 4096
 """Of the file of a receipt. Longer ones are not parsed."""
-_MAGIC, _VERSION = "hetnode_receipt", 1
-_DOMAIN = b"hetnode receipt 1\n"
+_VERSION, _DOMAIN = 1, b"hetnode receipt 1\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Receipt:
     """What `peer` had done for `run` when its event log had `log_row` rows.
 
     Attributes:
+        hetnode_receipt: the version of the format.
         spec_hash, log_hash: sha-256, hex; `log_hash` is the row hash of row `log_row`.
         name: public name of the peer at that row, or "".
         stage_tokens: each token of a committed payload counts once for each stage at which it was committed.
@@ -36,6 +35,7 @@ class Receipt:
         signature: ed25519 over :func:`receipt_message`, hex; "" before it is signed.
     """
 
+    hetnode_receipt: int = _VERSION
     run: str
     spec_hash: str
     peer: str
@@ -52,9 +52,13 @@ class Receipt:
     signature: str = ""
 
 
+_NAMES = sorted(field.name for field in fields(Receipt))
+
+
 def receipt_message(receipt: Receipt) -> bytes:
     """The bytes that the coordinator signs: every field but the signature, in canonical JSON."""
-    return _message(_object(receipt))
+    unsigned = {name: value for name, value in asdict(receipt).items() if name != "signature"}
+    return _DOMAIN + json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
 
 
 def sign_receipt(receipt: Receipt, sign: Signer) -> Receipt:
@@ -63,7 +67,13 @@ def sign_receipt(receipt: Receipt, sign: Signer) -> Receipt:
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """The file of a receipt, for people and :func:`open_receipt`."""
-    return json.dumps(_object(receipt), indent=2).encode() + b"\n"
+    return json.dumps(asdict(receipt), indent=2).encode() + b"\n"
+
+
+def read_bounded(path: Path) -> bytes:
+    """As much of a file as tells that it is too long for a receipt. Raises OSError."""
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
 
 def open_receipt(data: bytes) -> Receipt:
@@ -72,8 +82,14 @@ def open_receipt(data: bytes) -> Receipt:
     Raises HetnodeError: RECEIPT_UNREADABLE, RECEIPT_FORGED.
     """
     try:
-        found = _decode(data)
-        signature = bytes.fromhex(found["signature"])
+        # Pairs show a field that is written twice, of which another reader might believe the other value.
+        pairs = json.loads(data.decode(), object_pairs_hook=tuple) if len(data) <= MAX_BYTES else None
+        if not isinstance(pairs, tuple) or sorted(name for name, _ in pairs) != _NAMES:
+            raise ValueError("it has other fields")
+        receipt = Receipt(**dict(pairs))
+        signature = bytes.fromhex(receipt.signature)
+        if receipt.hetnode_receipt != _VERSION:
+            raise ValueError("another version")
     except (ValueError, TypeError, RecursionError):
         raise HetnodeError(
             ErrorCode.RECEIPT_UNREADABLE,
@@ -81,38 +97,10 @@ def open_receipt(data: bytes) -> Receipt:
             "Ask for the file as 'hetnode receipt get' wrote it.",
         ) from None
     # The text of each value is signed, so a value of another type is not the one that was signed.
-    if not is_signed_by(str(found["coordinator"]), _message(found), signature):
+    if not is_signed_by(str(receipt.coordinator), receipt_message(receipt), signature):
         raise HetnodeError(
             ErrorCode.RECEIPT_FORGED,
             "The signature of this receipt does not fit: a field was changed, or another key has signed it.",
             "Do not believe any of its fields.",
         )
-    del found[_MAGIC]
-    return Receipt(**found)
-
-
-def _object(receipt: Receipt) -> dict[str, Any]:
-    return {_MAGIC: _VERSION, **asdict(receipt)}
-
-
-def _message(found: Mapping[str, Any]) -> bytes:
-    unsigned = {name: value for name, value in found.items() if name != "signature"}
-    return _DOMAIN + json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _decode(data: bytes) -> dict[str, Any]:
-    """The fields of a receipt, of which nothing is known yet. Raises ValueError, RecursionError."""
-    if len(data) > MAX_BYTES:
-        raise ValueError("it is too long")
-    found = json.loads(data.decode("utf-8"), object_pairs_hook=_pairs)
-    names = {_MAGIC, *(field.name for field in fields(Receipt))}
-    if not isinstance(found, dict) or found.keys() != names or found[_MAGIC] != _VERSION:
-        raise ValueError("it has other fields")
-    return found
-
-
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("it has a field twice: a reader might believe the other one")
-    return found
+    return receipt

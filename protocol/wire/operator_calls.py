@@ -187,5 +187,3 @@ class AskReceipt(Request[str]):
 
     The caller need not be live.
     """
-
-    peer: PeerId

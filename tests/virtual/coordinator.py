@@ -14,13 +14,13 @@ from coordinator.api import member_server, service
 from coordinator.api.access import Access
 from coordinator.api.admission import keep_admitted
 from coordinator.api.operator import OperatorService
-from coordinator.api.questions import ReceiptDesk
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
 from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
+from coordinator.ops.receipts import Receipts
 from coordinator.run import command_loop
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.decide import Outcome
@@ -34,7 +34,6 @@ from coordinator.store.decision_log import DecisionLog
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.metrics import MetricsFile
-from coordinator.store.receipts import Receipts
 from coordinator.store.restore import restore
 from coordinator.store.store import SqliteStore
 from node.exchange.transport import Entry
@@ -118,7 +117,6 @@ class VirtualCoordinator:
         state = restore(self.store, self._spec, self.run)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
         history = SqliteHistory(self._folder / HISTORY_FILE)  # which nobody writes
-        receipts = Receipts(self._spec, self.run, history, cast(SqliteStore, self.store))
         health = HealthMonitor(state)
 
         def publish(event: Event, _: State, state: State) -> None:
@@ -136,13 +134,14 @@ class VirtualCoordinator:
             records = RunRecords(
                 metrics,
                 DecisionLog(self.store),
-                receipts,
                 health,
                 Explainer(command_loop, self.store, history).explain,
                 history,
                 Counter(),
             )
             access = Access(command_loop, sources, str)
+            store = cast(SqliteStore, self.store)
+            receipts = Receipts(access, self._spec, self.run, history, store)
             admission = member_server.admission(access, self._spec, str, lambda _: None)
             server = member_server.new_server(admission, self._spec)
             server.add_secure_port(ADDRESS, None)
@@ -160,7 +159,7 @@ class VirtualCoordinator:
                 server,
             )
             operator_pb2_grpc.add_OperatorServicer_to_server(  # type: ignore[no-untyped-call]
-                OperatorService(ReceiptDesk(access, receipts)), server
+                OperatorService(access, None, (receipts,)), server
             )
             await command_loop.execute(Start())
             if self._dht is not None:

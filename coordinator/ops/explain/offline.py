@@ -7,16 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from coordinator.ops.explain.explain import explain
-from coordinator.run.state.apply import apply
 from coordinator.run.state.events import Event
 from coordinator.store.history import SqliteHistory
-from coordinator.store.history_file import HISTORY_FILE, Changes, HistoryFile
-from coordinator.store.history_fold import changes_of
+from coordinator.store.history_file import HISTORY_FILE
+from coordinator.store.history_writer import write_events
 from coordinator.store.last_status import copied, events_in, first_state
 from protocol.status import Explanation
-
-_AT_ONCE = 4096
-"""Events whose rows are written together."""
 
 
 def last_explanation(folder: Path, question: str) -> Explanation:
@@ -27,16 +23,8 @@ def last_explanation(folder: Path, question: str) -> Explanation:
     Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
     """
     with copied(folder) as copy, TemporaryDirectory(prefix="hetnode-") as scratch:
-        state, sequence, path = first_state(folder, copy), 0, Path(scratch, HISTORY_FILE)
-        with HistoryFile(path, state.spec, state.run) as file:
-            changes: list[Changes] = []
-            for sequence, event in events_in(copy):
-                before, state = state, apply(state, event)
-                changes.append(tuple(changes_of(sequence, event, before, state)))
-                if len(changes) == _AT_ONCE:
-                    file.write(changes, sequence)
-                    changes = []
-            file.write(changes, sequence)
+        path = Path(scratch, HISTORY_FILE)
+        state = write_events(path, first_state(folder, copy), events_in(copy))
 
         def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
             found = events_in(copy, first, last)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.net.receipts import fetch_receipt, keep_receipt, store_receipt
+from node.net.receipts import fetch_receipt, keep_receipt
 from node.security.credentials import Credentials, RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.receipt import encode_receipt, open_receipt, sign_receipt
@@ -52,19 +52,11 @@ async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tm
     file.write_text(out)
     status, out, errors = await hetnode("verify", file, "--log", run.folder)
     assert (status, errors) == (0, "")
-    assert "the log gives the same figures" in out
+    assert "The log gives the same figures" in out
     await run.stop()
     status, out, errors = await hetnode("verify", file)
     assert (status, errors) == (0, "")
-    for part in (
-        A.peer,
-        COORDINATOR.peer,
-        run.run,
-        f"José (..{A.peer[-8:]})",
-        "valid:",
-        "Not proved",
-        "--coordinator",
-    ):
+    for part in (A.peer, COORDINATOR.peer, run.run, f"José (..{A.peer[-8:]})", "valid:", "Not proved", "--coordinator"):
         assert part in out
     status, out, _ = await hetnode("verify", file, "--coordinator", COORDINATOR.peer)
     assert status == 0
@@ -72,50 +64,47 @@ async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tm
 
 
 async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Path) -> None:
-    receipt, data = await fetch_receipt(credentials(run, tmp_path / "credentials"), A.peer)
+    receipt, data = await fetch_receipt(credentials(run, tmp_path / "credentials"))
     file = tmp_path / "receipt.json"
-
-    async def refusal(content: bytes, *arguments: object) -> str:
+    changed = json.dumps(json.loads(data) | {"stage_tokens": receipt.stage_tokens + 1}).encode()
+    lie = encode_receipt(sign_receipt(replace(receipt, stage_rounds=99), COORDINATOR.sign))
+    for content, arguments, parts in (
+        (changed, (), ("[receipt-forged]",)),
+        (b"\x1b[31m" * 10**6, (), ("[receipt-unreadable]",)),
+        (data, ("--coordinator", B.peer), ("[receipt-mismatch]",)),
+        (lie, ("--log", run.folder), ("[receipt-mismatch]", "99")),
+    ):
         file.write_bytes(content)
-        status, out, errors = await hetnode(*(arguments or ("verify", file)))
+        status, out, errors = await hetnode("verify", file, *arguments)
         assert (status, out) == (3, "")
-        return errors
-
-    changed = json.loads(data) | {"stage_tokens": receipt.stage_tokens + 1}
-    assert "[receipt-forged]" in await refusal(json.dumps(changed).encode())
-    assert "[receipt-unreadable]" in await refusal(b"\x1b[31m" * 10**6)
-    assert "[receipt-unreadable]" in await refusal(data, "verify", tmp_path)
-    assert "[receipt-mismatch]" in await refusal(data, "verify", file, "--coordinator", B.peer)
-    lie = sign_receipt(replace(receipt, stage_rounds=99), COORDINATOR.sign)
-    errors = await refusal(encode_receipt(lie), "verify", file, "--log", run.folder)
-    assert "[receipt-mismatch]" in errors
-    assert "99" in errors
-    later = sign_receipt(replace(receipt, log_row=10**6), COORDINATOR.sign)
-    assert "[receipt-mismatch]" in await refusal(encode_receipt(later), "verify", file, "--log", run.folder)
+        assert all(part in errors for part in parts)
+    assert "[receipt-unreadable]" in (await hetnode("verify", tmp_path))[2]
 
 
-async def test_a_node_keeps_the_newest_receipt_when_it_leaves(run: Running, tmp_path: Path) -> None:
+async def test_a_node_keeps_the_receipt_that_counts_furthest_when_it_leaves(
+    run: Running, tmp_path: Path
+) -> None:
     held = credentials(run, tmp_path / "credentials")
-    await keep_receipt(held, A.peer, tmp_path)
+    await keep_receipt(held, tmp_path)
     kept = tmp_path / "receipts" / f"{run.run}.json"
     first = open_receipt(kept.read_bytes())
     await run.settle(0, 2, A, B)
-    await keep_receipt(held, A.peer, tmp_path)
+    await keep_receipt(held, tmp_path)
     second = open_receipt(kept.read_bytes())
     assert second.stage_tokens == 2 * first.stage_tokens
-    # The operator has restored an older log: the receipt of the newer one stays.
-    store_receipt(tmp_path, first, encode_receipt(first))
-    former = kept.with_name(f"{run.run}.row-{second.log_row}.json")
-    assert open_receipt(former.read_bytes()) == second
-    assert open_receipt(kept.read_bytes()) == first
+    # The operator has restored an older log.
+    further = sign_receipt(replace(second, log_row=10**6), COORDINATOR.sign)
+    kept.write_bytes(encode_receipt(further))
+    await keep_receipt(held, tmp_path)
+    assert open_receipt(kept.read_bytes()) == further
 
 
 async def test_a_receipt_that_cannot_be_had_keeps_nobody_from_leaving(run: Running, tmp_path: Path) -> None:
     held = credentials(run, tmp_path / "credentials")
     (tmp_path / "receipts").write_text("not a folder")
-    await keep_receipt(held, A.peer, tmp_path)
+    await keep_receipt(held, tmp_path)
     with pytest.raises(HetnodeError) as refused:
-        await fetch_receipt(replace(held, coordinator=B.peer), A.peer)
+        await fetch_receipt(replace(held, coordinator=B.peer))
     assert refused.value.code is ErrorCode.WRONG_AUTHORITY
     await run.stop()
-    await keep_receipt(held, A.peer, tmp_path)
+    await keep_receipt(held, tmp_path)

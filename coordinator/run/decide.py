@@ -6,14 +6,14 @@ coordinator.run.membership or coordinator.run.rounds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, get_args
 
 from coordinator.placement.reservations import reserve_assignments
 from coordinator.run.membership import invites, naming, presence, reachability
 from coordinator.run.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.run.rounds import pausing
-from coordinator.run.rounds.alarm import raise_alarm
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.run.rounds.rollback import roll_back
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
@@ -24,7 +24,6 @@ from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step, Transaction
 from protocol.errors import HetnodeError
 from protocol.status import RunPhase
-from protocol.types import PausedBy
 
 _MEMBERSHIP_EVENTS = {
     events.PeerJoined,
@@ -55,92 +54,12 @@ def decide(state: State, command: Command, now: float) -> Outcome:
     """The outcome of `command` at time `now`, in seconds on the clock of the events. Never raises."""
     transaction = Transaction(state, now)
     try:
-        _apply_rule(transaction, command)
+        _RULES[type(command)](transaction, command)
         _follow_up(transaction, command)
     except HetnodeError as refusal:
         # Strikes and divergences that a rule added before its refusal must not get lost.
         return Outcome(transaction.state, tuple(transaction.steps), refusal)
     return Outcome(transaction.state, tuple(transaction.steps))
-
-
-def _apply_rule(transaction: Transaction, command: Command) -> None:  # noqa: PLR0912
-    match command:
-        case commands.Start():
-            transaction.add(events.CoordinatorStarted(transaction.now))
-        case commands.TellOwnRelay():
-            if transaction.state.own_uplinks != (
-                {command.endpoint: command.uplink} if command.uplink else {}
-            ):
-                transaction.add(events.OwnRelayTold(transaction.now, command.endpoint, command.uplink))
-        case (
-            commands.CreateInvite()
-            | commands.RevokeInvite()
-            | commands.Ban()
-            | commands.Unban()
-            | commands.Unname()
-            | commands.PauseRun()
-            | commands.ResumeRun()
-            | commands.RollBack()
-        ):
-            _apply_operator_rule(transaction, command)
-        case commands.Enroll():
-            invites.enroll(transaction, command)
-        case commands.Join():
-            naming.check_name(command.name)
-            join(transaction, command)
-            naming.take_name(transaction, command.peer, command.name)
-        case commands.Heartbeat():
-            presence.heartbeat(transaction, command)
-        case commands.UpdateAddresses():
-            reachability.update_addresses(transaction, command)
-        case commands.ReportLink():
-            reachability.report_link(transaction, command)
-        case commands.Leave():
-            presence.leave(transaction, command)
-        case commands.Drain():
-            presence.drain(transaction, command)
-        case commands.Retreat():
-            presence.retreat(transaction, command)
-        case commands.Offer():
-            offer(transaction, command)
-        case commands.Await():
-            withhold(transaction, command)
-        case commands.Report():
-            report(transaction, command)
-        case commands.Attest():
-            attest(transaction, command)
-        case commands.AppointArbiter():
-            if transaction.state.arbiter != command.peer:
-                transaction.add(events.ArbiterAppointed(transaction.now, command.peer))
-        case commands.Arbitrate():
-            arbitrate(transaction, command)
-        case commands.RaiseAlarm():
-            if raise_alarm(transaction, command) and command.pauses:
-                pausing.pause(transaction, commands.PauseRun(PausedBy.ALARM, command.reason))
-        case commands.Tick():
-            _tick(transaction, command)
-        case _:
-            assert_never(command)
-
-
-def _apply_operator_rule(transaction: Transaction, command: commands.OperatorCommand) -> None:
-    match command:
-        case commands.CreateInvite():
-            invites.create(transaction, command)
-        case commands.RevokeInvite():
-            invites.revoke(transaction, command)
-        case commands.Ban():
-            presence.ban(transaction, command)
-        case commands.Unban():
-            presence.unban(transaction, command)
-        case commands.Unname():
-            naming.unname(transaction, command)
-        case commands.PauseRun():
-            pausing.pause(transaction, command)
-        case commands.ResumeRun():
-            pausing.resume(transaction)
-        case commands.RollBack():
-            roll_back(transaction, command)
 
 
 def _tick(transaction: Transaction, command: commands.Tick) -> None:
@@ -150,6 +69,54 @@ def _tick(transaction: Transaction, command: commands.Tick) -> None:
     may_start = state.phase is RunPhase.GATHERING and transaction.now < state.latest_at + 2 * SPEED_SECONDS
     if may_start and not any_lost:
         start_run(transaction)
+
+
+def _join(transaction: Transaction, command: commands.Join) -> None:
+    naming.check_name(command.name)
+    join(transaction, command)
+    naming.take_name(transaction, command.peer, command.name)
+
+
+def _tell_own_relay(transaction: Transaction, command: commands.TellOwnRelay) -> None:
+    uplinks = {command.endpoint: command.uplink} if command.uplink else {}
+    if transaction.state.own_uplinks != uplinks:
+        transaction.add(events.OwnRelayTold(transaction.now, command.endpoint, command.uplink))
+
+
+def _appoint_arbiter(transaction: Transaction, command: commands.AppointArbiter) -> None:
+    if transaction.state.arbiter != command.peer:
+        transaction.add(events.ArbiterAppointed(transaction.now, command.peer))
+
+
+_RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
+    commands.Start: lambda transaction, _: transaction.add(events.CoordinatorStarted(transaction.now)),
+    commands.TellOwnRelay: _tell_own_relay,
+    commands.AppointArbiter: _appoint_arbiter,
+    commands.Tick: _tick,
+    commands.CreateInvite: invites.create,
+    commands.RevokeInvite: invites.revoke,
+    commands.Enroll: invites.enroll,
+    commands.Ban: presence.ban,
+    commands.Unban: presence.unban,
+    commands.Unname: naming.unname,
+    commands.Join: _join,
+    commands.Heartbeat: presence.heartbeat,
+    commands.UpdateAddresses: reachability.update_addresses,
+    commands.ReportLink: reachability.report_link,
+    commands.Leave: presence.leave,
+    commands.Drain: presence.drain,
+    commands.Retreat: presence.retreat,
+    commands.Offer: offer,
+    commands.Await: withhold,
+    commands.Report: report,
+    commands.Arbitrate: arbitrate,
+    commands.Attest: attest,
+    commands.RaiseAlarm: pausing.raise_alarm,
+    commands.PauseRun: pausing.pause,
+    commands.ResumeRun: pausing.resume,
+    commands.RollBack: roll_back,
+}
+assert _RULES.keys() == set(get_args(Command)), "each kind of command has one rule"
 
 
 def _follow_up(transaction: Transaction, command: Command) -> None:

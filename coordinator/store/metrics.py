@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +19,6 @@ from protocol.types import Committed, PeerId, Skipped, entries_of
 
 NEWEST_BYTES = 1 << 23
 """Of 100 members, 50 rounds and more."""
-PEER_CHANGES = ("joined", "role", "left", "lost", "retreated", "banned", "strike", "quarantined")
-"""What a line about a peer may say."""
 
 
 class MetricsFile(AbstractContextManager["MetricsFile"]):
@@ -69,12 +67,9 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
 
     def record(self, event: Event) -> None:
         """Add a line for `event`, unless its kind has none."""
-        line = _peer_line(event)
-        if line is not None:
-            self.peer_changes[line[1]["change"]] += 1
-        elif (line := _run_line(event)) is None:
-            return
-        self.write(event.at, *line)
+        if (line := _line(event)) is not None:
+            self.write(event.at, *line)
+            self.peer_changes.update([line[1]["change"]] if line[0] == "peer" else ())
 
 
 def read_measurements(path: Path, begin: int, end: int) -> Iterator[tuple[float, Measurement, int]]:
@@ -111,80 +106,50 @@ def _measurement(line: bytes) -> tuple[float, Measurement] | None:
         return None
 
 
-def _peer_line(event: Event) -> tuple[str, dict[str, Any]] | None:
-    """The name of the line and its fields, for an event about one peer."""
-    match event:
-        case events.PeerJoined():
-            fields: dict[str, Any] = {"change": "joined", "role": event.role.value}
-        case events.RoleChanged():
-            fields = {"change": "role", "role": event.role.value, "reason": event.reason}
-        case events.PeerLeft():
-            fields = {"change": "left", "reason": event.reason}
-        case events.PeerLost():
-            fields = {"change": "lost", "silent_seconds": event.silent_seconds}
-        case events.PeerRetreated():
-            fields = {"change": "retreated", "epoch": event.epoch, "reason": event.reason}
-        case events.PeerBanned():
-            fields = {"change": "banned", "reason": event.reason}
-        case events.PeerStruck():
-            fields = {"change": "strike", "round": event.round_number, "reason": event.reason}
-        case events.PeerQuarantined():
-            fields = {"change": "quarantined", "strikes": event.strikes}
-        case _:
-            return None
-    return "peer", {"peer": event.peer, **fields}
+_PEERS: dict[type[Event], tuple[str, ...]] = {
+    events.PeerJoined: ("joined", "role"),
+    events.RoleChanged: ("role", "role", "reason"),
+    events.PeerLeft: ("left", "reason"),
+    events.PeerLost: ("lost", "silent_seconds"),
+    events.PeerRetreated: ("retreated", "epoch", "reason"),
+    events.PeerBanned: ("banned", "reason"),
+    events.PeerStruck: ("strike", "round_number", "reason"),
+    events.PeerQuarantined: ("quarantined", "strikes"),
+}
+"""Of events about one peer: what has changed, and the fields that their lines have."""
+_RUN: dict[type[Event], tuple[str, ...]] = {
+    events.AnchorDiverged: ("diverged", "peer", "stage", "round_number", "part", "digest", "expected"),
+    events.AlarmRaised: ("alarm", "round_number", "last_healthy", "reason"),
+    events.RunFinished: ("finished",),
+}
+"""Of other events: the name of the line, and its fields."""
+PEER_CHANGES = tuple(change for change, *_ in _PEERS.values())
+"""What a line about a peer may say."""
 
 
-def _run_line(event: Event) -> tuple[str, dict[str, Any]] | None:  # noqa: PLR0911
-    """The name of the line and its fields, for all other events that have a line."""
+def _line(event: Event) -> tuple[str, dict[str, Any]] | None:
+    """The name of the line of `event` and its fields; None without a line."""
+    if type(event) in _PEERS:
+        change, *names = _PEERS[type(event)]
+        return "peer", {**_fields(event, ["peer"]), "change": change, **_fields(event, names)}
+    if type(event) in _RUN:
+        name, *names = _RUN[type(event)]
+        return name, _fields(event, names)
     match event:
-        case events.AssignmentReserved(reservation=reservation):
-            return "place", {
-                "peer": reservation.peer,
-                "replica": reservation.replica,
-                "position": reservation.position,
-                "stages": str(reservation.stages),
-            }
-        case events.RoundDecided(decision=Skipped() as decision):
-            return "skip", {"stage": decision.stage, "round": decision.round_number}
-        case events.RoundDecided(decision=decision):
+        case events.RoundDecided(decision=decision) if not isinstance(decision, Skipped):
             payloads = [entry.descriptor for entry in entries_of(decision)]
             return "decision", {
-                "stage": decision.stage,
-                "round": decision.round_number,
                 "committed": isinstance(decision, Committed),
+                **_fields(decision, ["stage", "round_number", "next_epoch", "reason"]),
                 "owners": [each.owner for each in payloads],
                 "payload_bytes": sum(each.nbytes for each in payloads),
-                "next_epoch": decision.next_epoch,
-                "reason": decision.reason,
             }
         case events.PlanAdopted(plan=plan):
-            replicas = {
-                replica.name: [member.peer for member in replica.members] for replica in plan.replicas
-            }
-            return "plan", {
-                "epoch": plan.epoch,
-                "from_round": plan.from_round,
-                "first_sample": plan.first_sample,
-                "replicas": replicas,
-                "reason": plan.reason,
-            }
-        case events.AnchorDiverged():
-            return "diverged", {
-                "peer": event.peer,
-                "stage": event.stage,
-                "round": event.round_number,
-                "part": event.part,
-                "digest": event.digest,
-                "expected": event.expected,
-            }
-        case events.AlarmRaised():
-            return "alarm", {
-                "round": event.round_number,
-                "last_healthy": event.last_healthy,
-                "reason": event.reason,
-            }
-        case events.RunFinished():
-            return "finished", {}
-        case _:
-            return None
+            replicas = {each.name: [member.peer for member in each.members] for each in plan.replicas}
+            names = ["epoch", "from_round", "first_sample", "reason"]
+            return "plan", {**_fields(plan, names), "replicas": replicas}
+    return None
+
+
+def _fields(record: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name.removesuffix("_number"): getattr(record, name) for name in names}

@@ -5,11 +5,26 @@ from __future__ import annotations
 from coordinator.placement.replan import next_plan
 from coordinator.run.membership.validation import bad_request
 from coordinator.run.rounds.rounds import is_stalled
-from coordinator.run.state.commands import PauseRun
-from coordinator.run.state.events import PlanAdopted, RunPaused, RunResumed
+from coordinator.run.state.commands import PauseRun, RaiseAlarm, ResumeRun
+from coordinator.run.state.events import AlarmRaised, PlanAdopted, RunPaused, RunResumed
 from coordinator.run.state.transaction import Transaction
 from protocol.status import RunPhase
-from protocol.types import Plan
+from protocol.types import PausedBy, Plan
+
+
+def raise_alarm(transaction: Transaction, command: RaiseAlarm) -> None:
+    """Record an alarm of a run that trains, unless there was one of this or a later round.
+
+    The operator decides what follows, but for the pause that the command may ask for.
+    """
+    state = transaction.state
+    known = 0 if state.alarm is None else state.alarm.round_number
+    if state.phase is not RunPhase.TRAINING or command.round_number <= known:
+        return
+    told = command.round_number, command.last_healthy, command.reason
+    transaction.add(AlarmRaised(transaction.now, *told))
+    if command.pauses:
+        pause(transaction, PauseRun(PausedBy.ALARM, command.reason))
 
 
 def pause(transaction: Transaction, command: PauseRun) -> None:
@@ -29,7 +44,7 @@ def pause(transaction: Transaction, command: PauseRun) -> None:
     transaction.add(RunPaused(transaction.now, from_round, command.by, command.reason))
 
 
-def resume(transaction: Transaction) -> None:
+def resume(transaction: Transaction, _: ResumeRun) -> None:
     """Let the run go on. No effect on a run that is not paused.
 
     If peers came or left during the pause, the round begins with another plan.

@@ -61,12 +61,13 @@ def change_role(state: State, event: events.RoleChanged) -> State:
     return replace(state, peers=state.peers.set(event.peer, peer), synced=synced)
 
 
-def change_connection(state: State, event: events.ConnectionEvent) -> State:
-    """A peer has other addresses, or cannot open a link."""
-    if isinstance(event, events.LinkFailed):
-        replica = state.assignments[event.epoch][event.peer].replica.index
-        link = FailedLink(event.epoch, replica, state.current_round, event.address, event.reason)
-        return replace(state, failed_links={**state.failed_links, (event.peer, event.neighbour): link})
+def fail_link(state: State, event: events.LinkFailed) -> State:
+    replica = state.assignments[event.epoch][event.peer].replica.index
+    link = FailedLink(event.epoch, replica, state.current_round, event.address, event.reason)
+    return replace(state, failed_links={**state.failed_links, (event.peer, event.neighbour): link})
+
+
+def change_addresses(state: State, event: events.AddressesChanged) -> State:
     peer = replace(
         state.peers[event.peer],
         endpoint=event.endpoint,
@@ -111,9 +112,9 @@ def measure(state: State, event: events.PeerMeasured) -> State:
     )
 
 
-def drain(state: State, peer: PeerId) -> State:
-    draining = replace(state.peers[peer], lifecycle=Lifecycle.DRAINING)
-    return replace(state, peers=state.peers.set(peer, draining))
+def drain(state: State, event: events.PeerDraining) -> State:
+    draining = replace(state.peers[event.peer], lifecycle=Lifecycle.DRAINING)
+    return replace(state, peers=state.peers.set(event.peer, draining))
 
 
 def leave(state: State, peer: PeerId, finished: bool) -> State:
@@ -180,33 +181,45 @@ def rename(state: State, event: events.PeerNamed) -> State:
     return replace(state, names=state.names.set(event.peer, None if event.refused else event.name))
 
 
-def change_ban(state: State, event: events.PeerBanned | events.PeerUnbanned) -> State:
-    """A peer is banned, for which a PeerLeft event follows if it is live; or it may come back."""
-    if isinstance(event, events.PeerBanned):
-        return replace(state, banned={**state.banned, event.peer: event.reason})
-    return _unban(state, event.peer)
+def ban(state: State, event: events.PeerBanned) -> State:
+    """The peer is banned; a PeerLeft event follows if it is live."""
+    return replace(state, banned={**state.banned, event.peer: event.reason})
 
 
-def _unban(state: State, peer: PeerId) -> State:
+def unban(state: State, event: events.PeerUnbanned) -> State:
     """The peer may come back. Its quarantine ends, too, and its strikes no longer count."""
-    banned = {each: reason for each, reason in state.banned.items() if each != peer}
-    strikes = {each: rounds for each, rounds in state.strikes.items() if each != peer}
-    return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {peer})
+    banned = {each: reason for each, reason in state.banned.items() if each != event.peer}
+    strikes = {each: rounds for each, rounds in state.strikes.items() if each != event.peer}
+    return replace(state, banned=banned, strikes=strikes, quarantined=state.quarantined - {event.peer})
 
 
-def change_invitation(state: State, event: events.InviteEvent) -> State:
-    match event:
-        case events.InviteCreated():
-            invitation = Invitation(
-                event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
-            )
-        case events.InviteUsed():
-            former = state.invitations[event.invite]
-            invitation = replace(former, peers=(*former.peers, event.peer))
-            state = replace(state, enrolled=state.enrolled.set(event.peer, event.invite))
-        case events.InviteRevoked():
-            invitation = replace(state.invitations[event.invite], revoked=True)
-    return replace(state, invitations={**state.invitations, event.invite: invitation})
+def strike(state: State, event: events.PeerStruck) -> State:
+    rounds = (*state.strikes.get(event.peer, ()), event.round_number)
+    return replace(state, strikes={**state.strikes, event.peer: rounds})
+
+
+def quarantine(state: State, event: events.PeerQuarantined) -> State:
+    quarantined = state.quarantined | {event.peer}
+    return replace(leave(state, event.peer, finished=False), quarantined=quarantined)
+
+
+def create_invitation(state: State, event: events.InviteCreated) -> State:
+    told = event.invite, event.secret_sha256, event.uses, event.expires_at, event.role
+    return _with_invitation(state, Invitation(*told))
+
+
+def use_invitation(state: State, event: events.InviteUsed) -> State:
+    former = state.invitations[event.invite]
+    state = replace(state, enrolled=state.enrolled.set(event.peer, event.invite))
+    return _with_invitation(state, replace(former, peers=(*former.peers, event.peer)))
+
+
+def revoke_invitation(state: State, event: events.InviteRevoked) -> State:
+    return _with_invitation(state, replace(state.invitations[event.invite], revoked=True))
+
+
+def _with_invitation(state: State, invitation: Invitation) -> State:
+    return replace(state, invitations={**state.invitations, invitation.invite: invitation})
 
 
 def _has_done_its_part(state: State, peer: PeerId) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from coordinator.run.state import events
 from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, Assignment, Peer, State, peers_of
@@ -56,9 +57,9 @@ def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:
     return replace(plan, replicas=tuple(map(shared, plan.replicas)))
 
 
-def adopt(state: State, plan: Plan, at: float) -> State:
+def adopt(state: State, event: events.PlanAdopted) -> State:
     """The first plan starts round 1. A plan for the current round starts that round anew."""
-    plan = with_shared_replicas(plan, state.plans[-1] if state.plans else None)
+    plan = with_shared_replicas(event.plan, state.plans[-1] if state.plans else None)
     assignments = {
         member.peer: Assignment(replica, position)
         for replica in plan.replicas
@@ -89,7 +90,7 @@ def adopt(state: State, plan: Plan, at: float) -> State:
     if plan.from_round == round_number:
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
-        state = replace(state, began_at=at, opened_at=None, answered=PersistentMap(), rounds=rounds)
+        state = replace(state, began_at=event.at, opened_at=None, answered=PersistentMap(), rounds=rounds)
         if state.pause is not None:  # a round that starts anew would be a new inner phase
             pause = replace(state.pause, from_round=min(round_number, state.pause.from_round))
             state = replace(state, pause=pause)

@@ -131,13 +131,14 @@ def owners_of(round_state: Round, event: events.HoldingsReported) -> frozenset[P
     return round_state.members.difference(event.lacking) if event.lacking else round_state.members
 
 
-def arbitrate(state: State, event: events.ArbitrationEvent) -> State:
-    if isinstance(event, events.ArbiterAppointed):
-        return replace(state, arbiter=event.peer)
+def contest(state: State, event: events.PayloadsContested) -> State:
     round_state = state.round_of(event.stage, event.round_number)
-    if isinstance(event, events.PayloadsContested):
-        contest = Contest(event.at, event.seconds, event.owners, event.left_out)
-        return _with_round(state, event, replace(round_state, contest=contest))
+    contest = Contest(event.at, event.seconds, event.owners, event.left_out)
+    return _with_round(state, event, replace(round_state, contest=contest))
+
+
+def arbitrate(state: State, event: events.PayloadArbitrated) -> State:
+    round_state = state.round_of(event.stage, event.round_number)
     assert round_state.contest is not None, "only a contested payload is arbitrated"
     verdicts = {**round_state.contest.verdicts, event.owner: event.verdict}
     if event.verdict.finding is Finding.NOT_FOUND:

@@ -63,7 +63,7 @@ class Receipts:
             log_row=row,
             log_hash=row_hash.hex(),
             time=now,
-            coordinator=self._store.coordinator,
+            coordinator=self._store.coordinator or "",
             **figures,
         )
         return encode_receipt(sign_receipt(receipt, self._store.sign)).decode()

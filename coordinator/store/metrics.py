@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,15 @@ def newest_measurements(path: Path, end: int) -> Iterator[Measurement]:
     """Those of the last lines before the position `end`: of some rounds, as many as NEWEST_BYTES hold."""
     for _, measurement, _ in read_measurements(path, max(0, end - NEWEST_BYTES), end):
         yield measurement
+
+
+def newest_in(path: Path) -> dict[PeerId, Measurement]:
+    """The newest measurement of each member in the last lines of the file, if it is there."""
+    with suppress(OSError):
+        found = newest_measurements(path, path.stat().st_size)
+        # Nobody shows what a member has told of the payloads of others.
+        return {measured.peer: replace(measured, agreements=()) for measured in found}
+    return {}
 
 
 def _measurement(line: bytes) -> tuple[float, Measurement] | None:

@@ -55,13 +55,13 @@ def export(
 
 def _coordinator_folder(run: str | None) -> Path:
     """Raises BAD_OPTION, NO_CREDENTIALS."""
-    from coordinator.store.log_copy import NAME  # noqa: PLC0415
+    from coordinator.store.log_copy import has_log  # noqa: PLC0415
 
     if run is None:
         return known_runs.only_coordinator()
-    if (Path(run) / NAME).exists():
+    if has_log(Path(run)):
         return Path(run)
-    found = next((each for each in known_runs.coordinator_folders(run) if (each / NAME).exists()), None)
+    found = next((each for each in known_runs.coordinator_folders(run) if has_log(each)), None)
     if found is None:
         raise bad_option(
             f"No coordinator of {run} has its folder on this machine.",
@@ -77,10 +77,9 @@ def _recorded(folder: Path) -> Incident:
     from coordinator.ops.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
     from coordinator.store.log_copy import read_copy  # noqa: PLC0415
     from node.security.identity import peer_in  # noqa: PLC0415
-    from protocol.spec.run import RunSpec  # noqa: PLC0415
 
     spec, log = read_copy(folder, peer_in(folder / "identity.key"))
-    return Incident(redacted_spec(RunSpec.from_json(spec)), redacted_log(log), version("hetnode"), "")
+    return Incident(redacted_spec(spec), redacted_log(log), version("hetnode"), "")
 
 
 def _say(line: str) -> None:

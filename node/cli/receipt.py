@@ -77,11 +77,10 @@ def verify(
 def _count_again(receipt: Receipt, folder: Path) -> None:
     from coordinator.ops.receipts import check_receipt  # noqa: PLC0415
     from coordinator.store.log_copy import opened_copy  # noqa: PLC0415
-    from protocol.spec.run import RunSpec  # noqa: PLC0415
     from protocol.types import PeerId  # noqa: PLC0415
 
     with opened_copy(folder, PeerId(receipt.coordinator)) as (spec, store):
-        check_receipt(receipt, RunSpec.from_json(spec), store.events(), store.row_hash(receipt.log_row))
+        check_receipt(receipt, spec, store.events(), store.row_hash(receipt.log_row))
 
 
 def _opened(file: Path) -> Receipt:

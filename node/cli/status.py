@@ -74,7 +74,7 @@ def status(
 
 def stored_status(run: str | None) -> RunStatus | None:
     """The last status of `run` from the folder of its coordinator; None where there is none."""
-    from coordinator.store.last_status import last_status  # noqa: PLC0415
+    from coordinator.store.log_copy import last_status  # noqa: PLC0415
 
     folder = stored_run(run)
     return None if folder is None else last_status(folder)
@@ -82,7 +82,7 @@ def stored_status(run: str | None) -> RunStatus | None:
 
 def stored_run(run: str | None) -> Path | None:
     """The folder of the coordinator of `run` on this machine, with its log; None where there is none."""
-    from coordinator.store.last_status import has_log  # noqa: PLC0415
+    from coordinator.store.log_copy import has_log  # noqa: PLC0415
 
     folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]
     return next((folder for folder in folders if has_log(folder)), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.store.last_status import has_log, last_status
+from coordinator.store.log_copy import has_log, last_status
 from node.home.guest.control import Ask, GuestState, ask, ask_for
 from node.home.guest.sensors import Gpu, gpus
 from node.monitoring.report import NodeReport, report_from

@@ -10,7 +10,7 @@ import pytest
 from coordinator.run.state.apply import replay
 from coordinator.run.state.events import GroupClosed
 from coordinator.run.state.state import State
-from coordinator.store.last_status import read_log
+from coordinator.store.log_copy import read_copy
 from protocol.math.gathering import schedule_of
 from protocol.types import Role
 from tests.builders import spec_of
@@ -34,7 +34,7 @@ class UnequalLines(ProcessSwarm):
 
 def helped_rounds(swarm: ProcessSwarm) -> dict[int, set[str]]:
     """The rounds whose group has helpers, with the names of these."""
-    spec, log = read_log(swarm.run)
+    spec, log = read_copy(swarm.run)
     names = {swarm.peer(name): name for name in swarm.members}
     state, found = State(spec, swarm.run_id), dict[int, set[str]]()
     for event in log:

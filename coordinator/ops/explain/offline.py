@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from coordinator.ops.explain.explain import explain
-from coordinator.run.state.events import Event
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.history_writer import write_events
-from coordinator.store.last_status import copied, events_in, first_state
+from coordinator.store.log_copy import first_state, opened_copy
 from protocol.status import Explanation
 
 
@@ -22,12 +20,7 @@ def last_explanation(folder: Path, question: str) -> Explanation:
 
     Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
     """
-    with copied(folder) as copy, TemporaryDirectory(prefix="hetnode-") as scratch:
+    with opened_copy(folder) as (spec, store), TemporaryDirectory(prefix="hetnode-") as scratch:
         path = Path(scratch, HISTORY_FILE)
-        state = write_events(path, first_state(folder, copy), events_in(copy))
-
-        def read(first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
-            found = events_in(copy, first, last)
-            return [each for each in found if not kinds or type(each[1]) in kinds]
-
-        return explain(question, state, SqliteHistory(path), read, state.latest_at)
+        state = write_events(path, first_state(folder, spec), enumerate(store.events(), start=1))
+        return explain(question, state, SqliteHistory(path), store.read, state.latest_at)

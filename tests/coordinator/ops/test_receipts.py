@@ -11,7 +11,6 @@ from coordinator.ops.receipts import check_receipt
 from coordinator.store.log_copy import opened_copy
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec.run import RunSpec
 from protocol.trust.receipt import Receipt, open_receipt
 from protocol.wire.operator_calls import AskReceipt, BanPeer
 from tests.builders import Keyed, keyed, spec_of
@@ -28,7 +27,7 @@ async def receipt_of(run: Running, peer: Keyed) -> Receipt:
 def recount(run: Running, receipt: Receipt) -> None:
     """As anybody does who has a copy of the log. Raises RECEIPT_MISMATCH."""
     with opened_copy(run.folder, COORDINATOR.peer) as (spec, store):
-        check_receipt(receipt, RunSpec.from_json(spec), store.events(), store.row_hash(receipt.log_row))
+        check_receipt(receipt, spec, store.events(), store.row_hash(receipt.log_row))
 
 
 async def play(run: Running, *rounds: int) -> None:

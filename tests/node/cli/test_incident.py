@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.run.state.event_codec import decode
-from coordinator.store.log_copy import NAME
+from coordinator.store.log_copy import LOG_FILE
 from coordinator.store.store import SqliteStore
 from node.cli.incident import incident_app
 from node.security.identity import open_identity, peer_in
@@ -33,7 +33,7 @@ def run(*arguments: str) -> str:
 def coordinator(folder: Path) -> Iterator[None]:
     """A folder whose coordinator is running: it holds its identity and its log."""
     identity = open_identity(folder / "identity.key")
-    store = SqliteStore(folder / NAME, identity.peer, identity.sign)
+    store = SqliteStore(folder / LOG_FILE, identity.peer, identity.sign)
     store.begin(spec_of(2, 2, 1, 4).canonical_json)
     store.append([decode(*row) for row in former_log()])
     yield

@@ -30,16 +30,16 @@ from coordinator.store.history_tables import (
     Omission,
     PeerTotals,
     RoundRow,
-    Row,
     RunTotals,
     StageRow,
     Standing,
+    TableRow,
     row_of,
 )
 from protocol.errors import HetnodeError
 from protocol.types import PeerId
 
-T = TypeVar("T", bound=Row)
+T = TypeVar("T", bound=TableRow)
 
 MOST_ROWS = 1000
 """Most rows or points that one query returns; a greater number counts as this."""

@@ -21,8 +21,8 @@ from coordinator.store.history_tables import (
     TABLES,
     BegunAnew,
     Change,
-    Row,
     RunTotals,
+    TableRow,
 )
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -154,7 +154,7 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
             for table in ("contributions", "stage_rounds"):
                 self._db.execute(f"DELETE FROM {table} WHERE round_number = ?", (change.round_number,))
             return True
-        kind: type[Row] = type(change)
+        kind: type[TableRow] = type(change)
         found = self._db.execute(INSERTED[kind], _VALUES[kind](change))
         return not kind.IS_ONCE or found.rowcount == 1
 

@@ -25,12 +25,12 @@ from coordinator.store.history_tables import (
     Kind,
     MemberFigures,
     Omission,
-    Outcome,
     PeerTotals,
     ReplicaRound,
-    RoundFigures,
     RoundRow,
+    RoundSums,
     RunTotals,
+    StageOutcome,
     StageRow,
     Standing,
 )
@@ -82,11 +82,11 @@ _TOLD: dict[type[Event], Kind] = {
 _FAILURES = {Kind.LOST, Kind.RETREATED, Kind.DIVERGED}
 _PRESENCE = {Kind.JOINED: True, Kind.LEFT: False, Kind.LOST: False, Kind.QUARANTINED: False}
 """Whether a peer is here after such an event. A PeerLeft event follows the ban of a live peer."""
-_OUTCOMES: dict[type[Decision], Outcome] = {
-    Committed: Outcome.COMMITTED,
-    Aborted: Outcome.ABORTED,
-    RolledBack: Outcome.ABORTED,
-    Skipped: Outcome.SKIPPED,
+_OUTCOMES: dict[type[Decision], StageOutcome] = {
+    Committed: StageOutcome.COMMITTED,
+    Aborted: StageOutcome.ABORTED,
+    RolledBack: StageOutcome.ABORTED,
+    Skipped: StageOutcome.SKIPPED,
 }
 _Where: TypeAlias = tuple[int, int]
 """Round and stage."""
@@ -178,7 +178,7 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
         case events.PayloadOffered(descriptor=payload):
             where = payload.round_number, payload.stage
             is_new = payload.owner not in before.round_of(where[1], where[0]).offers
-            yield StageRow(*where, Outcome.OPEN, first_offer_at=event.at, offered=int(is_new))
+            yield StageRow(*where, StageOutcome.OPEN, first_offer_at=event.at, offered=int(is_new))
             replica = _replica_of(before, payload.round_number, payload.owner)
             size = payload.nbytes
             yield Contribution(
@@ -186,7 +186,7 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
             )
         case events.PayloadWithheld():
             where = event.round_number, event.stage
-            yield StageRow(*where, Outcome.OPEN, first_offer_at=event.at)
+            yield StageRow(*where, StageOutcome.OPEN, first_offer_at=event.at)
             replica = _replica_of(before, event.round_number, event.peer)
             yield Contribution(*where, event.peer, replica, Standing.WITHHELD, event.at, sequence)
         case events.HoldingsReported():
@@ -201,7 +201,7 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
             )
         case events.GroupClosed():
             where = event.round_number, event.stage
-            yield StageRow(*where, Outcome.OPEN, closed_at=event.at, closed_sequence=sequence)
+            yield StageRow(*where, StageOutcome.OPEN, closed_at=event.at, closed_sequence=sequence)
         case events.PayloadsContested():
             yield StageRow(event.round_number, event.stage, contested=len(event.owners))
 
@@ -328,7 +328,7 @@ def changes_of_measurement(at: float, measured: Measurement) -> Iterator[Change]
     yield PeerTotals(measured.peer, link_bytes=traffic["link_bytes"])
     if is_last:
         yield ReplicaRound(measured.replica, round_number, at, validation, train)
-    yield RoundFigures(
+    yield RoundSums(
         round_number,
         at,
         losses=int(validation is not None),

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, get_args, get_t
 
 from protocol.types import PeerId, Role
 
-T = TypeVar("T", bound="Row")
+T = TypeVar("T", bound="TableRow")
 
 
 class Merge(Enum):
@@ -37,7 +37,7 @@ class Merge(Enum):
 Sum: TypeAlias = Annotated[int, Merge.SUM]
 
 
-class Outcome(StrEnum):
+class StageOutcome(StrEnum):
     """How a (stage, round) ended. SKIPPED: the stage had no turn in the round."""
 
     OPEN = "open"
@@ -98,7 +98,7 @@ class Omission(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What the records of all tables have in common."""
 
     TABLE: ClassVar[str]
@@ -108,7 +108,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class RunTotals(Row):
+class RunTotals(TableRow):
     """The run. `sequence` and `at` are of the newest event in the history, `measured` is the number of bytes
     of the metrics file that are in it. `tokens` are those committed at stage 0; `stage_tokens` counts a token
     once for each stage."""
@@ -126,7 +126,7 @@ class RunTotals(Row):
 
 
 @dataclass(frozen=True)
-class PeerTotals(Row):
+class PeerTotals(TableRow):
     """A peer. `is_here`: it has joined and not left, nor was it lost; `name` is its public name; the
     other figures are totals of the run.
 
@@ -152,7 +152,7 @@ class PeerTotals(Row):
 
 
 @dataclass(frozen=True)
-class JournalLine(Row):
+class JournalLine(TableRow):
     """An event about a peer, or about the run where `peer` is "". `text` is its sentence for people.
 
     `stage` is set if the event is about one; `seconds` are those of silence, or of a wait.
@@ -171,7 +171,7 @@ class JournalLine(Row):
 
 
 @dataclass(frozen=True)
-class EstimatePoint(Row):
+class EstimatePoint(TableRow):
     """The speed that a peer had measured of itself at one time; 0 if it was not measured."""
 
     TABLE = "estimates"
@@ -182,7 +182,7 @@ class EstimatePoint(Row):
 
 
 @dataclass(frozen=True)
-class AdoptedPlan(Row):
+class AdoptedPlan(TableRow):
     """A plan: from which round it is in force, and why it was made."""
 
     TABLE = "plans"
@@ -196,7 +196,7 @@ class AdoptedPlan(Row):
 
 
 @dataclass(frozen=True)
-class RoundRow(Row):
+class RoundRow(TableRow):
     """A round: the plan of its last begin, and the events of that and of its first begin. `tokens` are those
     committed at stage 0.
 
@@ -216,14 +216,14 @@ class RoundRow(Row):
 
 
 @dataclass(frozen=True)
-class StageRow(Row):
+class StageRow(TableRow):
     """A (stage, round). `counted` of `offered` payloads are in the manifest: `payload_bytes` is their size,
     `tokens` their worth. `contested` payloads were asked of the arbiter. `reason` is that of the decision."""
 
     TABLE = "stage_rounds"
     round_number: Annotated[int, Merge.KEY]
     stage: Annotated[int, Merge.KEY]
-    outcome: Outcome | None = None
+    outcome: StageOutcome | None = None
     first_offer_at: Annotated[float | None, Merge.LEAST] = None
     closed_at: float | None = None
     closed_sequence: int | None = None
@@ -239,7 +239,7 @@ class StageRow(Row):
 
 
 @dataclass(frozen=True)
-class Contribution(Row):
+class Contribution(TableRow):
     """The part of one member in one (stage, round).
 
     Attributes:
@@ -277,7 +277,7 @@ class Contribution(Row):
 
 
 @dataclass(frozen=True)
-class MemberFigures(Row):
+class MemberFigures(TableRow):
     """What one member measured in one round (protocol.status.Measurement).
 
     `position` is that in the replica. The link from a member goes to the next position; the last member's
@@ -318,7 +318,7 @@ class MemberFigures(Row):
 
 
 @dataclass(frozen=True)
-class ReplicaRound(Row):
+class ReplicaRound(TableRow):
     """The losses of a replica after a round."""
 
     TABLE = "replica_rounds"
@@ -330,7 +330,7 @@ class ReplicaRound(Row):
 
 
 @dataclass(frozen=True)
-class RoundFigures(Row):
+class RoundSums(TableRow):
     """The sums of all measurements of a round; `losses` and `train_losses` count those that are finite."""
 
     TABLE = "round_figures"
@@ -356,9 +356,9 @@ class BegunAnew:
     round_number: int
 
 
-Change: TypeAlias = Row | BegunAnew
+Change: TypeAlias = TableRow | BegunAnew
 
-TABLES: tuple[type[Row], ...] = (
+TABLES: tuple[type[TableRow], ...] = (
     RunTotals,
     PeerTotals,
     JournalLine,
@@ -369,7 +369,7 @@ TABLES: tuple[type[Row], ...] = (
     Contribution,
     MemberFigures,
     ReplicaRound,
-    RoundFigures,
+    RoundSums,
 )
 
 
@@ -397,7 +397,7 @@ class Column:
         return value if value is None or self.is_reference else self.kind(value)
 
 
-def _columns_of(table: type[Row]) -> tuple[Column, ...]:
+def _columns_of(table: type[TableRow]) -> tuple[Column, ...]:
     hints = get_type_hints(table, include_extras=True)
     return tuple(_column(each.name, hints[each.name]) for each in fields(table))
 
@@ -408,7 +408,7 @@ def _column(name: str, hint: Any) -> Column:
     return Column(name, kinds[0] if kinds else annotated[0], bool(kinds), annotated[1])
 
 
-def _created(table: type[Row]) -> tuple[str, ...]:
+def _created(table: type[TableRow]) -> tuple[str, ...]:
     columns = COLUMNS[table]
     if table is PeerTotals:
         defined = ["number INTEGER PRIMARY KEY", "peer TEXT NOT NULL UNIQUE"]
@@ -419,7 +419,7 @@ def _created(table: type[Row]) -> tuple[str, ...]:
     return (f"CREATE TABLE {table.TABLE} ({', '.join(defined)}) WITHOUT ROWID", *table.INDICES)
 
 
-def _inserted(table: type[Row]) -> str:
+def _inserted(table: type[TableRow]) -> str:
     columns = COLUMNS[table]
     names = ", ".join(each.name for each in columns)
     number = "(SELECT number FROM peers WHERE peer = ?)"
@@ -439,7 +439,7 @@ def _inserted(table: type[Row]) -> str:
     )
 
 
-def _selected(table: type[Row]) -> str:
+def _selected(table: type[TableRow]) -> str:
     refers = [each.is_reference and table is not PeerTotals for each in COLUMNS[table]]
     names = (
         f"(SELECT peer FROM peers WHERE number = t.{each.name})" if refer else f"t.{each.name}"

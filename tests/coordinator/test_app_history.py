@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator import app
 from coordinator.api.public_ports import ListenAddresses
 from coordinator.store.history import SqliteHistory
-from coordinator.store.history_tables import Outcome
+from coordinator.store.history_tables import StageOutcome
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
 from tests.builders import keyed, spec_of
@@ -59,7 +59,7 @@ async def test_the_history_is_live_and_survives_the_loss_of_its_file(tmp_path: P
         await run.join(B)
         await train(run, 1)
         await until(lambda: not history.problem and history.credits().link_bytes == 20, 120, "a round")
-        assert [each.outcome for each in history.rounds()[-1].stages] == [Outcome.COMMITTED]
+        assert [each.outcome for each in history.rounds()[-1].stages] == [StageOutcome.COMMITTED]
         assert history.run().run == run.run
     path.write_bytes(path.read_bytes()[:5000])  # damaged while no coordinator runs
     async with running(spec, tmp_path) as run:

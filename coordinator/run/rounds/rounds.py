@@ -40,7 +40,7 @@ from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
-from coordinator.run.state.settlement import Agreement, settlement_of
+from coordinator.run.state.settlement import AgreedResult, settlement_of
 from coordinator.run.state.state import Round, State
 from coordinator.run.state.text import counted, listed
 from coordinator.run.state.transaction import Transaction
@@ -306,7 +306,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     conclude(transaction, stage, tuple(entries), reason)
 
 
-def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: Agreement) -> None:
+def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: AgreedResult) -> None:
     """Commit the result on which the group agrees, or abort."""
     lacks = lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)

@@ -13,7 +13,7 @@ import pytest
 from coordinator.run.state.commands import Await, Report, Tick
 from coordinator.run.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundDecided
 from coordinator.store.history import CreditOrder, Page, SqliteHistory
-from coordinator.store.history_tables import AdoptedPlan, Kind, Omission, Outcome, Standing
+from coordinator.store.history_tables import AdoptedPlan, Kind, Omission, StageOutcome, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import Aborted, Committed, PeerId, Rejection, Role
@@ -80,7 +80,7 @@ def test_a_round_tells_who_was_counted_and_why_others_were_not(tmp_path: Path) -
     detail = history_of(run, tmp_path).round(1)
     assert detail is not None
     (stage,) = detail.stages
-    assert stage.summary.outcome is Outcome.COMMITTED
+    assert stage.summary.outcome is StageOutcome.COMMITTED
     assert (stage.summary.offered, stage.summary.counted) == (3, 2)
     by_peer = {each.peer: each for each in stage.contributions}
     assert [by_peer[peer.peer].standing for peer in peers] == [
@@ -116,7 +116,11 @@ def test_a_round_that_is_not_decided_is_shown_as_far_as_it_is(tmp_path: Path) ->
     assert detail is not None
     assert detail.summary.seconds is None
     (stage,) = detail.stages
-    assert (stage.summary.outcome, stage.summary.offered, stage.summary.reason) == (Outcome.OPEN, 1, None)
+    assert (stage.summary.outcome, stage.summary.offered, stage.summary.reason) == (
+        StageOutcome.OPEN,
+        1,
+        None,
+    )
     assert {each.standing for each in stage.contributions} == {Standing.OFFERED, Standing.WITHHELD}
     assert stage.phases.offer is None
     assert history.rounds()[0].stages == (stage.summary,)

@@ -56,7 +56,15 @@ async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tm
     await run.stop()
     status, out, errors = await hetnode("verify", file)
     assert (status, errors) == (0, "")
-    for part in (A.peer, COORDINATOR.peer, run.run, f"José (..{A.peer[-8:]})", "valid:", "Not proved", "--coordinator"):
+    for part in (
+        A.peer,
+        COORDINATOR.peer,
+        run.run,
+        f"José (..{A.peer[-8:]})",
+        "valid:",
+        "Not proved",
+        "--coordinator",
+    ):
         assert part in out
     status, out, _ = await hetnode("verify", file, "--coordinator", COORDINATOR.peer)
     assert status == 0

@@ -15,7 +15,7 @@ from coordinator.ops.dashboard.past import MOST_LOSS_REPLICAS, Past, plain
 from coordinator.ops.dashboard.queries import Queries
 from coordinator.run.state.state import State
 from coordinator.store.history import CreditOrder, LossPoint, Page, SqliteHistory
-from coordinator.store.history_tables import Contribution, Kind, Omission, Outcome, StageRow, Standing
+from coordinator.store.history_tables import Contribution, Kind, Omission, StageOutcome, StageRow, Standing
 from coordinator.store.omissions import why_not
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
@@ -52,7 +52,7 @@ def past_of(told: Told) -> Past:
 
 
 def test_records_become_json() -> None:
-    summary = StageRow(1, 0, Outcome.COMMITTED, reason="<b>\x1b" + "x" * 100_000)
+    summary = StageRow(1, 0, StageOutcome.COMMITTED, reason="<b>\x1b" + "x" * 100_000)
     found = plain((summary, float("nan")))
     assert found[0]["outcome"] == "committed"
     assert len(found[0]["reason"]) <= 400

@@ -18,7 +18,7 @@ from coordinator.run.state.tokens import payload_tokens
 from coordinator.status.causes import run_cause
 from coordinator.status.event_levels import log_level
 from coordinator.status.run_status import run_status
-from coordinator.store.history_tables import Outcome
+from coordinator.store.history_tables import StageOutcome
 from protocol.errors import ErrorCode
 from protocol.status import CauseCode, ReplicaState
 from protocol.types import Aborted, Committed, Skipped
@@ -64,9 +64,9 @@ def test_a_whole_run_aborts_nothing_and_counts_every_token_once(run: Run, tmp_pa
     assert state.tokens == 5 * of_round  # that payload has one round of progress, as the one before was due
     history = write_history(tmp_path / "history.sqlite", run.spec, stored(run.events))
     found = {each.round_number: [stage.outcome for stage in each.stages] for each in history.rounds(None, 9)}
-    assert found[1] == [Outcome.SKIPPED, Outcome.COMMITTED]
-    assert found[2] == [Outcome.COMMITTED, Outcome.SKIPPED]
-    assert found[5] == [Outcome.COMMITTED] * 2
+    assert found[1] == [StageOutcome.SKIPPED, StageOutcome.COMMITTED]
+    assert found[2] == [StageOutcome.COMMITTED, StageOutcome.SKIPPED]
+    assert found[5] == [StageOutcome.COMMITTED] * 2
 
 
 def test_a_stage_is_skipped_too_if_the_round_of_the_due_stage_is_aborted(run: Run) -> None:

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from protocol.types import Committed
 from tests.hostile.coordinator import Coordinator, coordinator
 from tests.hostile.link import Link, number
 from tests.hostile.peer import Peer, Refused, cancel
@@ -128,7 +127,7 @@ async def test_a_pipeline_of_a_node_and_a_scripted_member(tmp_path: Path) -> Non
         for round_number in range(1, ROUNDS + 1):
             assert await inner_phase(link, spec, round_number, k) == STEPS
             decision = await peer.contribute(1, round_number)
-            assert isinstance(decision, Committed)
+            assert decision.committed
             assert (await peer.call("AwaitDecision", stage=0, round=round_number)).committed
             await inner_phase(link, spec, round_number, k, STEPS + 1)
             await validation(link, spec, round_number)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from protocol.types import Committed
 from tests.hostile.coordinator import coordinator, join_all
 from tests.hostile.peer import Peer, Refused, cancel
 
@@ -45,7 +44,7 @@ async def test_scripted_peers_commit_every_round_of_a_run(tmp_path: Path) -> Non
         for number in range(1, ROUNDS + 1):
             decisions = await asyncio.gather(*(peer.round(STAGES, number) for peer in peers))
             for decision in itertools.chain(*decisions):
-                assert isinstance(decision, Committed)
+                assert decision.committed
                 owners = [entry.descriptor.owner for entry in decision.entries]
                 assert owners == sorted(peer.id for peer in peers)
         await peers[0].renew()

@@ -10,7 +10,7 @@ from statistics import median
 from coordinator.ops.explain.statements import Code, say
 from coordinator.run.state.state import State
 from coordinator.store.history import RoundSummary, SqliteHistory
-from coordinator.store.history_tables import JournalLine, Kind, Outcome
+from coordinator.store.history_tables import JournalLine, Kind, StageOutcome
 from protocol.status import Statement
 
 COMPARED_ROUNDS = 16
@@ -126,7 +126,7 @@ class Known:
             ended,
             dict(zip(PHASES, spans, strict=True)),
             is_decided,
-            any(each.outcome is Outcome.ABORTED for each in stages),
+            any(each.outcome is StageOutcome.ABORTED for each in stages),
         )
 
 

@@ -11,14 +11,18 @@ from coordinator.ops.explain.late_replicas import waits
 from coordinator.ops.explain.round_story import RoundStory
 from coordinator.ops.explain.statements import Code, say
 from coordinator.store.history import StageRound
-from coordinator.store.history_tables import Contribution, Kind, Omission, Outcome, Standing
+from coordinator.store.history_tables import Contribution, Kind, Omission, StageOutcome, Standing
 from coordinator.store.omissions import why_not
 from protocol.status import Statement
 from protocol.types import PeerId
 
 _MOST_NAMED = 5
 """Payloads that a round tells one by one."""
-_OUTCOMES = {Outcome.COMMITTED: Code.COMMITTED, Outcome.ABORTED: Code.ABORTED, Outcome.SKIPPED: Code.SKIPPED}
+_OUTCOMES = {
+    StageOutcome.COMMITTED: Code.COMMITTED,
+    StageOutcome.ABORTED: Code.ABORTED,
+    StageOutcome.SKIPPED: Code.SKIPPED,
+}
 
 
 def explain_round(known: Known, number: int) -> Iterator[Statement]:
@@ -51,7 +55,7 @@ def explain_round(known: Known, number: int) -> Iterator[Statement]:
 
 
 def _outcome(story: RoundStory) -> Iterator[Statement]:
-    alike: dict[tuple[Outcome, str], list[StageRound]] = defaultdict(list)
+    alike: dict[tuple[StageOutcome, str], list[StageRound]] = defaultdict(list)
     for each in story.stages:
         if each.summary.outcome in _OUTCOMES:
             alike[each.summary.outcome, each.summary.reason or ""].append(each)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ops.explain.offline import last_explanation
 from coordinator.run.state.events import CoordinatorStarted, PeerBanned, RunFinished
 from coordinator.store.log_copy import LOG_FILE, has_log, last_status, opened_copy, read_copy
 from coordinator.store.metrics import MetricsFile
@@ -149,14 +148,3 @@ def test_without_the_authority_the_run_has_the_name_of_its_specification(folder:
         (folder / name).unlink()
     status = last_status(folder)
     assert (status.run, status.measurements) == (run.spec.name, ())
-
-
-def test_questions_are_answered_from_the_folder(folder: Path) -> None:
-    before = content_of(folder)
-    assert last_explanation(folder, "2").title.startswith("Round 2 took")
-    assert last_explanation(folder, keyed(0).peer[-8:]).title.startswith(f"Peer {keyed(0).peer} trains")
-    assert last_explanation(folder, "now").title.startswith("Training: round 3 of 5")
-    assert content_of(folder) == before
-    with pytest.raises(HetnodeError) as refusal:
-        last_explanation(folder, "99")
-    assert refusal.value.code is ErrorCode.BAD_OPTION

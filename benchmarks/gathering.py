@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from benchmarks.rounds import peers_at
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
-from protocol.math.gathering import least_seconds
 from protocol.types import MemberLine
+from tests.support.gathering import least_seconds
 
 _PAYLOAD = 4_000_000
 _DOWNLINK = 4

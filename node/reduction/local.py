@@ -47,7 +47,7 @@ class LocalReduction:
         found = dict[str, Tensor]()
         for stage, reducers in enumerate(self._reducers):
             for position, reducer in enumerate(reducers):
-                found[f"{_PREFIX}{stage}/{position}"] = reducer.state_dict()["residual"]
+                found[f"{_PREFIX}{stage}/{position}"] = reducer.residual
         return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -55,4 +55,4 @@ class LocalReduction:
         for stage, reducers in enumerate(self._reducers):
             for position, reducer in enumerate(reducers):
                 residual = state[f"{_PREFIX}{stage}/{position}"]
-                reducer.load_state_dict({**reducer.state_dict(), "residual": residual})
+                reducer.residual = residual

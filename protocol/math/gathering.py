@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import inf
 from statistics import median_low
 
 from protocol.types import MemberLine, PeerId
@@ -140,23 +139,6 @@ class Schedule:
                 return sender.member
             turn -= count
         raise AssertionError("a fan has a copy for every other member")
-
-
-def least_seconds(lines: Sequence[MemberLine], nbytes: int) -> float:
-    """No exchange of payloads of `nbytes` is faster; see the module. Unknown rates take no time."""
-    n = len(lines)
-    if n < 2:
-        return 0.0
-    own = max((1 / line.uplink for line in lines if line.uplink), default=0.0)
-    receiving = max(_receiving_seconds(lines))
-    rates = [line.uplink or inf for line in lines]
-    return nbytes * max(own, receiving, n * (n - 1) / sum(rates))
-
-
-def direct_seconds(lines: Sequence[MemberLine], nbytes: int) -> float:
-    """Until all members have payloads of `nbytes` for which they have asked each owner."""
-    rates = [rate for line in lines for rate in (line.uplink, line.downlink) if rate]
-    return nbytes * (len(lines) - 1) / min(rates) if rates else 0.0
 
 
 def schedule_of(seed: str, lines: Mapping[PeerId, MemberLine]) -> Schedule | None:

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -179,15 +178,6 @@ def split_result(layout: ReductionLayout, data: bytes) -> dict[PartRange, bytes]
     return found
 
 
-class ReducerState(TypedDict):
-    """State dict of :class:`Reducer`: a float32 CPU tensor [n], and the range of its elements."""
-
-    first_chunk: int
-    last_chunk: int
-    residual: Tensor
-    lost_squares: float
-
-
 class Reducer:
     """Reduces one run of chunks in every round, and keeps what its results leave out (error feedback).
 
@@ -203,10 +193,8 @@ class Reducer:
     **Transaction**: r becomes r'' by :meth:`commit`, when the round with this result is committed;
     otherwise r stays, and the next :meth:`reduce` begins from it.
 
-    A range that changes (:meth:`move_to`) keeps the residual of the chunks that stay. That of the others is
-    lost, as is all of it when a reducer leaves without a hand-over; `lost_norm` counts it.
-
-    `pending_result` is the last result until then.
+    `pending_result` is the last result until then. The residual is lost when a reducer leaves without a
+    hand-over.
 
     Only the reducer computes this sum, and the others take its bytes: they need not compute the same bits. A
     checker with the same residual gets the same positions, and magnitudes up to rounding.
@@ -217,17 +205,27 @@ class Reducer:
         self._residual = torch.zeros(sum(piece.numel for piece in layout.pieces(part)))
         self._pending: Tensor | None = None
         self.pending_result: bytes | None = None
-        self._lost_squares = 0.0
+
+    @property
+    def residual(self) -> Tensor:
+        """What this reducer has not sent yet, flat, float32 on the CPU; no later round changes it in place.
+
+        To set it aborts a pending result. Raises ValueError for one that does not fit the range.
+        """
+        return self._residual
+
+    @residual.setter
+    def residual(self, residual: Tensor) -> None:
+        if residual.shape != self._residual.shape or not residual.isfinite().all():
+            shapes = tuple(residual.shape), tuple(self._residual.shape)
+            raise ValueError(f"a residual of shape {shapes[0]} for {shapes[1]}, or one not finite")
+        self._residual = residual.detach().to("cpu", torch.float32, copy=True)
+        self.abort()
 
     @property
     def residual_norm(self) -> float:
-        """L2 norm of what this reducer has not sent yet: lost if it leaves now."""
-        return _norm(self._residual)
-
-    @property
-    def lost_norm(self) -> float:
-        """L2 norm (root of the sum of squares) of all residuals that were lost by changes of the range."""
-        return math.sqrt(self._lost_squares)
+        """L2 norm of the residual: lost if this reducer leaves now."""
+        return float(self._residual.double().norm())
 
     @torch.no_grad()
     def reduce(self, parts: Sequence[bytes], weights: Sequence[float]) -> bytes:
@@ -323,50 +321,6 @@ class Reducer:
         """The last result is not committed: the residual stays."""
         self._pending = self.pending_result = None
 
-    def move_to(self, part: PartRange) -> float:
-        """Reduce another range from now on. Returns the L2 norm of the residual that is lost by this.
-
-        Call it between rounds; a pending result is aborted.
-        """
-        self.abort()
-        before, after = (self._elements(each) for each in (self.part, part))
-        residual = torch.zeros(after.stop - after.start)
-        first, stop = max(before.start, after.start), min(before.stop, after.stop)
-        left = self._residual.clone()
-        if first < stop:
-            at_old = slice(first - before.start, stop - before.start)
-            residual[first - after.start : stop - after.start] = left[at_old]
-            left[at_old] = 0.0
-        lost = _norm(left)
-        self._lost_squares += lost**2
-        self.part, self._residual = part, residual
-        return lost
-
-    def state_dict(self) -> ReducerState:
-        """Without a pending result. The live tensor, which no later round changes in place."""
-        first, last = self.part.first_chunk, self.part.last_chunk
-        return {
-            "first_chunk": first,
-            "last_chunk": last,
-            "residual": self._residual,
-            "lost_squares": self._lost_squares,
-        }
-
-    def load_state_dict(self, state: ReducerState) -> None:
-        """Take the range and a copy of the residual. Raises ValueError where they do not fit the stage."""
-        part = PartRange(state["first_chunk"], state["last_chunk"])
-        residual, elements = state["residual"], self._elements(part)
-        shape = (elements.stop - elements.start,)
-        if tuple(residual.shape) != shape or not residual.isfinite().all():
-            raise ValueError(f"a residual of shape {tuple(residual.shape)} for {shape}, or one not finite")
-        self.part, self._residual = part, residual.detach().to("cpu", torch.float32, copy=True)
-        self._lost_squares = state["lost_squares"]
-        self.abort()
-
-    def _elements(self, part: PartRange) -> slice:
-        before = self._layout.chunks.elements_before
-        return slice(before(part.first_chunk), before(part.last_chunk))
-
 
 def _cut(layout: ReductionLayout, sparse: Mapping[str, SparseTensor], part: PartRange) -> bytes:
     pieces = {each.name: piece_of(sparse[each.tensor], each) for each in layout.pieces(part)}
@@ -375,10 +329,6 @@ def _cut(layout: ReductionLayout, sparse: Mapping[str, SparseTensor], part: Part
 
 def _squares(flat: Tensor) -> float:
     return float(flat.double().square().sum())
-
-
-def _norm(flat: Tensor) -> float:
-    return float(flat.double().norm())
 
 
 def _header(layout: ReductionLayout, count: int) -> bytes:

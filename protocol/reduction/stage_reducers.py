@@ -89,13 +89,13 @@ class StageReducers:
         elements = self._elements(part)
         residual = torch.zeros(elements.stop - elements.start)
         for each in self._reducers:
-            held, theirs = each.state_dict()["residual"], self._elements(each.part)
+            held, theirs = each.residual, self._elements(each.part)
             first, stop = max(elements.start, theirs.start), min(elements.stop, theirs.stop)
             if first < stop:
                 kept = held[first - theirs.start : stop - theirs.start]
                 residual[first - elements.start : stop - elements.start] = kept
         found = Reducer(self._layout, part)
-        found.load_state_dict({**found.state_dict(), "residual": residual})
+        found.residual = residual
         return found
 
     def _elements(self, part: PartRange) -> slice:

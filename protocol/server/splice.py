@@ -26,8 +26,9 @@ class SpliceEnd(asyncio.Protocol):
         lost: done when the connection is closed.
     """
 
-    def __init__(self, source: str = "", rate: ByteRate | None = None) -> None:
-        self.source, self.rate = source, rate
+    def __init__(self, source: str = "") -> None:
+        self.source = source
+        self.rate: ByteRate | None = None
         self.first = bytearray()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None

@@ -7,7 +7,6 @@ replay of a recorded log.
 from __future__ import annotations
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.placement.rules import violations
 from coordinator.run.rounds.attestation import settled_digest
 from coordinator.run.state.apply_rounds import owners_of
 from coordinator.run.state.events import (
@@ -39,6 +38,7 @@ from protocol.types import (
     RolledBack,
     entries_of,
 )
+from tests.support.plan_rules import violations
 
 
 class InvariantBroken(Exception):

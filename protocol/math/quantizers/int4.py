@@ -55,10 +55,5 @@ class Int4:
         return (level_blk.to(torch.float32) - (_HALF - 0.5)).mul_(factors(code_bl).unsqueeze(-1))
 
 
-def steps_of(x_blk: Tensor) -> Tensor:
-    """The step by which each token of [b, L, k] is rounded, float32 [b, L]."""
-    return divisors(_step_codes(x_blk.to(torch.float32)))
-
-
 def _step_codes(x_blk: Tensor) -> Tensor:
     return step_codes(x_blk.square().mean(dim=-1).sqrt() * STEP_OF_RMS, torch.round)

@@ -220,7 +220,6 @@ class Record(Field[R], Generic[R, M]):
             id, an enum, or an integer that its protobuf type bounds enough. Any other omission fails at
             import, so that no float, sequence or nested record is read unchecked.
         check: raises ValueError for a record whose fields do not fit together.
-        names: of fields that the message calls by another name, besides `round_number`.
     """
 
     def __init__(
@@ -229,17 +228,14 @@ class Record(Field[R], Generic[R, M]):
         message: type[M],
         table: Mapping[str, Field[Any]],
         check: Callable[[R], None] = lambda record: None,
-        names: Mapping[str, str] | None = None,
         code: ErrorCode = ErrorCode.BAD_REQUEST,
     ) -> None:
         super().__init__(self._read, self.to_pb, code=code)
         self._record, self._message, self._check = record, message, check
         hints = get_type_hints(record)
         assert table.keys() <= hints.keys(), f"a field that {record.__name__} does not have"
-        renamed = _NAMES | dict(names or {})
         self._columns = [
-            (name, renamed.get(name, name), table.get(name) or _field_of(hint))
-            for name, hint in hints.items()
+            (name, _NAMES.get(name, name), table.get(name) or _field_of(hint)) for name, hint in hints.items()
         ]
 
     def from_pb(self, message: M, what: str = "") -> R:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from coordinator.run.state.apply import replay
-from coordinator.run.state.commands import Attest, Await, Heartbeat, Offer, Report, Retreat
+from coordinator.run.state.commands import Await, Heartbeat, Offer, Report, Retreat
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PeerRetreated
-from coordinator.run.state.state import State
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
 from protocol.status import CauseCode
-from protocol.types import Dialer, Lifecycle, Plan, Role
+from protocol.types import Dialer, Lifecycle, Role
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import (
     assert_samples_tile,
@@ -107,12 +103,6 @@ class TestReplan:
         assert_samples_tile(run, 8)
         assert len(run.state.plans) > 2
 
-    def test_without_change_there_is_no_new_plan(self) -> None:
-        run = started(2)
-        for _ in range(3):
-            play_round(run)
-        assert len(run.state.plans) == 1
-
 
 class TestRetreat:
     def test_the_round_does_not_wait_for_a_replica_that_cannot_continue(self) -> None:
@@ -148,33 +138,6 @@ class TestRetreat:
 
     def test_unknown_peers_cannot_retreat(self) -> None:
         started(1).refuse(Retreat(B.peer, 1, ""), ErrorCode.UNKNOWN_PEER)
-
-
-def test_all_events_replay_to_the_same_state() -> None:
-    run = started(2, 1)
-    play_round(run)
-    leave(run, A, C)
-    play_round(run)
-    run.accept(A.join(run.spec))
-    run.accept(C.join(run.spec, Role.STAGE, endpoint=""))
-    attest(run, A)
-    run.accept(Attest(B.peer, 0, 2, "stage", "another"))
-    run.accept(Retreat(D.peer, 2, "a test"))
-    pass_time(run, run.spec.timing.heartbeat, A, B, C, D)
-    play_round(run)
-    assert replay(State(run.spec, run.spec.name), run.events) == run.state
-
-
-def test_plans_have_rising_epochs_and_never_falling_rounds() -> None:
-    run = started(1)
-    for _ in range(3):
-        leave(run, A)
-        run.accept(A.join(run.spec))
-        attest(run, A)
-        pass_time(run, run.spec.timing.heartbeat, A)
-    plans: tuple[Plan, ...] = run.state.plans
-    assert [plan.epoch for plan in plans] == [1, 2, 3, 4]
-    assert all(a.from_round <= b.from_round for a, b in pairwise(plans))
 
 
 @pytest.mark.parametrize("absent", [A, B])

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.placement.replan import next_plan
-from coordinator.placement.rules import peer_rests_until, violations
+from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Retreat
 from coordinator.run.state.state import State
@@ -35,6 +35,7 @@ from tests.support.coordinator_run import (
     play_rounds,
     started_and_attested,
 )
+from tests.support.plan_rules import violations
 
 A, B, C, D, E, F = ALL[:6]
 

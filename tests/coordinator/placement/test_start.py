@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import Costs, Survey, memory_budget, memory_needed
 from coordinator.placement.predict import predict
-from coordinator.placement.rules import chain_violations
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
 from coordinator.run.state.state import Peer
@@ -41,6 +40,7 @@ from protocol.types import (
 )
 from protocol.wire.convert.plans import plan_from_pb, plan_to_pb
 from tests.builders import keyed
+from tests.support.plan_rules import chain_violations
 
 MEGABIT = 1e6 / 8
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.math.gathering import Schedule, direct_seconds, least_seconds, schedule_of
+from protocol.math.gathering import Schedule, schedule_of
 from protocol.types import MemberLine, PeerId
+from tests.support.gathering import least_seconds
 
 MEGABIT = 125_000
 LIMIT = 1.2
@@ -133,6 +135,12 @@ def test_a_home_sends_its_payload_once_where_others_have_uplink_to_spare(
     helpers = Counter(schedule.sources(owner, member)[0] for owner, member in pairs(schedule))
     spread = [helpers[member] for member in lines if lines[member].uplink > home().uplink]
     assert max(spread) - min(spread) <= 1, "equal lines have equal loads"
+
+
+def direct_seconds(lines: Sequence[MemberLine], nbytes: int) -> float:
+    """Until all members have payloads of `nbytes` for which they have asked each owner."""
+    rates = [rate for line in lines for rate in (line.uplink, line.downlink) if rate]
+    return nbytes * (len(lines) - 1) / min(rates) if rates else 0.0
 
 
 @pytest.mark.parametrize("members", [8, 30])

@@ -57,7 +57,7 @@ def reduce(reducers: StageReducers, parts: list[PartRange]) -> list[bytes]:
 def by_chunk(reducers: StageReducers, parts: list[PartRange]) -> dict[int, torch.Tensor]:
     found = {}
     for each in reducers.for_parts(parts):
-        residual, start = each.state_dict()["residual"], 0
+        residual, start = each.residual, 0
         for chunk in range(each.part.first_chunk, each.part.last_chunk):
             numel = sum(piece.numel for piece in LAYOUT.pieces(PartRange(chunk, chunk + 1)))
             found[chunk], start = residual[start : start + numel], start + numel

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec import framing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import DType, Frame, FrameId, FrameKind, TensorHeader
+from protocol.wire import framing
 from protocol.wire.framing import CHUNK_BYTES, FrameAssembler, chunks
 
 ID = FrameId(1, 2, 3, 4, FrameKind.FORWARD)

@@ -8,7 +8,7 @@ import gc
 import logging
 import platform
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Protocol
@@ -22,9 +22,9 @@ from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import OperatorService
-from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, open_ports
+from coordinator.api.public_ports import ListenAddresses, PublicPorts, open_ports
 from coordinator.api.public_server import PublicServer, public_server
-from coordinator.api.relay import OwnRelay, own_relay
+from coordinator.api.relay import Relay
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
 from coordinator.arbiter import Arbiter, arbitrate_contested
@@ -43,6 +43,7 @@ from coordinator.ops.health.alarm import AlarmOptions, judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.ops.receipts import Receipts
+from coordinator.ops.relay.own_relay import open_relay
 from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state.commands import AppointArbiter, Start, TellOwnRelay
@@ -58,13 +59,10 @@ from coordinator.store.restore import RestoredRun, restore_run
 from coordinator.store.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2_grpc
-from protocol.relay.destinations import Destinations
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode, RunPhase
-from protocol.trust.multiaddress import tcp_place
-from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
-from protocol.types import PeerId, RelayAddress
+from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +144,7 @@ async def run_coordinator(
     async with AsyncExitStack() as stack:
         # Before anything is written: a wrong address must not leave a folder behind.
         ports, endpoint = open_ports(addresses, stack), _metrics_endpoint(addresses, stack)
+        relay = open_relay(addresses, ports, identity.peer, stack)
         dashboard = Dashboard(addresses.dashboard, addresses.near_dashboard, stack)
         store = _open_store(folder, identity, stack)
         authority = open_authority(folder, spec.name, certificate_seconds)
@@ -159,16 +158,15 @@ async def run_coordinator(
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
         sources = MemberSources()
         servers = _public_servers(
-            command_loop, records, store, sources, authority, identity, bootstrap, dial_back, ports
+            command_loop, records, store, sources, authority, identity, bootstrap, dial_back, ports, relay
         )
-        relay = _own_relay(ports, servers, command_loop, sources, bootstrap, identity.peer, authority)
-        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay, addresses.relay)
+        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay)
         if endpoint is not None:
             await endpoint.start(RunMetrics(store.files, command_loop, servers, records).read)
-        await _start_serving(stack, command_loop, ports, servers, relay)
+        await _start_servers(stack, ports, servers)
+        await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
         write_operator(authority, folder)
-        _start_work(stack, command_loop, bootstrap, sources)
-        stack.callback(asyncio.create_task(renew_certificates(authority, folder, identity.peer)).cancel)
+        _start_work(stack, command_loop, bootstrap, sources, (authority, folder, identity.peer))
         dashboard.serve(folder, command_loop, records)
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm.mode)
@@ -189,14 +187,12 @@ async def _opened(stack: AsyncExitStack, starting: Awaitable[Bootstrap]) -> Boot
     return bootstrap
 
 
-async def _begin(
-    command_loop: CommandLoop, arbiter: PeerId | None, relay: OwnRelay | None, options: RelayOptions | None
-) -> None:
+async def _begin(command_loop: CommandLoop, arbiter: PeerId | None, relay: Relay | None) -> None:
     # Before the first call: silence and deadlines of the stored state count from now.
     await command_loop.execute(Start())
     await command_loop.execute(AppointArbiter(arbiter))
-    if relay and options:
-        await command_loop.execute(TellOwnRelay(relay.address.endpoint, options.uplink))
+    if relay is not None:
+        await command_loop.execute(TellOwnRelay(relay.address.endpoint, relay.uplink))
 
 
 def _metrics_endpoint(addresses: ListenAddresses, stack: AsyncExitStack) -> MetricsEndpoint | None:
@@ -207,20 +203,25 @@ def _metrics_endpoint(addresses: ListenAddresses, stack: AsyncExitStack) -> Metr
     return endpoint
 
 
-async def _start_serving(
-    stack: AsyncExitStack,
-    command_loop: CommandLoop,
-    ports: PublicPorts,
-    servers: Sequence[PublicServer],
-    relay: OwnRelay | None,
-) -> None:
+async def _start_servers(stack: AsyncExitStack, ports: PublicPorts, servers: Sequence[PublicServer]) -> None:
     if ports.is_shared:
         stack.push_async_callback(ports.api.close)
     for server in servers:
         await server.start()
         stack.push_async_callback(server.stop, STOP_SECONDS)
+
+
+async def _start_relay(
+    relay: Relay | None,
+    command_loop: CommandLoop,
+    authority: Authority,
+    sources: MemberSources,
+    bootstrap: Bootstrap,
+    servers: tuple[PublicServer, PublicServer],
+    stack: AsyncExitStack,
+) -> None:
     if relay is not None:
-        await relay.start(command_loop, stack)
+        await relay.start(command_loop, authority, sources, bootstrap.addresses, servers, stack)
     # The stack unwinds this first: waiting calls must end before their server stops.
     stack.callback(command_loop.stop)
 
@@ -235,6 +236,7 @@ def _public_servers(
     bootstrap: Bootstrap,
     dial_back: DialBack | None,
     ports: PublicPorts,
+    relay: Relay | None,
 ) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
     gateway, newcomers_gateway = ports.api, ports.enrollment
@@ -249,7 +251,7 @@ def _public_servers(
         identity.sign,
         bootstrap.addresses,
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
-        RelayAddress(identity.peer, ports.relay.address) if ports.relay else None,
+        relay.address if relay else None,
     )
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     operator = OperatorService(
@@ -285,48 +287,16 @@ def _public_servers(
     )
 
 
-def _sharing(
-    ports: PublicPorts, servers: tuple[PublicServer, PublicServer]
-) -> Mapping[str, Callable[[], Awaitable[int]]]:
-    """The servers behind the relay's port, by TLS name."""
-    names = (COORDINATOR_NAME, ENROLLMENT_NAME) if ports.is_shared else ()
-    return {name: each.server.port for name, each in zip(names, servers, strict=False)}
-
-
-def _own_relay(
-    ports: PublicPorts,
-    servers: tuple[PublicServer, PublicServer],
-    command_loop: CommandLoop,
-    sources: MemberSources,
-    bootstrap: Bootstrap,
-    peer: PeerId,
-    authority: Authority,
-) -> OwnRelay | None:
-    """The coordinator's relay, not started yet; None without one."""
-    if ports.relay is None:
-        return None
-    destinations = _destinations(command_loop, sources, bootstrap)
-    return own_relay(ports.relay, peer, authority, destinations, _sharing(ports, servers))
-
-
-def _destinations(command_loop: CommandLoop, sources: MemberSources, bootstrap: Bootstrap) -> Destinations:
-    """The members' machines, and the coordinator's own DHT peer."""
-    places = [place for place in map(tcp_place, bootstrap.addresses) if place]
-    return Destinations(
-        lambda: sources.without(command_loop.state.excluded),
-        hosts={host for host, _ in places},
-        ports={port for _, port in places},
-    )
-
-
 def _start_work(
     stack: AsyncExitStack,
     command_loop: CommandLoop,
     bootstrap: Bootstrap,
     sources: MemberSources,
+    renewed: tuple[Authority, Path, PeerId],
 ) -> None:
-    """Tell the DHT peer and the members who is admitted, and arbitrate payloads; `stack` ends all three."""
+    """Tell the DHT peer and the members who is admitted, and arbitrate payloads; `stack` ends all work."""
     for work in (
+        renew_certificates(*renewed),
         keep_admitted(command_loop, bootstrap, sources),
         tell_sources(command_loop, sources),
         arbitrate_contested(command_loop, bootstrap.arbiter),

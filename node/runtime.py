@@ -19,7 +19,7 @@ from node.exchange.line import Line
 from node.exchange.transport import Entry, Transport, transport_in_use
 from node.folder import keep_only_run, remember_node_folder
 from node.home.guest.visits import Visit
-from node.home.relay.relayed import RelayedNode
+from node.home.relay.relayed import RelayedNode as RunReach
 from node.home.router.forwarded_ports import ForwardedPorts
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
@@ -44,6 +44,7 @@ from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
 from node.net.own_address import OwnAddress
 from node.net.probe import probe_peer
+from node.net.reach import DirectReach
 from node.net.receipts import keep_receipt
 from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
@@ -132,7 +133,7 @@ class _Joined:
     link_server: LinkServer
     record: PeerRecord
     folder: Path
-    relayed: RelayedNode
+    reach: DirectReach
     forwarded: ForwardedPorts
     own_address: OwnAddress
     leaving: asyncio.Event
@@ -142,7 +143,7 @@ class _Joined:
     @property
     def newest_record(self) -> PeerRecord:
         """The record with the addresses at which others reach this node by now."""
-        ports = self.relayed.ports
+        ports = self.reach.ports
         return replace(self.record, endpoint=ports.endpoint, dht=ports.dht)
 
     def services(self, worker: WorkerClient, transport: Transport, directory: Directory) -> Services:
@@ -156,7 +157,7 @@ class _Joined:
             self.link_server,
             self.membership,
             directory,
-            self.relayed.tunnels.through,
+            self.reach.through,
             self.figures,
         )
 
@@ -185,13 +186,13 @@ async def _enter(
     if options.measure:
         await measure_before_join(coordinator, estimates, options.folder, compute, options.threads, worker)
     admission: Admission
-    relayed = RelayedNode(identity.peer, options.relay, coordinator, ports, server, stack)
+    reach = RunReach(identity.peer, options.relay, coordinator, ports, server, stack)
 
     async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
-        me = wanted, estimates.capacity, relayed.ports.addresses, options.spec_hash
+        me = wanted, estimates.capacity, reach.ports.addresses, options.spec_hash
         admission = await join_run(coordinator, *me, seconds, name)
-        relayed.ports.reached = admission.reached
+        reach.ports.reached = admission.reached
 
     await wait.answer(join)
     stack.push_async_callback(leave_run, coordinator, "stopped before the end")
@@ -202,8 +203,8 @@ async def _enter(
         await worker.call(RequireInitial(spec, options.initial_folder))
     log_admission(admission, credentials.run, identity.peer, ports)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
-    relayed.relays = lambda: membership.run_view.relays or admission.relays
-    await relayed.take()
+    reach.relays = lambda: membership.run_view.relays or admission.relays
+    await reach.take()
     server.refuse_probes_of(lambda: membership.run_view.banned)
     server.limit_probes_while(lambda: membership.run_view.trains(identity.peer))
     return _Joined(
@@ -216,9 +217,9 @@ async def _enter(
         server,
         PeerRecord(identity.peer, PROTOCOL_VERSION, admission.role, capacity, admission.endpoint, None),
         keep_only_run(options.folder, credentials.run, credentials.coordinator),
-        relayed,
+        reach,
         forwarded,
-        OwnAddress(identity.peer, coordinator, membership, relayed, here, forwarded.reclaim),
+        OwnAddress(identity.peer, coordinator, membership, reach, here, forwarded.reclaim),
         leaving,
     ), worker
 
@@ -284,11 +285,11 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
     async def enter() -> Entry:
         admission, credentials = node.admission(), node.coordinator.credentials
         await node.sources.resolve_coordinator(credentials.api, admission.dht_peers)
-        sources, ports = node.sources.of(node.membership.run_view), node.relayed.ports
-        first_peers = await node.relayed.first_peers(admission.dht_peers)
-        node.relayed.admit(sources)
+        sources, ports = node.sources.of(node.membership.run_view), node.reach.ports
+        first_peers = await node.reach.first_peers(admission.dht_peers)
+        node.reach.admit(sources)
         ports.release()  # the transport listens there from now on
-        advertise, advertise_port = node.relayed.dht_place()
+        advertise, advertise_port = node.reach.dht_place()
         return Entry(
             credentials.run,
             credentials.certificate_file,
@@ -298,9 +299,9 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
             listen_port=ports.dht_port,
             advertise=advertise,
             advertise_port=advertise_port,
-            client_mode=node.relayed.exposure is None and not ports.reached.dht,
+            client_mode=not node.reach.is_relayed and not ports.reached.dht,
             # After a move the others may not find this node at once; and where tunnels lead to them.
-            stays_connected=node.own_address.has_moved or node.relayed.tunnels.is_needed,
+            stays_connected=node.own_address.has_moved or node.reach.is_indirect,
             sources=tuple(sources),
             members=(*member_peers(node.membership.run_view), credentials.coordinator),
             clock_offset=admission.clock_offset,
@@ -320,9 +321,9 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         async def admit(peers: Set[PeerId], run_view: RunView) -> None:
             # The coordinator's peer fetches the payloads that too few peers report as held.
             peers |= {node.coordinator.credentials.coordinator}
-            node.relayed.tunnels.want(peers)
+            node.reach.want(peers)
             sources = node.sources.of(run_view)
-            node.relayed.admit(sources)
+            node.reach.admit(sources)
             await transport.admit(peers, run_view.banned, sources, peers | member_peers(run_view))
             if moved := node.sources.moved(run_view) - {identity.peer}:
                 await transport.disconnect(moved)
@@ -330,17 +331,16 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         await membership.attach(admit)
         directory = Directory(transport, node.newest_record, membership.estimates)
         background.append(group.create_task(directory.keep()))
-        for told in (node.relayed, node.forwarded, node.own_address, node.relayed.tunnels):
+        for told in (node.reach, node.forwarded, node.own_address):
             background.append(group.create_task(told.keep(transport, directory)))
+        background.append(group.create_task(node.reach.keep_connected(transport, directory)))
         if options.measure:
             prober = LinkProber(
                 identity.peer,
                 membership,
                 directory,
                 node.coordinator,
-                lambda at, peer: probe_peer(
-                    at, peer, node.coordinator.credentials.tls, node.relayed.tunnels.through
-                ),
+                lambda at, peer: probe_peer(at, peer, node.coordinator.credentials.tls, node.reach.through),
                 joins_pipelines=POLICIES[node.admission().role].joins_pipelines,
             )
             background.append(group.create_task(prober.keep()))

@@ -41,7 +41,7 @@ LAYERS = (
     "coordinator.run.command_loop",
     "coordinator.api coordinator.arbiter",
     "coordinator.ops.dashboard coordinator.ops.explain coordinator.ops.health coordinator.ops.monitoring"
-    " coordinator.ops.receipts",
+    " coordinator.ops.receipts coordinator.ops.relay",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.core.model node.extras node.ranks",

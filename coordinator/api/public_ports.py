@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.relay.ports import ports_after
-from protocol.relay.server import RelayLimits
 from protocol.server.descriptors import raise_descriptor_limit
 from protocol.server.gateway import ConnectionLimits, Gateway, listen_on
 from protocol.trust.host_port import host_port, split_host_port
-
-log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS, MIN_CONNECTIONS = 8192, 64
 SPARE_DESCRIPTORS = 512
@@ -29,7 +24,7 @@ class RelayOptions:
     Attributes:
         listen: ``host:port``; "" takes the port after those of enrollment and the DHT peer, or a free one if
             that is taken.
-        dht: the ports for the DHT peers of nodes; None takes :func:`ports_after` the relay's own.
+        dht: the ports for the DHT peers of nodes; None takes those after the relay's own.
         uplink: bytes per second that it can send for all nodes together; 0 if that is not known.
     """
 
@@ -60,25 +55,12 @@ class ListenAddresses:
 
 
 @dataclass(frozen=True)
-class RelayPorts:
-    """The gateway of the coordinator's relay, its ports for DHT peers, and its address for nodes."""
-
-    gateway: Gateway
-    dht: range
-    address: str
-
-
-@dataclass(frozen=True)
 class PublicPorts:
-    """The gateways of the API and of enrollment, and their advertised addresses; `relay` if there is one.
-
-    All three may share one gateway.
-    """
+    """The gateways of the API and of enrollment, which may be one, and their advertised addresses."""
 
     api: Gateway
     enrollment: Gateway
     advertised: tuple[str, str]
-    relay: RelayPorts | None
 
     @property
     def is_shared(self) -> bool:
@@ -87,55 +69,22 @@ class PublicPorts:
 
 def open_ports(addresses: ListenAddresses, stack: AsyncExitStack) -> PublicPorts:
     """Listen on all ports; `stack` closes them. Raises HetnodeError BAD_ADDRESS, PORT_IN_USE."""
-    host, port = _split(addresses.api)
-    api = _listener(addresses.api)
+    host, port = split_listen(addresses.api)
+    api = listen(addresses.api)
     stack.callback(api.close)
     if addresses.one_port:
-        return _one_port(addresses, api)
+        shared = Gateway(api, ConnectionLimits(open_in_all=_most_connections(3)))
+        address = host_port(addresses.advertise or host, shared.port)
+        return PublicPorts(shared, shared, (address, address))
     newcomers_at = addresses.enrollment or host_port(host, port and port + 1)
-    newcomers = _listener(newcomers_at)
+    newcomers = listen(newcomers_at)
     stack.callback(newcomers.close)
     # A connection takes three descriptors: two of its gateway and one of gRPC. All ports get as many.
-    most = _most_connections(6 if addresses.relay is None else 9)
-    limits = ConnectionLimits(open_in_all=most)
+    limits = ConnectionLimits(open_in_all=_most_connections(6 if addresses.relay is None else 9))
     gateways = Gateway(api, limits), Gateway(newcomers, limits)
-    hosts = (addresses.advertise or _split(at)[0] for at in (addresses.api, newcomers_at))
+    hosts = (addresses.advertise or split_listen(at)[0] for at in (addresses.api, newcomers_at))
     addressed = [host_port(host, gateway.port) for host, gateway in zip(hosts, gateways, strict=True)]
-    relay = None
-    if addresses.relay is not None:
-        relay = _relay_ports(addresses, addresses.relay, gateways[1].port, most, stack)
-    return PublicPorts(*gateways, (addressed[0], addressed[1]), relay)
-
-
-def _relay_ports(
-    addresses: ListenAddresses,
-    options: RelayOptions,
-    enrollment_port: int,
-    most_connections: int,
-    stack: AsyncExitStack,
-) -> RelayPorts:
-    host, api_port = _split(options.listen or addresses.api)
-    if options.listen:
-        listener = _listener(options.listen)
-    else:
-        after = enrollment_port + 1
-        if after == addresses.dht_port:
-            after += 1
-        listener = _listener_near(host, after if api_port else 0)
-    stack.callback(listener.close)
-    port = int(listener.getsockname()[1])
-    limits = replace(RelayLimits().connections, open_in_all=most_connections)
-    address = host_port(addresses.advertise or host, port)
-    return RelayPorts(Gateway(listener, limits), options.dht or ports_after(port), address)
-
-
-def _one_port(addresses: ListenAddresses, listener: socket.socket) -> PublicPorts:
-    """One gateway for all."""
-    gateway = Gateway(listener, ConnectionLimits(open_in_all=_most_connections(3)))
-    address = host_port(addresses.advertise or _split(addresses.api)[0], gateway.port)
-    options = addresses.relay or RelayOptions()
-    relay = RelayPorts(gateway, options.dht or ports_after(gateway.port), address)
-    return PublicPorts(gateway, gateway, (address, address), relay)
+    return PublicPorts(*gateways, (addressed[0], addressed[1]))
 
 
 def _most_connections(descriptors_each: int) -> int:
@@ -143,33 +92,27 @@ def _most_connections(descriptors_each: int) -> int:
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, most))
 
 
-def _listener_near(host: str, port: int) -> socket.socket:
-    """As :func:`_listener`, on a free port if `port` is taken."""
-    try:
-        return _listener(host_port(host, port))
-    except HetnodeError as error:
-        if error.code is not ErrorCode.PORT_IN_USE:
-            raise
-        log.warning("the relay takes a free port: port %d is taken", port)
-        return _listener(host_port(host, 0))
-
-
-def _listener(listen: str) -> socket.socket:
-    """A socket that listens at `listen`. Raises BAD_ADDRESS, or PORT_IN_USE for a port that is not free."""
-    host, port = _split(listen)
+def listen(address: str) -> socket.socket:
+    """A socket that listens at `address`. Raises BAD_ADDRESS, or PORT_IN_USE for a port that is not free."""
+    host, port = split_listen(address)
     try:
         return listen_on(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _in_use(listen) from None
-        raise _bad_address(listen, error.strerror or str(error)) from None
+            raise HetnodeError(
+                ErrorCode.PORT_IN_USE,
+                f"Another program already listens on {address}.",
+                "Stop it, or give this coordinator another port; port 0 takes a free port.",
+            ) from None
+        raise _bad_address(address, error.strerror or str(error)) from None
 
 
-def _split(listen: str) -> tuple[str, int]:
+def split_listen(address: str) -> tuple[str, int]:
+    """Host and port of an address of this machine. Raises BAD_ADDRESS."""
     try:
-        return split_host_port(listen)
+        return split_host_port(address)
     except ValueError as error:
-        raise _bad_address(listen, str(error)) from None
+        raise _bad_address(address, str(error)) from None
 
 
 def _bad_address(listen: str, why: str) -> HetnodeError:
@@ -177,12 +120,4 @@ def _bad_address(listen: str, why: str) -> HetnodeError:
         ErrorCode.BAD_ADDRESS,
         f"The coordinator cannot listen on '{listen}': {why}.",
         "Give an address of this machine, like 127.0.0.1:7700, or [::]:7700 for all of them.",
-    )
-
-
-def _in_use(listen: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.PORT_IN_USE,
-        f"Another program already listens on {listen}.",
-        "Stop it, or give this coordinator another port; port 0 takes a free port.",
     )

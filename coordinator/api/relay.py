@@ -1,62 +1,52 @@
-"""The coordinator's own relay, for nodes that accept no connections."""
+"""What the coordinator asks of its own relay. A leaf is one (coordinator.ops.relay)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
 
-from coordinator.api.public_ports import RelayPorts
-from coordinator.authority import Authority, ServerCertificate
-from coordinator.run.command_loop import RUN_TOPIC, CommandLoop, Stopped
-from coordinator.run.state.state import State
-from protocol.relay.destinations import Destinations
-from protocol.relay.server import RelayLimits, RelayServer
-from protocol.server.renewed_server import ServerTls
+from coordinator.api.public_ports import ListenAddresses, PublicPorts
+from coordinator.api.public_server import PublicServer
+from coordinator.authority import Authority
+from coordinator.run.command_loop import CommandLoop
+from coordinator.run.membership.sources import MemberSources
 from protocol.types import PeerId, RelayAddress
 
 
-@dataclass(frozen=True)
-class OwnRelay:
-    """The coordinator's relay, and its address for nodes."""
+class Relay(Protocol):
+    """A relay at a public port of its own, or at the one that all share."""
 
-    server: RelayServer
-    address: RelayAddress
+    @property
+    def address(self) -> RelayAddress: ...
 
-    async def start(self, command_loop: CommandLoop, stack: AsyncExitStack) -> None:
-        """Carry connections for the peers of the run until `stack` is closed."""
-        await self.server.start()
-        stack.push_async_callback(self.server.stop)
-        stack.callback(asyncio.create_task(self._keep_refusing(command_loop)).cancel)
+    @property
+    def uplink(self) -> float:
+        """Bytes per second that it can send for all nodes together; 0 if that is not known."""
+        ...
 
-    async def _keep_refusing(self, command_loop: CommandLoop) -> None:
-        """End what is carried for peers that are excluded from the run."""
-        known = frozenset[PeerId]()
+    async def start(
+        self,
+        command_loop: CommandLoop,
+        authority: Authority,
+        sources: MemberSources,
+        dht_addresses: Sequence[str],
+        servers: tuple[PublicServer, PublicServer],
+        stack: AsyncExitStack,
+    ) -> None:
+        """Carry connections for the peers of the run until `stack` is closed.
 
-        def changed(state: State) -> frozenset[PeerId] | None:
-            return None if state.excluded == known else state.excluded
-
-        with suppress(Stopped):
-            while True:
-                known = await command_loop.until(RUN_TOPIC, changed)
-                self.server.refuse(known)
+        Args:
+            dht_addresses: of the coordinator's DHT peer, to which it connects as to the machines of members.
+            servers: of the API and of enrollment; those without a gateway are behind the relay's port.
+        """
 
 
-def own_relay(
-    ports: RelayPorts,
+def no_relay(
+    addresses: ListenAddresses,
+    ports: PublicPorts,
     peer: PeerId,
-    authority: Authority,
-    destinations: Destinations,
-    sharing: Mapping[str, Callable[[], Awaitable[int]]],
-) -> OwnRelay:
-    """The relay of the coordinator, which is `peer`. Not started yet. See RelayServer for the arguments."""
-    certificate = ServerCertificate(authority, peer)
-
-    def tls() -> ServerTls:
-        return ServerTls(*certificate.pair(), authority.pem)
-
-    # Each stream takes a second connection, by which the node dials back.
-    limits = RelayLimits(ports.gateway.limits, streams=ports.gateway.limits.open_in_all // 2)
-    server = RelayServer(ports.gateway, peer, tls, ports.dht, limits, sharing, destinations)
-    return OwnRelay(server, RelayAddress(peer, ports.address))
+    stack: AsyncExitStack,
+) -> Relay | None:
+    """Stands in for a relay where none is part of the program."""
+    return None

@@ -12,11 +12,11 @@ from math import inf
 
 from coordinator.run.state.cause_text import cause_text
 from node.cli.doctor_checks import CheckResult, NodeSettings, ok, problem, warning
-from node.home.relay.keeper import round_trip
 from node.home.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.net.address_trial import AddressTrial, Place, try_addresses
 from node.net.joining import local_address_towards
 from node.net.link_server import LinkServer
+from node.net.peer_address import round_trip
 from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import CauseCode, PeerStatus, RunStatus
@@ -240,5 +240,7 @@ async def _examine(coordinator: str, tls: Credentials, me: PeerId, settings: Nod
 
 
 async def _measured(trial: AddressTrial) -> tuple[tuple[str, float], ...]:
-    seconds = await asyncio.gather(*(round_trip(each) for each in trial.relays))
+    seconds = await asyncio.gather(
+        *(round_trip(each.endpoint, f"the relay {each.peer}") for each in trial.relays)
+    )
     return tuple(zip((each.endpoint for each in trial.relays), seconds, strict=True))

@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from math import inf
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from node.exchange.interfaces import interface_addresses
 from node.exchange.transport import Transport
 from node.net.address_trial import call_over_both_versions
-from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.joining import local_address_towards
 from node.net.membership import Membership, RunView, has_moved, jittered
+from node.net.reach import DirectReach
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId
@@ -114,20 +114,11 @@ class SourceWatch:
         return set(run_view.sources.get(self._me, ())) - self._known or None
 
 
-class Relayed(Protocol):
-    """Makes this node reachable through a relay, if no other node reaches the addresses of its ports."""
-
-    ports: ClaimedPorts
-
-    async def take(self) -> None:
-        """If no other node reaches this one: take a relay, and tell the coordinator. May be called again."""
-
-
 class OwnAddress:
     """Makes the node `me` reachable again after its address has changed.
 
     Args:
-        relayed: has the ports that claim the node's addresses, and takes a relay if they are not reached.
+        reach: has the ports that claim the node's addresses, and takes a relay if they are not reached.
         here: its address towards the coordinator.
         claim: lets these ports claim the node's addresses anew, given its address towards the coordinator.
 
@@ -140,12 +131,12 @@ class OwnAddress:
         me: PeerId,
         coordinator: CoordinatorClient,
         membership: Membership,
-        relayed: Relayed,
+        reach: DirectReach,
         here: str,
         claim: Callable[[str], Awaitable[None]],
     ) -> None:
         self._me, self._coordinator, self._membership = me, coordinator, membership
-        self._relayed, self._claim = relayed, claim
+        self._reach, self._claim = reach, claim
         self._here, self._outside = AddressWatch(coordinator.address, here), SourceWatch(membership, me)
         self.has_moved = False
 
@@ -193,14 +184,14 @@ class OwnAddress:
 
         A node that is not reached any more takes a relay, before its DHT peer starts again.
         """
-        ports = self._relayed.ports
+        ports = self._reach.ports
         if ports.addresses.relayed or ports.addresses == Addresses():
             return
         await self._claim(self._here.address)
         while True:
             try:
                 ports.note_reached(await self._coordinator.update_addresses(ports.addresses))
-                await self._relayed.take()
+                await self._reach.take()
             except HetnodeError as error:
                 log.warning("the coordinator is not told of that address yet: %s", error)
                 if error.code not in _TEMPORARY:
@@ -216,4 +207,4 @@ class OwnAddress:
         await telling
         if announcing is not None:
             await announcing.restart()
-        await directory.move(self._relayed.ports.endpoint, self._relayed.ports.dht)
+        await directory.move(self._reach.ports.endpoint, self._reach.ports.dht)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
+from math import inf
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import check_address, check_endpoint, split_endpoint
 from protocol.trust.host_port import host_port
 
+_MEASURE_SECONDS, _CONNECTIONS = 2.0, 3
+
 Through = Callable[[str], Awaitable[str]]
-"""The ``host:port`` to dial instead of that of a peer; see node.home.relay.tunnels."""
+"""The ``host:port`` to dial instead of that of a peer; see node.net.reach."""
 
 
 async def directly(endpoint: str) -> str:
@@ -37,6 +41,20 @@ async def address_of(endpoint: str, peer: str) -> tuple[str, int]:
     """IP address and port for the `endpoint` of `peer`. Raises as :func:`target_of`."""
     addresses, port = await _permitted(endpoint, peer)
     return addresses[0][1], port
+
+
+async def round_trip(endpoint: str, peer: str) -> float:
+    """Seconds to `endpoint` and back: the shortest in which a connection opens; infinite if none does."""
+    clock, shortest = asyncio.get_running_loop().time, inf
+    with suppress(OSError, TimeoutError, HetnodeError):
+        async with asyncio.timeout(_MEASURE_SECONDS):
+            address = await address_of(endpoint, peer)
+            for _ in range(_CONNECTIONS):
+                began = clock()
+                _, writer = await asyncio.open_connection(*address)
+                shortest = min(shortest, clock() - began)
+                writer.transport.abort()
+    return shortest
 
 
 async def _permitted(endpoint: str, peer: str) -> tuple[list[tuple[int, str]], int]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.exchange.line import LineLimits
-from node.home.relay.relayed import AUTO
 from node.ipc.ranks import OneWorker, Workers
 from node.ipc.worker_calls import ComputeOptions, Precision
 from protocol.roles import RoleWish
@@ -20,9 +19,9 @@ class NodeOptions:
     With `invite`, the node enrols first; otherwise it has credentials for `run` from before. `role` None
     takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
     takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
-    coordinator. `workers` of several ranks have devices of their own, in place of `device`. `source` and
-    `tokenizer` override where this node reads the run's data and tokenizer.json. `metrics` is ``host:port``;
-    None serves none.
+    coordinator. `relay` is a choice of node.net.reach. `workers` of several ranks have devices of their own,
+    in place of `device`. `source` and `tokenizer` override where this node reads the run's data and
+    tokenizer.json. `metrics` is ``host:port``; None serves none.
     """
 
     invite: Invite | None
@@ -35,7 +34,7 @@ class NodeOptions:
     advertise: str | None = None
     dial_only: bool = False
     port_mapping: bool = True
-    relay: str = AUTO
+    relay: str = "auto"
     device: str = "cpu"
     workers: Workers = OneWorker()  # noqa: RUF009  frozen
     precision: Precision = Precision.AUTO

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
 from node.home.relay.agent import LocalServer, RelayAgent
 from node.net.membership import jittered
-from node.net.peer_address import address_of
+from node.net.peer_address import round_trip
 from node.security.credentials import Credentials
-from protocol.errors import HetnodeError
 from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import EVERYONE, AdmittedSources
 from protocol.server.splice import SpliceEnd
@@ -25,7 +23,6 @@ from protocol.types import PeerId, RelayAddress
 log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
-_MEASURE_SECONDS, _CONNECTIONS = 2.0, 3
 _MOST_MEASURED = 16
 _LOOK_SECONDS, _SEARCH_SECONDS = 0.5, 5.0
 
@@ -133,20 +130,6 @@ def _exposure(agent: RelayAgent) -> Exposure:
 async def _by_distance(relays: Sequence[RelayAddress]) -> list[tuple[RelayAddress, float]]:
     """The relays that answer, with the seconds there and back, the nearest first."""
     some = relays[:_MOST_MEASURED]
-    measured = await asyncio.gather(*(round_trip(relay) for relay in some))
+    measured = await asyncio.gather(*(round_trip(each.endpoint, f"the relay {each.peer}") for each in some))
     found = [(relay, seconds) for relay, seconds in zip(some, measured, strict=True) if seconds < inf]
     return sorted(found, key=lambda each: each[1])
-
-
-async def round_trip(relay: RelayAddress) -> float:
-    """Seconds to `relay` and back: the shortest time in which a connection opens; infinite if none does."""
-    clock, shortest = asyncio.get_running_loop().time, inf
-    with suppress(OSError, TimeoutError, HetnodeError):
-        async with asyncio.timeout(_MEASURE_SECONDS):
-            address = await address_of(relay.endpoint, f"the relay {relay.peer}")
-            for _ in range(_CONNECTIONS):
-                began = clock()
-                _, writer = await asyncio.open_connection(*address)
-                shortest = min(shortest, clock() - began)
-                writer.transport.abort()
-    return shortest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -17,32 +17,23 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import jittered, until_answered
+from node.net.reach import AUTO, NONE, DirectReach
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import AdmittedSources
-from protocol.trust.endpoints import split_endpoint
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId, RelayAddress
 
 log = logging.getLogger(__name__)
 
-AUTO, NONE = "auto", "none"
-"""Choices of a relay, besides the ``host:port`` of one of them."""
 _LOOPBACK = "127.0.0.1"
 _RETRY_SECONDS = 2.0
 
 
-class RelayedNode:
+class RelayedNode(DirectReach):
     """Makes a node reachable through a relay of its run, and tells the coordinator where.
 
-    Args:
-        chosen: AUTO takes the nearest relay, NONE none; else ``host:port`` of the only one to take.
-        links: accepts the links that come from a relay.
-        stack: closes all that is opened for a relay.
-
     Attributes:
-        relays: called for each choice; all relays of the run.
-        ports: the local ports to which a relay's connections go, and the addresses that this node claims.
         is_needed: no other node reached this one directly, at its start or after a change of its address.
         exposure: where others reach this node; None while they do not.
         tunnels: what this node opens through its relay.
@@ -57,12 +48,9 @@ class RelayedNode:
         links: LinkServer,
         stack: AsyncExitStack,
     ) -> None:
-        self._chosen, self._coordinator = chosen, coordinator
-        self.relays: Callable[[], Sequence[RelayAddress]] = tuple
-        self.ports = ports
+        super().__init__(peer, chosen, coordinator, ports, links, stack)
         self.exposure: Exposure | None = None
         self.is_needed = False
-        self._link_server, self._stack = links, stack
         self._taking = asyncio.Lock()
         self._links: tuple[str, int] | None = None
         servers = {RelayedService.LINK: lambda: self._links, RelayedService.DHT: self._dht_peer}
@@ -71,12 +59,23 @@ class RelayedNode:
             self._keeper.dial, lambda: self.exposure.relay.endpoint if self.exposure else ""
         )
 
+    async def through(self, address: str) -> str:
+        return await self.tunnels.through(address)
+
+    @property
+    def is_relayed(self) -> bool:
+        return self.exposure is not None
+
+    @property
+    def is_indirect(self) -> bool:
+        return self.tunnels.is_needed
+
     async def take(self) -> None:
         """If no other node reaches this one: take the nearest relay, and accept what comes from there.
 
         A node that only dials listens on this machine alone. May be called again.
         """
-        if self._chosen == NONE or self.is_needed or not self.ports.unreached.is_set():
+        if self.chosen == NONE or self.is_needed or not self.ports.unreached.is_set():
             return
         async with self._taking:
             await self._open()
@@ -92,7 +91,7 @@ class RelayedNode:
 
         Takes a relay as soon as no other node reaches this one directly.
         """
-        if self._chosen == NONE:
+        if self.chosen == NONE:
             return
         if not self.is_needed:
             await self.ports.unreached.wait()
@@ -120,11 +119,6 @@ class RelayedNode:
             await self.tunnels.look(dht_peers)
         return await self.tunnels.first_peers(dht_peers)
 
-    def dht_place(self) -> tuple[str, int]:
-        """Host and port under which others reach this node's DHT peer; port 0 is that on which it listens."""
-        claimed = self.ports.addresses.dht
-        return split_endpoint(claimed) if claimed else (self.ports.advertise, 0)
-
     def admit(self, sources: Collection[str]) -> None:
         """Carry connections to the DHT peer from `sources` alone.
 
@@ -132,30 +126,36 @@ class RelayedNode:
         """
         self._keeper.admit(AdmittedSources({*sources, *own_sources()}))
 
+    def want(self, peers: Set[PeerId]) -> None:
+        self.tunnels.want(peers)
+
+    async def keep_connected(self, transport: Transport, directory: Directory) -> None:
+        await self.tunnels.keep(transport, directory)
+
     async def _open(self) -> None:
         """Listen for what comes from a relay. May be called again."""
         if self.is_needed:
             return
         self.is_needed = True
         self._warn_of_unknown_choice()
-        self._stack.callback(self._keeper.close)
-        self._stack.callback(self.tunnels.close)
+        self.stack.callback(self._keeper.close)
+        self.stack.callback(self.tunnels.close)
         if not self.ports.dht_port:
             self.ports = ClaimedPorts(_LOOPBACK, _LOOPBACK, 0)
-            await self.ports.hold(self._coordinator.credentials)
-            self._stack.callback(self.ports.release)
-        if self._link_server.port:
-            self._links = (_local(self.ports.host), self._link_server.port)
+            await self.ports.hold(self.coordinator.credentials)
+            self.stack.callback(self.ports.release)
+        if self.links.port:
+            self._links = (_local(self.ports.host), self.links.port)
         else:
-            self._links = (_LOOPBACK, await self._link_server.start(_LOOPBACK, 0))
-            self._stack.push_async_callback(self._link_server.close)
+            self._links = (_LOOPBACK, await self.links.start(_LOOPBACK, 0))
+            self.stack.push_async_callback(self.links.close)
 
     async def _tell(self, exposure: Exposure) -> None:
         """Raises HetnodeError if the coordinator refuses it, other than for the number of calls."""
         told = self.ports.addresses = Addresses(exposure.endpoint, exposure.dht, relayed=True)
         while True:
             try:
-                call = partial(self._coordinator.update_addresses, told)
+                call = partial(self.coordinator.update_addresses, told)
                 self.ports.note_reached(await until_answered(call, _RETRY_SECONDS))
                 return
             except HetnodeError as error:
@@ -165,17 +165,17 @@ class RelayedNode:
 
     def _warn_of_unknown_choice(self) -> None:
         known = [each.endpoint for each in self.relays()]
-        if self._chosen != AUTO and self._chosen not in known:
+        if self.chosen != AUTO and self.chosen not in known:
             has = f"has {', '.join(known)}" if known else "has none"
-            log.warning("%s is no relay of this run, which %s: this node only dials", self._chosen, has)
+            log.warning("%s is no relay of this run, which %s: this node only dials", self.chosen, has)
 
     def _dht_peer(self) -> tuple[str, int] | None:
         return (_local(self.ports.host), self.ports.dht_port) if self.ports.dht_port else None
 
     def _candidates(self) -> Sequence[RelayAddress]:
-        if self._chosen == NONE:
+        if self.chosen == NONE:
             return ()
-        return [each for each in self.relays() if self._chosen in (AUTO, each.endpoint)]
+        return [each for each in self.relays() if self.chosen in (AUTO, each.endpoint)]
 
 
 def _local(host: str) -> str:

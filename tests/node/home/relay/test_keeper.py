@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from node.home.relay.keeper import Exposure, RelayKeeper, round_trip
+from node.home.relay.keeper import Exposure, RelayKeeper
+from node.net.peer_address import round_trip
 from protocol.relay.exposed import RelayedService
 from protocol.types import PeerId, RelayAddress
 from tests.support.certificates import credentials
@@ -40,7 +41,7 @@ async def test_a_relay_that_answers_is_taken_and_others_are_left_out() -> None:
 
 
 async def test_a_relay_that_nobody_may_have_is_not_dialled() -> None:
-    assert await round_trip(RelayAddress(PeerId("x"), "169.254.169.254:80")) == float("inf")
+    assert await round_trip("169.254.169.254:80", "a relay") == float("inf")
 
 
 async def test_another_relay_is_taken_when_one_is_gone() -> None:

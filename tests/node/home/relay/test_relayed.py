@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from node.home.relay.relayed import AUTO, RelayedNode
+from node.home.relay.relayed import RelayedNode
 from node.net.addresses import ClaimedPorts
 from node.net.link_server import LinkServer
+from node.net.reach import AUTO
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.names import tls_name

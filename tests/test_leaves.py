@@ -1,0 +1,72 @@
+"""A leaf can be removed: without its folders, and with the lines that register it changed, the core works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("protocol", "coordinator", "node", "tests")
+CORE_TESTS = ("tests/coordinator/run/rounds/test_deadlines.py", "tests/virtual/test_exchange.py")
+IMPORT_ALL = """
+import importlib, pkgutil
+for name in ("protocol", "coordinator", "node"):
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+"""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """The folders of a leaf, and by file the line that registers it and the line that stands in for it."""
+
+    folders: tuple[str, ...]
+    lines: Mapping[str, tuple[str, str]]
+
+
+LEAVES = {
+    "relay": Leaf(
+        ("protocol/relay", "coordinator/ops/relay", "node/home/relay"),
+        {
+            "coordinator/app.py": (
+                "from coordinator.ops.relay.own_relay import open_relay",
+                "from coordinator.api.relay import no_relay as open_relay",
+            ),
+            "node/runtime.py": (
+                "from node.home.relay.relayed import RelayedNode as RunReach",
+                "from node.net.reach import DirectReach as RunReach",
+            ),
+        },
+    )
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_the_core_works_without_a_leaf(name: str, tmp_path: Path) -> None:
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for folder in LEAVES[name].folders:
+        shutil.rmtree(tmp_path / folder)
+        shutil.rmtree(tmp_path / "tests" / folder, ignore_errors=True)
+    for file, (registered, instead) in LEAVES[name].lines.items():
+        text = (tmp_path / file).read_text()
+        assert text.count(registered) == 1
+        (tmp_path / file).write_text(text.replace(registered, instead))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for command in (("-c", IMPORT_ALL), ("-m", "pytest", "-q", "-n", "0", *CORE_TESTS)):
+        arguments, pipe = [sys.executable, *command], subprocess.PIPE
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.STDOUT, check=False
+        )
+        assert done.returncode == 0, done.stdout.decode()[-3000:]

@@ -20,8 +20,7 @@ from node.command_runner import LIFELINE
 from node.ipc.modules import COMMAND_MODULES
 from node.ipc.template import ForkedProcess, own_template
 from node.measure.hardware import available_threads
-from node.net.admin_client import AdminClient
-from node.net.coordinator_channel import fetch_status
+from node.net.coordinator_channel import CoordinatorChannel, fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
 from protocol.errors import FAILURE_FILE, ErrorCode, HetnodeError
 from protocol.roles import POLICIES
@@ -188,7 +187,7 @@ class _NodeStarter:
 
 async def _invite(address: str, operator: Credentials, folder: Path, uses: int) -> Path:
     """A file with an invite for all nodes, readable by this user alone. Command lines are readable by all."""
-    async with AdminClient(address, operator) as admin:
+    async with CoordinatorChannel(address, operator) as admin:
         invite = (await admin.ask(IssueInvite(uses, _INVITE_SECONDS))).invite
     path = folder / "invite"
     write_private(path, f"{invite}\n".encode())

@@ -32,7 +32,7 @@ from node.cli.options import (
 from node.command_runner import bad_option
 from node.exchange.line import LineLimits
 from node.folder import make_usable
-from node.home.guest.guest import Guest, Rule
+from node.home.guest.guest import Guest, GuestRule
 from node.hosts import command as hosts
 from node.hosts.launch import Launch
 from node.ipc.ranks import OneWorker, Workers, names_several, parse_devices
@@ -314,13 +314,13 @@ def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
         command_runner.split_address(chosen.metrics, "--metrics")
 
 
-def _rules(chosen: JoinOptions) -> tuple[Rule, ...]:
+def _rules(chosen: JoinOptions) -> tuple[GuestRule, ...]:
     """When the node has to rest, beside the pauses by hand. Raises BAD_OPTION."""
     from node.home.guest import presence  # noqa: PLC0415
     from node.home.guest.hours import HoursRule, parse_hours  # noqa: PLC0415
     from node.home.guest.idle import IdleRule  # noqa: PLC0415
 
-    rules: list[Rule] = []
+    rules: list[GuestRule] = []
     if chosen.hours:
         rules.append(HoursRule(parse_hours(chosen.hours), chosen.drain_seconds))
     if chosen.idle_only:

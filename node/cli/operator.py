@@ -264,7 +264,7 @@ async def _kept(folder: Path, out: Path, wanted: calls.IssueInvite, wait: float)
     Raises COORDINATOR_UNREACHABLE after `wait` seconds.
     """
     from node.cli.finished import has_finished  # noqa: PLC0415
-    from node.net.admin_client import AdminClient  # noqa: PLC0415
+    from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
     from node.net.waiting import CoordinatorWait  # noqa: PLC0415
 
     async def once(_: float) -> str:
@@ -278,7 +278,7 @@ async def _kept(folder: Path, out: Path, wanted: calls.IssueInvite, wait: float)
                 f"No coordinator has started in {folder} yet.",
                 "Start 'hetnode coordinator' with that --folder, and look at what it says.",
             ) from None
-        async with AdminClient(address, operator) as client:
+        async with CoordinatorChannel(address, operator) as client:
             former = _invite_in(out)
             if former is not None and former.api == address:
                 for known in await client.ask(calls.ListInvites()):
@@ -331,10 +331,10 @@ def _asking(context: typer.Context, request: Request[Answer]) -> Answer:
 
 
 def _answer(coordinator: tuple[str, Credentials], request: Request[Answer]) -> Answer:
-    from node.net.admin_client import AdminClient  # noqa: PLC0415
+    from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
 
     async def call() -> Answer:
-        async with AdminClient(*coordinator) as client:
+        async with CoordinatorChannel(*coordinator) as client:
             return await client.ask(request)
 
     return command_runner.run(call())

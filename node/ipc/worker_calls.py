@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from protocol.math.comparison import Agreement, Comparison
+from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire.record_codec import AS_PAIRS, Blob, Span
@@ -143,7 +143,7 @@ class CommitResult:
 
     digest: str
     embedding_digest: str | None
-    agreement: Agreement | None = None
+    agreement: MeasuredAgreement | None = None
     progress_norm: float = 0.0
     error_norm: float = 0.0
 

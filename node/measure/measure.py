@@ -24,7 +24,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
-from node.net.probe import Figures, Probe
+from node.net.probe import Figures, LineProbe
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.flops import microbatch_flops, tokens_of_microbatch
 from protocol.spec.run import RunSpec
@@ -46,7 +46,7 @@ _SPEEDS = "speed.json"
 _KEPT_SPEEDS = 32
 _FINAL = frozenset((ErrorCode.WORKER_DIED, ErrorCode.RANK_FAILED))
 
-OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[Probe]]
+OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[LineProbe]]
 """Opens a probe of a peer at an endpoint."""
 
 

@@ -14,20 +14,20 @@ from typing import Self, TypeVar
 
 import grpc
 
-from node.net.admin_client import ask
-from node.net.probe import Probe, probe_over
+from node.net.probe import LineProbe, probe_over
 from node.net.streams import is_cancelled, text_of
 from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.pb import operator_pb2, operator_pb2_grpc
 from protocol.status import Explanation, RunStatus
 from protocol.trust.names import COORDINATOR_NAME, wrong_authority
 from protocol.wire.operator_calls import AskWhy
 from protocol.wire.rpc_errors import error_from_rpc
 from protocol.wire.status import status_from_pb
-from protocol.wire.typed_calls import Request
+from protocol.wire.typed_calls import Reply, Request, decode_answer, encode_request
 
 Answer = TypeVar("Answer")
 
@@ -85,13 +85,16 @@ class CoordinatorChannel:
             self._calls -= 1
             await self._close_if_idle()
 
-    async def ask(self, request: Request[Answer], seconds: float) -> Answer:
-        """The coordinator's answer to the question of a person. Raises as :meth:`error_of`."""
+    async def ask(self, request: Request[Answer], seconds: float = 10.0) -> Answer:
+        """The coordinator's answer to a call of a person (:mod:`protocol.wire.operator_calls`).
+
+        Raises as :meth:`error_of`; BAD_REQUEST for the answer of another version.
+        """
         async with self.call():
             return await ask(self._channel, request, seconds)
 
     @asynccontextmanager
-    async def probe(self) -> AsyncIterator[Probe]:
+    async def probe(self) -> AsyncIterator[LineProbe]:
         """Measure the connection. Raises as :func:`probe_over`; COORDINATOR_UNREACHABLE."""
         async with self.call() as stub, probe_over(stub.Probe(), self.error_of) as probe:
             yield probe
@@ -132,12 +135,22 @@ class CoordinatorChannel:
             await self._channel.close()
 
 
-async def fetch_explanation(
-    address: str, tls: Credentials, question: str, deadline: float = 30.0
-) -> Explanation:
+async def ask(channel: grpc.aio.Channel, request: Request[Answer], seconds: float) -> Answer:
+    """As :meth:`CoordinatorChannel.ask`; a failed call raises AioRpcError."""
+    call = encode_request(request)
+    stub = operator_pb2_grpc.OperatorStub(channel)
+    asked = operator_pb2.OperatorCall(method=call.method, body=bytes(call.body))
+    reply = await stub.Ask(asked, timeout=seconds)
+    try:
+        return decode_answer(request, Reply(reply.body))
+    except ValueError as error:
+        raise faulty_peer(f"The answer of the coordinator is not valid: {str(error)[:200]}.") from None
+
+
+async def fetch_explanation(address: str, tls: Credentials, question: str) -> Explanation:
     """The coordinator's answer. Raises as :meth:`CoordinatorChannel.error_of`; BAD_OPTION; RATE_LIMITED."""
     async with CoordinatorChannel(address, tls) as channel:
-        return await channel.ask(AskWhy(question), deadline)
+        return await channel.ask(AskWhy(question), 30.0)
 
 
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:

@@ -25,7 +25,7 @@ from node.net.coordinator_channel import CoordinatorChannel
 from node.net.enrollment import check_own
 from node.net.group_reports import GroupReports
 from node.net.plan_updates import PlanUpdate, PlanUpdates
-from node.net.probe import Probe
+from node.net.probe import LineProbe
 from node.security.channels import tls_failure
 from node.security.credentials import RunCredentials, check_in_date
 from node.security.identity import Identity
@@ -281,7 +281,7 @@ class CoordinatorClient:
         return HeartbeatReply(reply.round, reply.closes_seconds if reply.closing else None, interval)
 
     @asynccontextmanager
-    async def probe(self) -> AsyncIterator[Probe]:
+    async def probe(self) -> AsyncIterator[LineProbe]:
         """As :meth:`CoordinatorChannel.probe`. Can be used before joining."""
         await hooks.current().before_coordinator_call("Probe", None)
         async with self._channel.probe() as probe:

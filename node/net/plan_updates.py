@@ -54,9 +54,7 @@ class PlanUpdates:
     def __init__(self, run: str, coordinator: str) -> None:
         self._run, self._coordinator = run, coordinator
         self._plan = b""
-        self._lists: (
-            tuple[frozenset[PeerId], tuple[ReservedAssignment, ...], tuple[RelayAddress, ...]] | None
-        ) = None
+        self._lists: _Lists | None = None
 
     def opened(self, update: pb.PlanUpdate) -> PlanUpdate:
         """The update as a whole.

@@ -1,6 +1,6 @@
 """Probes of the coordinator or of another peer: round trip, and sustained transfer in both directions.
 
-:class:`Probe` is the calling half over any stream; protocol.wire.probing is the answering half. Both
+:class:`LineProbe` is the calling half over any stream; protocol.wire.probing is the answering half. Both
 directions are measured by the bytes that have arrived, never by bytes handed to a socket. The first part of
 the time does not count, because connections start slowly.
 """
@@ -55,7 +55,7 @@ class Figures:
     downlink: float
 
 
-class Probe:
+class LineProbe:
     """The calling half of a probe. It does not trust the other end, and reads only what it has asked for.
 
     Every method raises HetnodeError FRAME_CORRUPT for a wrong answer, and the errors of `read` and `write`.
@@ -160,7 +160,9 @@ class Probe:
 
 
 @asynccontextmanager
-async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeError]) -> AsyncIterator[Probe]:
+async def probe_over(
+    call: Any, unreachable: Callable[[grpc.RpcError], HetnodeError]
+) -> AsyncIterator[LineProbe]:
     """A probe over `call`, a Probe stream that has just been opened.
 
     Raises HetnodeError: the refusal of the other end; FRAME_CORRUPT; the result of `unreachable` for gRPC's
@@ -168,7 +170,7 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
     """
     try:
         async with asyncio.timeout(MOST_SECONDS):
-            probe = Probe(call.read, call.write)
+            probe = LineProbe(call.read, call.write)
             await probe.welcome()
             yield probe
     except TimeoutError:
@@ -191,7 +193,7 @@ async def probe_over(call: Any, unreachable: Callable[[grpc.RpcError], HetnodeEr
 @asynccontextmanager
 async def probe_peer(
     endpoint: str, peer: PeerId, credentials: Credentials, through: Through = directly
-) -> AsyncIterator[Probe]:
+) -> AsyncIterator[LineProbe]:
     """A probe of the connection to `peer`, which listens at `endpoint`, where `through` leads.
 
     Raises HetnodeError as :func:`probe_over`; CERTIFICATE_REFUSED if another peer answers at `endpoint`;

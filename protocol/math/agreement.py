@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from protocol.math.comparison import Agreement, Comparison
+from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.outer_step import factors_of
 from protocol.math.topk import BLOCK, SparseTensor
 
@@ -81,7 +81,7 @@ class AgreementMeter:
             else:  # far fewer than all elements
                 dense.index_fill_(0, own.indices_s, 0.0)
 
-    def result(self) -> Agreement | None:
+    def result(self) -> MeasuredAgreement | None:
         """The figures; None if one is not finite. A single payload is compared with itself."""
         factor, own = self._factor, _squared_norm(self._own)
         sum_squares, with_sum, *with_pairs = self.sums
@@ -97,7 +97,7 @@ class AgreementMeter:
             for product, other in zip(with_pairs, self._pairs, strict=True)
         ]
         mean_norm = math.sqrt(sum_squares) / self._total_weight
-        found = Agreement(cosine, math.sqrt(own), mean_norm, *pairs)
+        found = MeasuredAgreement(cosine, math.sqrt(own), mean_norm, *pairs)
         told = [each for each in (cosine, *pairs) if each is not None]
         return found if all(map(math.isfinite, (found.norm, mean_norm, *told))) else None
 

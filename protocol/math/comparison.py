@@ -21,7 +21,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class MeasuredAgreement:
     """The figures of one payload, see protocol.math.agreement; a cosine of None cannot be told.
 
     `alike` and `unlike` are the cosines with the single payloads of the comparison.

@@ -39,7 +39,7 @@ class ChunkGroup:
 
 
 @dataclass(frozen=True)
-class Block:
+class ChunkBlock:
     """Chunks of one size that hold the elements start..stop in row-major order."""
 
     start: int
@@ -160,14 +160,14 @@ class TensorLayout:
             yield group, slice(first, stop), start + np.arange(group.count)[:, None] * group.size
             first, start = stop, start + group.count * group.size
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[ChunkBlock]:
         """All elements in blocks, in the order in which they are sent."""
         start = 0
         for group in self.groups:
             at_once = max(BLOCK // group.size, 1)
             for first in range(0, group.count, at_once):
                 chunks = ChunkGroup(min(at_once, group.count - first), group.size, group.k)
-                yield Block(start + first * group.size, chunks)
+                yield ChunkBlock(start + first * group.size, chunks)
             start += group.count * group.size
 
     @cached_property

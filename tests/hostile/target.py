@@ -14,7 +14,7 @@ import grpc
 import psutil
 
 from coordinator.authority import Authority, open_authority
-from node.net.admin_client import ask
+from node.net.coordinator_channel import ask
 from protocol.trust.invite import Invite, decode
 from protocol.wire.operator_calls import BanPeer, IssueInvite
 from tests.builders import Keyed, keyed

@@ -18,7 +18,7 @@ from coordinator import app
 from coordinator.api.dial_back import DialBack
 from coordinator.api.public_ports import ListenAddresses, RelayOptions
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
-from node.net.admin_client import ask
+from node.net.coordinator_channel import ask
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc

@@ -11,7 +11,7 @@ from typing import Protocol
 from safetensors import safe_open
 
 from node.core.worker.trainer import Trainer
-from node.home.guest.guest import Guest, Rule
+from node.home.guest.guest import Guest, GuestRule
 from node.security.identity import Identity
 from protocol.errors import HetnodeError
 from protocol.roles import RoleWish
@@ -39,7 +39,7 @@ class VirtualNode:
     process: VirtualProcess | None = None
     task: asyncio.Task[Path] | None = None
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[GuestRule, ...] = ()
     memory_limit: int = 0
     guest: Guest | None = None
     worker: VirtualWorker | None = None

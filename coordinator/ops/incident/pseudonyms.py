@@ -52,7 +52,7 @@ class Labels:
         return self._form.format(self._numbers.setdefault(text, len(self._numbers) + 1))
 
 
-class Addresses:
+class ReplacedAddresses:
     """Gives each ``host:port`` an address for documentation of the same kind: IPv4, IPv6 or a name.
 
     Equal hosts stay equal, and different addresses stay different.

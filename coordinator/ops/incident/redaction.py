@@ -14,7 +14,7 @@ from enum import Enum, auto
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from coordinator.ops.incident.pseudonyms import Addresses, Labels, pseudonyms
+from coordinator.ops.incident.pseudonyms import Labels, ReplacedAddresses, pseudonyms
 from coordinator.run.membership.presence import FINISHED
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
@@ -164,7 +164,7 @@ class Redactor:
         codec, reason, other = Labels("codec-{}"), Labels("reason {}"), Labels("text-{}")
         digest, secret, invite = Labels("{:064x}"), Labels("{:064x}"), Labels("invite-{}")
         self._texts: dict[Rule, Callable[[Any], Any]] = {
-            Rule.ADDRESS: Addresses(),
+            Rule.ADDRESS: ReplacedAddresses(),
             Rule.CODEC: codec,
             Rule.DEVICE: lambda text: text if _DEVICE.fullmatch(text) else other(text),
             Rule.DIGEST: lambda text: text if text in tuple(Part) else digest(text),

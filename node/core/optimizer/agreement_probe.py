@@ -10,7 +10,7 @@ from torch import Tensor
 from node.ranks.group import RankGroup
 from protocol.math.agreement import AgreementMeter
 from protocol.math.clipping import SentTensor
-from protocol.math.comparison import Agreement, Comparison
+from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.topk import SparseTensor
 
 
@@ -29,7 +29,7 @@ class AgreementProbe:
         self._meter = AgreementMeter(self._comparison, sparse, weights)
         return self._meter.add
 
-    def result(self) -> Agreement | None:
+    def result(self) -> MeasuredAgreement | None:
         """The figures after a commit; None if a figure is not finite."""
         assert self._meter is not None, "the commit has begun"
         self._meter.sums = self._group.totals(self._meter.sums)

@@ -28,7 +28,7 @@ class Rest:
     patience: float = PATIENCE_SECONDS
 
 
-class Rule(Protocol):
+class GuestRule(Protocol):
     """Says now and then whether the node has to rest."""
 
     def rest(self) -> Rest | None:
@@ -49,7 +49,7 @@ class Guest:
     """
 
     def __init__(
-        self, folder: Path, rules: tuple[Rule, ...] = (), patience: float = PATIENCE_SECONDS
+        self, folder: Path, rules: tuple[GuestRule, ...] = (), patience: float = PATIENCE_SECONDS
     ) -> None:
         self._mark, self._rules, self._patience = folder / _MARK, rules, patience
         self._changed = asyncio.Event()  # set and then replaced when `rest` changes

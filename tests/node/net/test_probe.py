@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from node.net.probe import Figures, Probe
+from node.net.probe import Figures, LineProbe
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.wire.probing import DATA_BYTES, MAX_DATA_BYTES, answer_all
@@ -68,7 +68,7 @@ def measured(
         there, back = Wire(up, delay, buffer, slow_start), Wire(down, delay, buffer, slow_start)
         answering = asyncio.create_task(answer_all("me", aiter(there), back.write, now, admit_data))
         began = now()
-        probe = Probe(back.read, there.write, now)
+        probe = LineProbe(back.read, there.write, now)
         await probe.welcome()
         try:
             return await probe.figures(), now() - began
@@ -123,8 +123,8 @@ class Told:
     async def write(self, message: Any) -> None:
         self.time += 0.1
 
-    def probe(self) -> Probe:
-        return Probe(self.read, self.write, lambda: self.time)
+    def probe(self) -> LineProbe:
+        return LineProbe(self.read, self.write, lambda: self.time)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protocol.math.agreement import AgreementMeter
-from protocol.math.comparison import Agreement, Comparison
+from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.topk import SparseTensor, TensorLayout, sparsify
@@ -45,7 +45,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 def measured(
     payloads: list[dict[str, SparseTensor]], weights: list[float], comparison: Comparison
-) -> Agreement | None:
+) -> MeasuredAgreement | None:
     meter = AgreementMeter(comparison, payloads, weights)
     anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     measured = apply_update(anchor, payloads, weights, Sgd(0.7), meter.add)
@@ -90,7 +90,9 @@ def test_noise_agrees_with_nothing_and_a_copy_with_everything() -> None:
     of_copy = measured([honest[0], honest[0]], [1.0] * 2, Comparison(1, alike=0))
     assert of_noise is not None
     assert of_noise.cosine == pytest.approx(0.0, abs=0.08)
-    assert of_copy == Agreement(pytest.approx(1.0), of_copy.norm, of_copy.mean_norm, pytest.approx(1.0))
+    assert of_copy == MeasuredAgreement(
+        pytest.approx(1.0), of_copy.norm, of_copy.mean_norm, pytest.approx(1.0)
+    )
 
 
 def test_a_single_payload_is_compared_with_itself() -> None:
@@ -105,7 +107,7 @@ def test_what_rounding_decides_is_not_told() -> None:
     outer = OuterSpec(top_k=0)
     strong, nothing = payload(outer, 0), payload(outer, 1, shared=0.0, scale=0.0)
     assert measured([strong, nothing], [1.0, 1.0], Comparison(0)).cosine is None
-    assert measured([strong, nothing], [1.0, 1.0], Comparison(1, alike=0)) == Agreement(
+    assert measured([strong, nothing], [1.0, 1.0], Comparison(1, alike=0)) == MeasuredAgreement(
         None, 0.0, pytest.approx(float(flat(strong).norm()) / 2, rel=1e-6)
     )
     weak = payload(outer, 1, scale=1e-6)

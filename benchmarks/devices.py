@@ -26,6 +26,7 @@ from node.core.train.pipeline import Pipeline
 from node.ipc.channel import Child
 from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import DeviceList
+from node.ipc.stored_payload import StoredPayload, sha256_of
 from node.ipc.worker_calls import BeginRound, Build, Commit, ComputeOptions, Connect, LocalData, Propose
 from node.ipc.worker_client import WorkerClient
 from protocol.spec.resolve import resolve
@@ -89,7 +90,7 @@ async def _round(worker: WorkerClient, spec: RunSpec, stages: StageRange, sharde
     for stage in stages:
         payload = await worker.call(Propose(stage))
         assert payload is not None
-        await worker.call(Commit(stage, 1, (payload,), (1.0,), True))
+        await worker.call(Commit(stage, 1, (StoredPayload(sha256_of(payload)),), (1.0,), 0))
 
 
 def _resident(pid: int) -> int:

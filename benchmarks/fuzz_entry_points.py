@@ -43,6 +43,7 @@ from benchmarks.fuzz_seeds import (
     sign,
     stream_of,
 )
+from node.checkpoint.download import TransferError
 from node.exchange import transfer
 from node.exchange.hive import authorizer, dht_protocol, records, stream_calls, values
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
@@ -122,7 +123,7 @@ async def _payload_stream(data: bytes) -> None:
 
     try:
         await transfer.receive(stream(), _DESCRIPTOR)
-    except (transfer.TransferError, DecodeError) as refusal:
+    except (TransferError, DecodeError) as refusal:
         raise ValueError(refusal) from None
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from benchmarks.fuzz_seeds import PEER, PEERS, Target, descriptor_of, messages_in, stream_of
+from node.checkpoint.transfer import CheckpointServer
 from node.exchange import payload_exchange
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_service import PayloadService
 from node.exchange.payload_store import PayloadStore
 from node.home.relay.agent import RelayAgent

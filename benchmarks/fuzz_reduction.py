@@ -17,7 +17,6 @@ from benchmarks.fuzz_seeds import PEERS, Target, messages_in, stream_of
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_plan import PartPlan
 from node.exchange.hive.reduction.part_reducer import ReducedPart
-from node.exchange.line import UNLIMITED
 from protocol.codec.payload import encode
 from protocol.errors import HetnodeError
 from protocol.math.topk import sparsify
@@ -33,6 +32,7 @@ from protocol.reduction.parts import (
     join_parts,
 )
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import UNLIMITED
 from protocol.spec.outer import OuterSpec
 
 _MEMBERS = 3

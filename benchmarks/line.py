@@ -1,7 +1,7 @@
 """How exactly several processes keep the limit of their node's line: ``python -m benchmarks.line``.
 
 Each sender is a process that writes to a TCP connection as fast as the shared account of
-:mod:`node.exchange.line` lets it. The receiver counts bytes, after the first second.
+:mod:`protocol.server.line` lets it. The receiver counts bytes, after the first second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from node.exchange.line import Line, LineLimits
+from protocol.server.line import Line, LineLimits
 
 _SECONDS = 8.0
 _CHUNK = bytes(256 << 10)

@@ -22,10 +22,10 @@ import uvloop
 from benchmarks.processes import answer_commands
 from coordinator.authority import open_authority
 from coordinator.run.state.state import Assignment
-from node.core.train.attestations import Attestations
-from node.core.train.measurements import Measurements
+from node.net.attestations import Attestations
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.group_reports import GroupReports
+from node.net.measurements import Measurements
 from node.security.credentials import Credentials, new_tls_key
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec

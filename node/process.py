@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from node.core.train.options import NodeOptions
 from node.folder import keep_only_run, lock_folder, remember_finished, remember_node_folder
 from node.home.guest.control import Ask, Contact, answer_commands
 from node.home.guest.guest import Guest
@@ -22,6 +21,7 @@ from node.net.coordinator_client import CoordinatorClient
 from node.net.joining import obtain_credentials
 from node.net.membership import Membership
 from node.net.waiting import CoordinatorWait, until_run_is_over
+from node.options import NodeOptions
 from node.runtime import take_part
 from node.security.credentials import folder_of
 from node.security.identity import Identity

@@ -12,10 +12,7 @@ from pathlib import Path
 
 from node.core.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.core.train.node_loop import End, NodeLoop
-from node.core.train.options import NodeOptions
 from node.core.train.services import Services
-from node.exchange.backoff import pause_after
-from node.exchange.line import Line
 from node.exchange.transport import Entry, Transport, transport_in_use
 from node.folder import keep_only_run, remember_node_folder
 from node.home.guest.visits import Visit
@@ -48,9 +45,12 @@ from node.net.reach import DirectReach
 from node.net.receipts import keep_receipt
 from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
+from node.options import NodeOptions
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
+from protocol.server.backoff import pause_after
+from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.types import PROTOCOL_VERSION, PeerId, PeerRecord, Role
 

@@ -37,7 +37,6 @@ from node.checkpoint.files import (
 from node.checkpoint.layout import stage_file
 from node.core.model.shapes import link_table_shapes, parameter_shapes
 from node.core.optimizer.inner import AdamWState
-from node.core.optimizer.outer_stage import OuterStageState
 from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
@@ -70,16 +69,15 @@ class StageState:
     def of(
         cls,
         local: Parameters,
-        outer: OuterStageState,
+        anchor: Parameters,
+        error: Parameters,
         moments: AdamWState | None,
-        table: TableState | None = None,
     ) -> Self:
-        """From the state dicts of a stage, between rounds. A pending proposal is left out."""
+        """From the live state of a stage, between rounds."""
         found = {name: parameter.detach().cpu() for name, parameter in local.items()}
-        anchor = outer["anchor"]
         # Right after a commit local equals the anchor, which the checkpoint already has.
         moved = {name: value for name, value in found.items() if not torch.equal(value, anchor[name])}
-        return cls(outer["error"], moved, moments, table)
+        return cls(error, moved, moments)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from node.cli.options import (
     records_as_options,
 )
 from node.command_runner import bad_option
-from node.exchange.line import LineLimits
 from node.folder import make_usable
 from node.home.guest.guest import Guest, GuestRule
 from node.hosts import command as hosts
@@ -41,19 +40,20 @@ from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+from protocol.server.line import LineLimits
 from protocol.types import PeerId
 
 if TYPE_CHECKING:
-    from node.core.train.options import NodeOptions
     from node.monitoring.figures import NodeFigures
     from node.monitoring.report import NodeReport
+    from node.options import NodeOptions
 
 _ROLES = " ".join(f"'{role}': {policy.summary}." for role, policy in POLICIES.items() if policy.trains)
 
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """The run to join, and what this machine chooses for its node (node.core.train.options.NodeOptions)."""
+    """The run to join, and what this machine chooses for its node (node.options.NodeOptions)."""
 
     run: Annotated[
         str | None,
@@ -236,7 +236,7 @@ def join(chosen: JoinOptions) -> None:
 
 
 def _node_options(chosen: JoinOptions, run: Destination, peer: PeerId, workers: Workers) -> NodeOptions:
-    from node.core.train.options import NodeOptions  # noqa: PLC0415
+    from node.options import NodeOptions  # noqa: PLC0415
 
     host, port = command_runner.split_address(_listen(chosen), "--listen")
     return NodeOptions(

@@ -42,7 +42,7 @@ Pass = Callable[[], Iterator[Document]]
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A source of documents, in one or more shards.
 
     A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Finding
@@ -64,7 +64,7 @@ class Source:
             yield from shard()
 
 
-def open_source(source: str, text_field: str) -> Source:
+def open_source(source: str, text_field: str) -> TextSource:
     """Open a source by name; nothing is read yet.
 
     Args:
@@ -77,13 +77,13 @@ def open_source(source: str, text_field: str) -> Source:
     kind, _, rest = source.partition(":")
     match kind:
         case "builtin" if not rest:
-            return Source(source, False, lambda: [_library])
+            return TextSource(source, False, lambda: [_library])
         case "text" if rest:
-            return Source(source, False, lambda: [partial(_text, _path(rest))])
+            return TextSource(source, False, lambda: [partial(_text, _path(rest))])
         case "jsonl" if rest:
-            return Source(source, False, lambda: [partial(_jsonl, _path(rest), text_field)])
+            return TextSource(source, False, lambda: [partial(_jsonl, _path(rest), text_field)])
         case "hf" if rest:
-            return Source(source, True, lambda: _hub(rest, text_field))
+            return TextSource(source, True, lambda: _hub(rest, text_field))
     raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
 
 

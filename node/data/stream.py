@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from node.data.permutation import window_of
-from node.data.sources import Pass, Source, open_source
+from node.data.sources import Pass, TextSource, open_source
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
 from node.data.tokenizer import Tokenizer, Tokens, check_tokenizer
 from protocol.spec.run import RunSpec
@@ -76,7 +76,7 @@ def open_stream(spec: RunSpec, source: str | None = None, tokenizer: str | None 
     return stream
 
 
-def _loaded(source: Source, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
+def _loaded(source: TextSource, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
     """Both splits, tokenized in one pass. Ids have the smallest element type that can hold all of them."""
     dtype = next(t for t in (np.uint8, np.uint16, np.int32) if tokenizer.vocabulary - 1 <= np.iinfo(t).max)
     pieces: dict[bool, list[np.ndarray]] = {False: [], True: []}
@@ -94,7 +94,7 @@ def _loaded(source: Source, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream
     )
 
 
-def _streamed(source: Source, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
+def _streamed(source: TextSource, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
     shards = source.shards()
 
     def tokens(held_out: bool, shards: Sequence[Pass]) -> Iterator[Tokens]:

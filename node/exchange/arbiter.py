@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.checkpoint.download import WrongBytes
+from node.checkpoint.transfer import CheckpointServer
 from node.core.model.payloads import payload_layout
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_exchange import PayloadCalls
 from node.exchange.payload_store import PayloadStore
-from node.exchange.transfer import NotHeld, WrongBytes
+from node.exchange.transfer import NotHeld
 from protocol.codec.payload import PayloadLayout, decode
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec

@@ -15,19 +15,18 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from node.checkpoint.download import TransferError, WrongBytes, list_reasons
 from node.exchange.arrivals import Arrival
-from node.exchange.download import list_reasons
 from node.exchange.helpers import Helpers, HelpFailures, helpers_of
 from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import (
     RANGES,
     NotHeld,
-    TransferError,
-    WrongBytes,
     chunk_bytes,
     read_in_thread,
 )
+from node.ipc.stored_payload import StoredPayload
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId
 
@@ -153,7 +152,7 @@ class PayloadExchange:
             task.cancel()
         self._gathering = ()
 
-    async def fetch(self, entry: ManifestEntry, seconds: float) -> bytes:
+    async def fetch(self, entry: ManifestEntry, seconds: float) -> StoredPayload:
         """See :meth:`Transport.fetch_payload`. The holders are asked in their order."""
         descriptor, holders = entry.descriptor, entry.holders
         if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
@@ -184,10 +183,11 @@ class PayloadExchange:
     def holds(self, descriptor: PayloadDescriptor) -> bool:
         return self.store.has(descriptor.round_number, descriptor.sha256)
 
-    async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> None:
+    async def hold(self, descriptor: PayloadDescriptor, payload: bytes) -> StoredPayload:
         """Put the payload into the store: on the disk, or in memory if the disk refuses it."""
-        await asyncio.to_thread(self.store.put, descriptor.round_number, descriptor.sha256, payload)
+        kept = await asyncio.to_thread(self.store.put, descriptor.round_number, descriptor.sha256, payload)
         self._note_progress()
+        return kept
 
     def awaits(self, sender: str, descriptor: PayloadDescriptor) -> bool:
         """Whether this peer waits for this payload from its owner, so that the owner may push it."""
@@ -307,29 +307,25 @@ class PayloadExchange:
 
     async def _obtain(
         self, descriptor: PayloadDescriptor, holders: Sequence[str], reasons: dict[str, str]
-    ) -> bytes:
+    ) -> StoredPayload:
         """Ask one holder after the other until one has sent the payload, or until this is cancelled.
 
         `reasons` receives the reason of each holder that did not send it.
         """
-        own_stage = descriptor.stage == self._stage
         when_asked = partial(self._note_asked, descriptor.owner)
         pause = _FIRST_PAUSE
         while True:
             for holder in holders or [self._me]:
                 # Before each request: the owner may have pushed the payload meanwhile.
-                if own_stage and (held := await self._held(descriptor)) is not None:
+                if (held := await self._held(descriptor)) is not None:
                     when_asked()
                     return held
                 if holder == self._me:
                     continue
                 try:
-                    if not own_stage:
-                        return await self._calls.fetch(holder, descriptor, when_asked)
                     with self.arriving(descriptor) as arrival:
                         payload = await self._calls.fetch(holder, descriptor, when_asked, arrival)
-                        await self.hold(descriptor, payload)
-                        return payload
+                        return await self.hold(descriptor, payload)
                 except Exception as error:  # a transport's library raises anything here
                     log.debug("no payload from %s: %r", holder, error)
                     reasons[holder] = _brief(error)
@@ -337,14 +333,14 @@ class PayloadExchange:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _held(self, descriptor: PayloadDescriptor) -> bytes | None:
+    async def _held(self, descriptor: PayloadDescriptor) -> StoredPayload | None:
         if not self.holds(descriptor):
             return None
-        return await asyncio.to_thread(self.store.get, descriptor.round_number, descriptor.sha256)
+        return await asyncio.to_thread(self.store.find, descriptor.round_number, descriptor.sha256)
 
     async def _push(self, own: PayloadDescriptor, listeners: Sequence[str], most: int) -> None:
         """Send the own payload to `most` members of the group, from which the others fetch it."""
-        payload = await self._held(own)
+        payload = await asyncio.to_thread(self.store.get, own.round_number, own.sha256)
         if payload is None:
             return  # the disk has lost it since the exchange began
         pause, holders = _FIRST_PAUSE, 0

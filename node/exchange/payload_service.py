@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Protocol, TypeAlias
 
 from node import hooks
+from node.checkpoint.download import CheckpointDownload, TransferError
+from node.checkpoint.initial import InitialAnchors
+from node.checkpoint.transfer import CheckpointServer, fetch_checkpoint
 from node.exchange.allow_list import AllowList
 from node.exchange.arrivals import Arrival
-from node.exchange.checkpoint_transfer import CheckpointServer, fetch_checkpoint
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_exchange import PayloadCalls, PayloadExchange, own_order
 from node.exchange.payload_store import PayloadStore
@@ -21,7 +22,6 @@ from node.exchange.transfer import (
     CHUNK_SECONDS,
     NOT_HELD,
     RANGES,
-    TransferError,
     check_hash,
     linger,
     outgoing,
@@ -32,10 +32,11 @@ from node.exchange.transfer import (
     receive_exactly,
     within,
 )
-from node.exchange.transport import CheckpointDownload, ExchangeResult
+from node.exchange.transport import ExchangeResult, ServedStages
 from protocol.errors import HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest
+from protocol.server.line import UNLIMITED, Line
 from protocol.trust.envelope import is_authentic, misfit
 from protocol.types import ExchangeGroup, PayloadDescriptor, PeerId, Rejection
 from protocol.wire.convert.fields import part_from_pb
@@ -60,6 +61,14 @@ class PeerCalls(Protocol):
 
     async def push(self, peer: str, stage: int, parts: AsyncIterator[PayloadChunk]) -> PushReply:
         """Send `parts` to the service of `stage` at `peer`."""
+
+
+def checkpoint_server(hosted: ServedStages) -> CheckpointServer:
+    """The server of the checkpoints of a node that hosts these stages."""
+    initial = None
+    if hosted.spec is not None:
+        initial = InitialAnchors(hosted.spec, hosted.initial_folder, tuple(hosted.capacities))
+    return CheckpointServer(hosted.checkpoint_folder, initial)
 
 
 class PayloadService(PayloadCalls):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from node.checkpoint.durable import flush
 from node.checkpoint.layout import round_folder
+from node.ipc.stored_payload import StoredPayload
 from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class PayloadStore:
     """
 
     def __init__(self, folder: Path, keep_rounds: int) -> None:
-        self._folder, self._keep = folder, keep_rounds
+        self._folder, self._keep = folder.absolute(), keep_rounds  # workers open its files
         self._lock = threading.Lock()  # protects the fields below; not held during disk operations
         self._written: dict[int, set[str]] = {}
         self._in_memory: dict[int, dict[str, bytes]] = {}
@@ -44,10 +45,16 @@ class PayloadStore:
         self._sweep()
         self._drop_old(max(self._written, default=0))
 
-    def put(self, round_number: int, sha256: str, payload: bytes) -> None:
-        """Keep `payload`, whose hash is `sha256`, at least until the next call. Never fails."""
-        if self.has(round_number, sha256):
-            return
+    def put(self, round_number: int, sha256: str, payload: bytes) -> StoredPayload:
+        """Keep `payload`, whose hash is `sha256`, at least until a later round comes. Never fails."""
+        if not self.has(round_number, sha256):
+            self._keep_bytes(round_number, sha256, payload)
+        with self._lock:
+            if sha256 in self._written.get(round_number, ()):
+                return StoredPayload(sha256, self._path(round_number, sha256))
+        return StoredPayload(sha256, data=payload)
+
+    def _keep_bytes(self, round_number: int, sha256: str, payload: bytes) -> None:
         try:
             self._write(round_number, sha256, payload)
         except OSError as error:
@@ -61,12 +68,12 @@ class PayloadStore:
         self._drop_old(round_number)
 
     def has(self, round_number: int, sha256: str) -> bool:
-        """Whether :meth:`get` will find the payload, unless the disk has lost or changed it."""
+        """Whether :meth:`find` will find the payload, unless the disk has lost or changed it."""
         with self._lock:
             return any(sha256 in held.get(round_number, ()) for held in (self._written, self._in_memory))
 
     def get(self, round_number: int, sha256: str) -> bytes | None:
-        """The payload, if it is kept and its bytes are still right."""
+        """The bytes of a payload, if it is kept and they are still right."""
         found = self.pieces(round_number, sha256, 1 << 20)
         try:
             return None if found is None else b"".join(found)
@@ -75,11 +82,21 @@ class PayloadStore:
 
     def pieces(self, round_number: int, sha256: str, size: int) -> Iterator[bytes] | None:
         """As :meth:`get`, in pieces of `size` bytes at most. Iterating raises OSError if the disk fails."""
+        found = self.find(round_number, sha256)
+        if found is None:
+            return None
+        if found.path is not None:
+            return _read(found.path, size)
+        data = found.data or b""
+        return (data[start : start + size] for start in range(0, len(data), size))
+
+    def find(self, round_number: int, sha256: str) -> StoredPayload | None:
+        """The payload, if it is kept and its bytes are still right."""
         with self._lock:
             payload = self._in_memory.get(round_number, {}).get(sha256)
             is_written = sha256 in self._written.get(round_number, ())
         if payload is not None:
-            return (payload[start : start + size] for start in range(0, len(payload), size))
+            return StoredPayload(sha256, data=payload)
         if not is_written:
             return None
         path = self._path(round_number, sha256)
@@ -87,7 +104,7 @@ class PayloadStore:
             # The whole file is verified first: a peer that sent wrong bytes would be blamed for them.
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
-                    return _read(path, size)
+                    return StoredPayload(sha256, path)
             log.warning("the payload %s has changed on the disk; it is dropped", path)
         except OSError as error:
             log.warning("the payload %s cannot be read: %s", path, error)

@@ -7,9 +7,10 @@ import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 from node import hooks
+from node.checkpoint.download import TransferError, WrongBytes
 from node.exchange.arrivals import Arrival
-from node.exchange.line import UNLIMITED, Line
 from protocol.pb.payload_pb2 import PayloadChunk
+from protocol.server.line import UNLIMITED, Line
 from protocol.types import PayloadDescriptor
 
 CHUNK_BYTES = 256 * 1024  # at most; the fastest size of a stream (138-177 MB/s on loopback)
@@ -20,14 +21,6 @@ RANGES = 8
 """Streams by which one of two members fetches the payload of the other one."""
 _LEAST_RANGES_BYTES = 1024 * 1024
 _LINGER_SECONDS = 60.0  # for a receiver that never closes its stream
-
-
-class TransferError(Exception):
-    """A payload did not arrive as announced; the message says why."""
-
-
-class WrongBytes(TransferError):
-    """The sender sent bytes that are not the announced payload. No failure of the connection causes this."""
 
 
 class NotHeld(TransferError):

@@ -11,13 +11,17 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
-from node.exchange.line import UNLIMITED, Line
+from node.checkpoint.download import CheckpointDownload
+from node.exchange.allow_list import AllowList
 from node.ipc import modules
+from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
+from protocol.server.line import UNLIMITED, Line
+from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
 from protocol.types import (
     ExchangeGroup,
@@ -27,7 +31,6 @@ from protocol.types import (
     PeerRecord,
     Rejection,
     ResultClaim,
-    StateRecord,
     Verdict,
 )
 
@@ -96,24 +99,6 @@ class RoundEnd:
 
 
 @dataclass(frozen=True)
-class CheckpointDownload:
-    """One part of a checkpoint, and the peers that have it.
-
-    Attributes:
-        record: signed by the coordinator.
-        donors: the peers to ask, and for each peer one stage that it hosts.
-        nbytes, header: of the part, from the spec (protocol.math.digest); more bytes are never accepted.
-        into: the file to write; its folder is created if necessary.
-    """
-
-    record: StateRecord
-    donors: Mapping[PeerId, int]
-    nbytes: int
-    header: str
-    into: Path
-
-
-@dataclass(frozen=True)
 class ServedStages:
     """The stages whose payloads a node exchanges and serves, and where it keeps them.
 
@@ -139,10 +124,30 @@ class ServedStages:
         """Where the payloads of one stage are."""
         return self.payload_folder / f"stage-{stage:02d}"
 
-    @property
-    def exchange(self) -> str:
-        """The exchange of the run, by its name in the specification."""
-        return "gathered" if self.spec is None else self.spec.outer.exchange
+
+class MemberExchange(Protocol):
+    """The exchange of one stage whose members agree on one result, as protocol.spec.exchanges names it."""
+
+    async def serve(self, allow_list: AllowList) -> None:
+        """Answer the peers of the allow list from now on."""
+
+    async def reduce(
+        self, own: PayloadDescriptor, payload: bytes, group: ExchangeGroup, seconds: float
+    ) -> ExchangeResult:
+        """Agree with a group of the coordinator. Without a result this peer fetches that of the others."""
+
+    def break_off(self) -> None:
+        """End :meth:`reduce` now, without a result: its caller has given up."""
+
+    async def end_round(self, ended: RoundEnd) -> None:
+        """See :meth:`Transport.end_round`."""
+
+
+def member_exchange(spec: RunSpec | None) -> Any:
+    """The class of the :class:`MemberExchange` of a run; None where members gather payloads."""
+    path = "" if spec is None else EXCHANGES[spec.outer.exchange].members
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(f"{modules.TRANSPORT}.{module}"), name) if path else None
 
 
 class Transport(Protocol):
@@ -237,11 +242,11 @@ class Transport(Protocol):
         What its reducers hold back for later rounds changes with a committed round, and only then.
         """
 
-    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
+    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> StoredPayload:
         """The payload of a manifest entry, from this node's store or by hash from one of its holders.
 
-        This node must host some stage, not necessarily that of the payload. `entry.holders` may name any
-        peers of the allow list that could have the payload.
+        Its file stays until a later round comes. This node must host some stage, not necessarily that of the
+        payload. `entry.holders` may name any peers of the allow list that could have the payload.
 
         Raises HetnodeError: PAYLOAD_UNAVAILABLE when no holder sent the right bytes within `deadline`
         seconds; PAYLOAD_CORRUPT when its length exceeds the capacity of its stage.

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from node.checkpoint.global_model import Checkpoint
 from node.core.model.stage import next_token_loss
-from node.data.sources import Source, open_source
+from node.data.sources import TextSource, open_source
 from node.data.stream import LoadedSplit
 from node.data.streamed import Samples, pack, too_small
 from node.data.tokenizer import Tokenizer, check_tokenizer
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def _batches(
-    spec: RunSpec, source: Source, tokenizer: Tokenizer, documents: Documents, most: int | None
+    spec: RunSpec, source: TextSource, tokenizer: Tokenizer, documents: Documents, most: int | None
 ) -> Iterator[tuple[Samples, Samples]]:
     """At most `most` windows [b, L + 1] of ids and their bytes, in batches of a size that computes fast."""
 

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from node.checkpoint.files import Parameters
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommittedState
 from node.core.optimizer.outer_state import embedding_of
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.trainer import Trainer
-from node.core.worker.trainer_state import private_states
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from protocol.math.batch import with_equal_shares
@@ -144,8 +143,7 @@ class LocalReplica:
 
     def private_states(self) -> dict[int, StageState]:
         """The private state of all stages, between rounds: everything that is not committed."""
-        own = (private_states(member.state_dict()) for member in self.members)
-        return {stage: state for states in own for stage, state in states.items()}
+        return {stage: state for member in self.members for stage, state in member.private_states().items()}
 
     def load_checkpoint(
         self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]
@@ -166,7 +164,7 @@ class LocalReplica:
             committed = {stage: member.outer[stage].committed for stage in member.stages}
             member.load_checkpoint(Restored(round_number, committed, embedding, None))
 
-    def share_committed(self, shared: dict[int, CommittedState]) -> None:
+    def share_committed(self, shared: dict[int, dict[str, Tensor]]) -> None:
         """Share one copy of the committed state with replicas that have finished the same rounds.
 
         This is safe: the tensors are equal in every bit, and commits replace them, not change them.
@@ -176,13 +174,9 @@ class LocalReplica:
         """
         for member in self.members:
             for stage, outer in member.outer.items():
-                committed = shared.setdefault(
-                    stage, {"anchor": outer.anchor, "optimizer": outer.optimizer_state}
-                )
-                outer.anchor, outer.optimizer_state = committed["anchor"], committed["optimizer"]
+                outer.take(shared.setdefault(stage, outer.committed))
             if member.outer.follower is not None:
-                first = shared[0]
-                member.outer.follower.committed = embedding_of(first["anchor"] | first["optimizer"])
+                member.outer.follower.committed = embedding_of(shared[0])
 
     def _forward(self, step: int, microbatch: int) -> None:
         message: Message | None = None

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from torch import Tensor
+
 from node.checkpoint.private_state import StageState
 from node.core.optimizer.outcome import Outcome, WeightedPayload, agreed_results
-from node.core.optimizer.outer_stage import CommittedState
 from node.core.worker.compute import Compute
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
@@ -124,7 +125,7 @@ class LocalSwarm:
         self._plans = plans_of(spec, self.plan, variation)
         self._variation = variation
         self.steering = steering = VariationRunner(spec, variation)
-        self._initial = initial = dict[int, CommittedState]()
+        self._initial = initial = dict[int, dict[str, Tensor]]()
         planned = self.plan.replicas
 
         def build(index: int) -> LocalReplica:
@@ -202,7 +203,7 @@ class LocalSwarm:
 
         def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
             for replica in self.replicas:
-                phases = tuple(SavedPhase.of(member.phase.state_dict()) for member in replica.members)
+                phases = tuple(SavedPhase.of(member.phase) for member in replica.members)
                 progress = Progress(bytes_sent=replica.bytes_sent, phases=phases)
                 yield progress, replica.private_states()
 
@@ -226,7 +227,7 @@ class LocalSwarm:
         found = swarm_checkpoint.newest(folder, self.spec, self._terms)
         if found is None:
             return False
-        shared: dict[int, CommittedState] = {}
+        shared: dict[int, dict[str, Tensor]] = {}
         for index, replica in enumerate(self.replicas):
             replica.load_checkpoint(found.position, found.anchors, found.private_of(index))
             replica.share_committed(shared)
@@ -244,7 +245,7 @@ class LocalSwarm:
 
         def resume(position: int, replica: LocalReplica) -> None:
             for member, phase in zip(replica.members, progress[position].phases, strict=True):
-                member.phase.load_state_dict(phase.state)
+                phase.load_into(member.phase)
 
         self.replicas.each(resume)
         return True
@@ -358,7 +359,7 @@ class LocalSwarm:
         """Apply the outcome of the round on all replicas. Then they share one anchor again."""
         self._initial.clear()  # all replicas exist, so the initial anchor can be freed
         digests: list[list[str]] = []
-        shared: dict[int, CommittedState] = {}
+        shared: dict[int, dict[str, Tensor]] = {}
         committed = [self._agreed(stage, outcome) for stage, outcome in enumerate(outcomes)]
 
         def settle(position: int, replica: LocalReplica) -> None:

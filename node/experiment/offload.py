@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.core.optimizer.outer_stage import CommittedState
 from node.experiment.in_process_replica import LocalReplica
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd, SendingEnd
@@ -107,7 +106,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
 
 
 def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the members' state dicts and links that this replica does not share with others.
+    """The tensors of the members and links that this replica does not share with others.
 
     Call it between two inner steps; gradients are dropped. Every call yields the same keys.
     """
@@ -115,10 +114,7 @@ def large_tensors(replica: LocalReplica) -> Iterator[tuple[str, Tensor]]:
         member.abandon()
         for end in ("upstream", "downstream"):
             yield from _tensors_in(f"{position}/{end}", getattr(member.hosted, end))
-    yield from _tensors_in("", [member.state_dict() for member in replica.members])
-
-
-_SHARED = CommittedState.__annotations__.keys()
+    yield from _tensors_in("", [member.own_tensors() for member in replica.members])
 
 
 def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
@@ -126,8 +122,7 @@ def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
         yield key, value
     elif isinstance(value, Mapping):
         for name, each in value.items():
-            if name not in _SHARED:
-                yield from _tensors_in(f"{key}/{name}", each)
+            yield from _tensors_in(f"{key}/{name}", each)
     elif isinstance(value, SendingEnd | ReceivingEnd):
         yield from _tensors_in(key, vars(value))
     elif isinstance(value, list):

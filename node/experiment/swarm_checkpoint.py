@@ -37,7 +37,7 @@ from node.checkpoint.files import (
 )
 from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
 from node.checkpoint.private_state import StageState
-from node.core.worker.phase import InnerPhaseState
+from node.core.worker.phase import InnerPhase
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -57,24 +57,15 @@ class SavedPhase:
     norm: str
 
     @classmethod
-    def of(cls, state: InnerPhaseState) -> SavedPhase:
-        return cls(
-            losses=tuple(map(float.hex, state["losses"])),
-            tokens=state["tokens"],
-            steps=state["steps"],
-            skipped_steps=state["skipped_steps"],
-            norm=state["norm"].hex(),
-        )
+    def of(cls, phase: InnerPhase) -> SavedPhase:
+        losses = tuple(float(loss).hex() for loss in phase.losses)
+        return cls(losses, phase.tokens, phase.steps, phase.skipped_steps, phase.norm.hex())
 
-    @property
-    def state(self) -> InnerPhaseState:
-        return InnerPhaseState(
-            losses=tuple(map(float.fromhex, self.losses)),
-            tokens=self.tokens,
-            steps=self.steps,
-            skipped_steps=self.skipped_steps,
-            norm=float.fromhex(self.norm),
-        )
+    def load_into(self, phase: InnerPhase) -> None:
+        """Let `phase` continue as if these steps had been taken in it."""
+        phase.losses = [torch.tensor(float.fromhex(loss)) for loss in self.losses]
+        phase.tokens, phase.steps, phase.skipped_steps = self.tokens, self.steps, self.skipped_steps
+        phase.norm = float.fromhex(self.norm)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from node.hosts.greeting import (
 from node.hosts.launch import Launch
 from node.hosts.store import AnnounceLeader, start_store
 from node.ipc.channel import StreamChannel, encode_failure, encode_message, read_message
-from node.ipc.rank_channels import Rank, RankChannels
+from node.ipc.rank_channels import RankChannels
 from node.ipc.ranks import form, start_worker
 from node.ipc.worker_calls import FormGroup
 from node.ipc.worker_client import WorkerClient
@@ -117,7 +117,7 @@ class Leader:
         """
         first = await start_worker("worker of rank 0", max(1, threads // self._launch.local_size), processes)
         devices = [await device_of(first, self._device, self._launch.local_rank)]
-        ranks: list[Rank] = [first]
+        ranks: list[StreamChannel] = [first]
         for follower in await self._all_followers():
             for part in encode_message(SUMMONS):
                 follower.writer.write(part)
@@ -132,7 +132,7 @@ class Leader:
             FormGroup(rank, len(ranks), device, *place, prefix=prefix) for rank, device in enumerate(devices)
         ]
         await form(ranks, calls)
-        return WorkerClient(RankChannels(ranks), len(ranks))
+        return WorkerClient(RankChannels(ranks), len(ranks), reads_files=False)
 
     async def gather(self) -> None:
         """Wait until all followers are here. Raises as :meth:`start`."""

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
 
+from node.ipc.channel import StreamChannel
 from protocol.errors import ErrorCode, HetnodeError, cause_of
 from protocol.wire.typed_calls import Call, Reply
 
 _END_SECONDS = 5.0
 """Until the end of a process is known, after the others have lost it."""
-
-
-class Rank(Protocol):
-    """One rank's process, as :class:`node.ipc.channel.Child`."""
-
-    @property
-    def end(self) -> HetnodeError | None:
-        """Why calls cannot be answered any more; None while the process lives."""
-
-    def call(self, call: Call) -> Awaitable[Reply]:
-        """Queue a call and return the future of its reply."""
-
-    async def wait_closed(self) -> None:
-        """Return when the process has ended."""
-
-    async def close(self, grace: float) -> None:
-        """End the process."""
 
 
 class RankChannels:
@@ -42,7 +25,7 @@ class RankChannels:
             it in vain.
     """
 
-    def __init__(self, ranks: Sequence[Rank], patience: float = 60.0) -> None:
+    def __init__(self, ranks: Sequence[StreamChannel], patience: float = 60.0) -> None:
         self.ranks, self._patience = ranks, patience
 
     def call(self, call: Call) -> Awaitable[Reply]:

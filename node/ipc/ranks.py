@@ -6,18 +6,20 @@ import asyncio
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from node.ipc.channel import Child, start_child
-from node.ipc.rank_channels import Rank, RankChannels
+from node.ipc.channel import Child, StreamChannel, start_child
+from node.ipc.rank_channels import RankChannels
 from node.ipc.worker_calls import FormGroup, ListDevices
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
 
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+# The ranks of one machine meet on its loopback interface: no other machine reaches them.
+_LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
 _CLOSE_SECONDS = 3.0
 _MOST_RANKS = 64
 
@@ -61,18 +63,12 @@ class DeviceList:
     async def start(self, threads: int, processes: AsyncExitStack) -> WorkerClient:
         with _listening_socket() as listener:
             names = self.names or await _all_devices(threads)
-            environment = _environment(max(1, threads // len(names)))
-            ranks: list[Child] = []
+            share = max(1, threads // len(names))
+            ranks = []
             for rank in range(len(names)):
-                child = await start_child(
-                    "node.core.worker.worker",
-                    name=f"worker of rank {rank}",
-                    died=ErrorCode.WORKER_DIED,
-                    environment=environment,
-                    descriptors=() if rank else (listener.fileno(),),
-                )
-                processes.push_async_callback(child.close, _CLOSE_SECONDS)
-                ranks.append(child)
+                inherited = () if rank else (listener.fileno(),)
+                name = f"worker of rank {rank}"
+                ranks.append(await start_worker(name, share, processes, _LOOPBACK_ALONE, inherited))
             host, port = listener.getsockname()
             calls = [
                 FormGroup(rank, len(names), name, host, port, None if rank else listener.fileno())
@@ -107,19 +103,33 @@ def parse_devices(text: str) -> DeviceList:
     return DeviceList(names)
 
 
-async def start_worker(name: str, threads: int, processes: AsyncExitStack) -> Child:
-    """A worker process, which `processes` ends. Its interfaces for gloo and NCCL are the user's choice."""
+async def start_worker(
+    name: str,
+    threads: int,
+    processes: AsyncExitStack,
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> Child:
+    """A worker process, which `processes` ends.
+
+    Without an `environment` its interfaces for gloo and NCCL are the user's choice.
+    """
     child = await start_child(
         "node.core.worker.worker",
         name=name,
         died=ErrorCode.WORKER_DIED,
-        environment={"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)},
+        environment={
+            "HETNODE_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            **(environment or {}),
+        },
+        descriptors=descriptors,
     )
     processes.push_async_callback(child.close, _CLOSE_SECONDS)
     return child
 
 
-async def form(ranks: Sequence[Rank], calls: Sequence[FormGroup]) -> None:
+async def form(ranks: Sequence[StreamChannel], calls: Sequence[FormGroup]) -> None:
     """Let the ranks meet, each with its call. The first failure is raised, while others may still wait."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -131,14 +141,7 @@ async def form(ranks: Sequence[Rank], calls: Sequence[FormGroup]) -> None:
 
 async def _all_devices(threads: int) -> tuple[str, ...]:
     async with AsyncExitStack() as stack:
-        child = await start_child(
-            "node.core.worker.worker",
-            name="worker",
-            died=ErrorCode.WORKER_DIED,
-            environment=_environment(threads),
-        )
-        stack.push_async_callback(child.close, _CLOSE_SECONDS)
-        names = await WorkerClient(child).call(ListDevices())
+        names = await WorkerClient(await start_worker("worker", threads, stack)).call(ListDevices())
     if not names:
         raise HetnodeError(
             ErrorCode.DEVICE_UNAVAILABLE,
@@ -146,12 +149,6 @@ async def _all_devices(threads: int) -> tuple[str, ...]:
             "Check the driver and the installed torch build; --device cpu:N takes N processes on the CPU.",
         )
     return names
-
-
-def _environment(threads: int) -> dict[str, str]:
-    # The ranks of one machine meet on its loopback interface: no other machine reaches them.
-    interfaces = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
-    return {"HETNODE_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), **interfaces}
 
 
 def _listening_socket() -> socket.socket:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+from node.ipc.stored_payload import StoredPayload
 from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
@@ -296,10 +297,13 @@ class Propose(Request[Blob | None]):
 
 @dataclass(frozen=True)
 class Screen(Request[tuple[str, ...]]):
-    """Answers for each payload why it must not count; "" where it may."""
+    """Answers for each payload why it must not count; "" where it may.
+
+    Also of the proposal of the worker, which only its hash names. The worker keeps what it has decoded.
+    """
 
     stage: int
-    payloads: tuple[Blob, ...]
+    payloads: tuple[StoredPayload, ...]
 
 
 @dataclass(frozen=True)
@@ -309,42 +313,30 @@ class KeepTraining(Request[None]):
 
 @dataclass(frozen=True)
 class Commit(Request[CommitResult]):
+    """Commit payloads with their weights; or without weights the one result on which the group has agreed.
+
+    `position` is that of this member's payload among the payloads, or in the group of the result; None where
+    its payload cannot be in it.
+    """
+
     stage: int
     round_number: int
-    payloads: tuple[Blob, ...]
+    payloads: tuple[StoredPayload, ...]
     weights: tuple[float, ...]
-    mine_included: bool
+    position: int | None
     comparison: Comparison | None = None
 
 
 @dataclass(frozen=True)
 class CommitEmbedding(Request[str]):
-    """Answers the digest of the embedding."""
+    """Answers the digest of the embedding. Payloads and weights of stage 0 are as in :class:`Commit`.
 
-    round_number: int
-    payloads: tuple[Blob, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class CommitAgreed(Request[CommitResult]):
-    """As Commit, with the one result on which the group has agreed.
-
-    `position` is this member's in the group; None if its payload cannot be in the result.
+    There are none where its round was aborted.
     """
 
-    stage: int
     round_number: int
-    result: Blob
-    position: int | None
-
-
-@dataclass(frozen=True)
-class CommitAgreedEmbedding(Request[str]):
-    """As CommitEmbedding, with the result of stage 0."""
-
-    round_number: int
-    result: Blob
+    payloads: tuple[StoredPayload, ...]
+    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True)

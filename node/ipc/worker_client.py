@@ -43,10 +43,12 @@ class WorkerClient:
 
     Attributes:
         ranks: the number of processes that answer together, each with a share of the microbatches.
+        reads_files: whether all of them can open the files of this machine.
     """
 
     channel: Channel
     ranks: int = 1
+    reads_files: bool = True
 
     async def call(self, request: Request[Answer]) -> Answer:
         """Queue a call and wait for its answer. Raises as :meth:`QueuedCall.answer`."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from node.exchange.line import Line
 from node.net.membership import Membership
+from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, Wait
 from protocol.types import PeerId

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 
-from node.exchange.line import UNLIMITED, Line
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.peer_address import target_of
@@ -18,6 +17,7 @@ from node.security.channels import open_channel, tls_failure
 from node.security.credentials import Credentials
 from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode
+from protocol.server.line import UNLIMITED, Line
 from protocol.trust.names import tls_name
 from protocol.wire.rpc_errors import error_from_rpc
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 
-from node.exchange.line import UNLIMITED, Line
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.probe import answer_probe
@@ -22,6 +21,7 @@ from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.descriptors import raise_descriptor_limit
+from protocol.server.line import UNLIMITED, Line
 from protocol.server.renewed_server import RenewedServer
 from protocol.trust.host_port import host_port
 from protocol.trust.names import identity_of, peer_of, peer_uri

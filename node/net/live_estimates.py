@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from node.exchange.line import UNLIMITED, Line
+from protocol.server.line import UNLIMITED, Line
 from protocol.types import Capacity, Estimates, LinkEstimate, PeerId
 
 LEAST_FRAME_BYTES = 1 << 16  # the time of a smaller frame depends more on timers than on the link

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import NoReturn
 
-from node.exchange.interfaces import interface_addresses
 from node.exchange.transport import Transport
 from node.net.address_trial import call_over_both_versions
 from node.net.coordinator_client import CoordinatorClient
@@ -20,6 +19,7 @@ from node.net.joining import local_address_towards
 from node.net.membership import Membership, RunView, has_moved, jittered
 from node.net.reach import DirectReach
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.interfaces import interface_addresses
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId
 

@@ -18,7 +18,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from node import hooks
-from node.exchange.line import UNLIMITED, Line
 from node.net.peer_address import Through, directly, target_of
 from node.net.streams import STREAM_ERRORS, is_cancelled, status_of, text_of
 from node.security.channels import open_channel, tls_failure
@@ -26,6 +25,7 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.server.line import UNLIMITED, Line
 from protocol.trust.names import identity_of, peer_of, tls_name
 from protocol.types import PeerId
 from protocol.wire.probing import (

@@ -7,8 +7,8 @@ import logging
 import socket
 from collections.abc import Iterable, Mapping, Set
 
-from node.exchange.interfaces import private_networks
 from node.net.membership import RunView
+from protocol.server.interfaces import private_networks
 from protocol.server.limits import source_of_host
 from protocol.trust.endpoints import split_endpoint
 from protocol.trust.multiaddress import tcp_place

@@ -17,16 +17,21 @@ class ExchangeEntry:
         settlement: module and class of its :class:`coordinator.run.state.settlement.Settlement`.
         results: those of its :class:`node.core.optimizer.outcome.AgreedResults`; "" where members gather
             payloads.
+        members: module, within the package of the transport, and class of the
+            :class:`node.exchange.transport.MemberExchange` in which members of a group agree; "" likewise.
     """
 
     settlement: str
-    results: str
+    results: str = ""
+    members: str = ""
 
 
 EXCHANGES: Mapping[str, ExchangeEntry] = {
-    "gathered": ExchangeEntry("coordinator.run.state.settlement.Settlement", ""),
+    "gathered": ExchangeEntry("coordinator.run.state.settlement.Settlement"),
     "reduced": ExchangeEntry(
-        "coordinator.reduction.settlement.ReducedSettlement", "node.reduction.results.ReducedResults"
+        "coordinator.reduction.settlement.ReducedSettlement",
+        "node.reduction.results.ReducedResults",
+        "reduction.reduction_peer.ReductionPeer",
     ),
 }
 """By the name in ``outer.exchange``."""

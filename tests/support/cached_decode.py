@@ -11,8 +11,8 @@ from protocol.math.topk import SparseTensor
 def cached_decode() -> Callable[[PayloadLayout, bytes], dict[str, SparseTensor]]:
     """`decode` that decodes equal payloads once. No caller changes its result.
 
-    Each replica decodes each payload twice: for the check and for the outer step. With all replicas in one
-    process this would take up to a third of the time of a test.
+    Each replica decodes each payload once. With all replicas in one process this would take up to a third of
+    the time of a test.
     """
     cache: dict[tuple[bytes, bytes], dict[str, SparseTensor]] = {}
 

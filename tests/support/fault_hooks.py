@@ -51,9 +51,9 @@ class FaultHooks(hooks.Hooks):
                 await self._next_step(request.round_number, 0)
             case calls.Apply():
                 await self._next_step(self._round, request.step + 1)
-            case calls.Commit() | calls.CommitAgreed() | calls.Abort():
+            case calls.Commit() | calls.Abort():
                 await self._applied(request.round_number, request.stage)
-            case calls.CommitEmbedding() | calls.CommitAgreedEmbedding():
+            case calls.CommitEmbedding():
                 await self._applied(request.round_number, 0)
 
     async def before_coordinator_call(self, method: str, request: Any) -> None:

@@ -12,9 +12,9 @@ import psutil
 
 from coordinator.authority import Authority
 from node.exchange.hive.transport import HiveTransport, start
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.transport import Entry, ServedStages
 from node.security.identity import Identity, open_identity
+from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import (
@@ -82,7 +82,7 @@ class Node:
 
     async def fetch(self, descriptor: PayloadDescriptor, *holders: Node, deadline: float = PATIENT) -> bytes:
         entry = ManifestEntry(descriptor, tuple(holder.identity.peer for holder in holders))
-        return await self.transport.fetch_payload(entry, deadline)
+        return (await self.transport.fetch_payload(entry, deadline)).read(descriptor.nbytes)
 
 
 def describe(identity: Identity, payload: bytes, stage: int, round_number: int) -> PayloadDescriptor:

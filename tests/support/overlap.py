@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.core.optimizer.outer_stage import Probe
+from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.hosted_stages import Message
 from node.core.worker.trainer import Trainer
+from node.ipc.stored_payload import Payload, name_of
 from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.spec.run import RunSpec
 from protocol.types import Role
@@ -86,15 +87,15 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
         self: Trainer,
         stage: int,
         round_number: int,
-        payloads: list[tuple[bytes, float]],
+        payloads: list[tuple[Payload, float]],
         mine: bool,
-        probe: Probe | None = None,
+        probe: AgreementProbe | None = None,
     ) -> str:
         record, outer = records[current_machine()], self.outer[stage]
         if mine:
             assert outer.pending is not None
             decoded = [outer.received.decoded(data) for data, _ in payloads]
-            position = [data for data, _ in payloads].index(outer.pending["payload"])
+            position = [name_of(data) for data, _ in payloads].index(name_of(outer.pending["payload"]))
             scale = clipping_scales([payload_norm(each) for each in decoded])[position]
             for name, sparse in decoded[position].items():
                 sent = torch.zeros_like(outer.anchor[name])

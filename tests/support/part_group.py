@@ -11,10 +11,10 @@ from hivemind.p2p import P2P, PeerID
 
 from node.exchange.hive.reduction.part_exchange import PartExchange
 from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
-from node.exchange.line import UNLIMITED, Line
 from protocol.reduction.partition import PartRange, partition
 from protocol.reduction.parts import Reducer, ReductionLayout, cut_payload, join_parts
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import UNLIMITED, Line
 from protocol.spec.outer import OuterSpec
 from tests.support import reduction
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from node.checkpoint.layout import round_folder
 from node.core.train.pipeline import Pipeline
+from node.ipc.stored_payload import StoredPayload, sha256_of
 from node.ipc.worker_calls import (
     Abandon,
     Abort,
@@ -103,7 +104,15 @@ class FullReplica:
     ) -> list[CommitResult]:
         """Commit the payloads of each stage, all with weight 1."""
         return [
-            await self.worker.call(Commit(stage, round_number, each, (1.0,) * len(each), mine_included))
+            await self.worker.call(
+                Commit(
+                    stage,
+                    round_number,
+                    tuple(StoredPayload(sha256_of(payload), data=payload) for payload in each),
+                    (1.0,) * len(each),
+                    0 if mine_included else None,
+                )
+            )
             for stage, each in payloads.items()
         ]
 

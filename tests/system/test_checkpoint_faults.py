@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.run.state.commands import Leave
-from node.exchange.transport import CheckpointDownload
+from node.checkpoint.download import CheckpointDownload
 from node.net.coordinator_client import CoordinatorClient
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, Role, StateRecord

@@ -14,7 +14,6 @@ import pytest
 from coordinator.placement.start import initial_plan
 from coordinator.run.state.commands import Leave
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PlanAdopted
-from node.exchange.line import Line
 from node.exchange.transport import Enter
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -23,6 +22,7 @@ from node.net.plan_updates import PlanUpdate
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.sampling import next_first_sample, sample_range
+from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import Committed, Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange

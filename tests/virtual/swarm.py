@@ -21,10 +21,10 @@ from coordinator.run.state.events import AnchorDiverged, Event
 from coordinator.run.state.state import State
 from coordinator.status.messages import run_message
 from node import hooks
-from node.core.train.options import NodeOptions
 from node.core.worker.trainer import Trainer
 from node.home.guest.guest import Guest
 from node.net.addresses import ClaimedPorts
+from node.options import NodeOptions
 from node.process import run_node
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity

@@ -209,7 +209,8 @@ def test_a_restarted_node_serves_its_former_payloads(simulate: Simulate) -> None
 
         async def fetch() -> bytes:
             entry = ManifestEntry(descriptor_of(machines, A), (C.peer, A.peer))
-            return await (await machines.transport("b")).fetch_payload(entry, 10)
+            found = await (await machines.transport("b")).fetch_payload(entry, 10)
+            return found.read(entry.descriptor.nbytes)
 
         got = await machines.on("b", fetch())
         assert got == payload_of(A)

@@ -13,27 +13,28 @@ from typing import Any
 
 import grpc
 
+from node.checkpoint.download import CheckpointDownload
 from node.exchange.allow_list import AllowList, NotAdmitted
 from node.exchange.arbiter import PayloadArbiter
-from node.exchange.checkpoint_transfer import CheckpointServer
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.payload_exchange import PayloadCalls
-from node.exchange.payload_service import PayloadService, PeerCalls, Wanted
+from node.exchange.payload_service import PayloadService, PeerCalls, Wanted, checkpoint_server
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import (
     ArbiterPeer,
-    CheckpointDownload,
     Enter,
     ExchangeResult,
     RoundEnd,
     ServedStages,
     Transport,
+    member_exchange,
     no_stage,
 )
+from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest
+from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 from tests.virtual.network import current_machine
@@ -168,10 +169,10 @@ class VirtualTransport(Transport):
         listening = None if self._client_mode else await self.server.listen()
         for stage, capacity in hosted.capacities.items():
             store = PayloadStore(hosted.folder_of(stage), hosted.keep_rounds)
-            checkpoints = CheckpointServer.of(hosted)
+            checkpoints = checkpoint_server(hosted)
             own = self._identity.peer, stage, capacity, store, checkpoints, self.server
             self.server.services[stage] = PayloadService(*own)
-            if hosted.spec is not None and hosted.exchange == "reduced":
+            if hosted.spec is not None and member_exchange(hosted.spec):
                 from tests.virtual.reduction import reduction_peer  # noqa: PLC0415  it needs hivemind
 
                 me, spec = self._identity, hosted.spec
@@ -237,7 +238,7 @@ class VirtualTransport(Transport):
         if (reduction := self._reductions.get(ended.stage)) is not None:
             await reduction.end_round(ended)
 
-    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
+    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> StoredPayload:
         service = self.server.services.get(entry.descriptor.stage) or self._any_service()
         return await service.payloads.fetch(entry, deadline)
 

@@ -61,7 +61,7 @@ def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
 _OPTIONAL = ("bq", "bk", "bv", "norm_q", "norm_k")
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
 
     The forward pass takes the :func:`rotary_tables` of L as arguments, because a compiled graph cannot

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from node.core.model.chunked_loss import chunked_loss
 from node.core.model.init import initial_parameters
-from node.core.model.llama import Block, rotary_tables
+from node.core.model.llama import LlamaBlock, rotary_tables
 from node.core.model.shapes import EMBEDDING, block_shapes, parameter_shapes
 from protocol.spec.run import RunSpec
 
-RunBlock = Callable[[Block, Tensor, Tensor, Tensor], Tensor]
+RunBlock = Callable[[LlamaBlock, Tensor, Tensor, Tensor], Tensor]
 """The forward pass of a block: from activations [b, L, d] and both rotary tables to activations."""
 
 
@@ -34,7 +34,7 @@ class Stage(nn.Module):
         run_block: runs the forward pass of a block. Set it for compilation or activation checkpointing.
     """
 
-    run_block: RunBlock = staticmethod(Block.__call__)
+    run_block: RunBlock = staticmethod(LlamaBlock.__call__)
 
     def __init__(self, spec: RunSpec, stage: int, parameters: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Stage(nn.Module):
             self.emb = nn.Parameter(initial[EMBEDDING])
         for layer in spec.layers_of(stage):
             of_layer = {name: initial[f"{layer}.{name}"] for name in block_shapes(spec.model)}
-            self.add_module(str(layer), Block(spec.model, of_layer))
+            self.add_module(str(layer), LlamaBlock(spec.model, of_layer))
         if self.is_last:
             self.norm_f = nn.Parameter(initial["norm_f"])
             self.head = nn.Parameter(initial["head"])
@@ -69,9 +69,9 @@ class Stage(nn.Module):
         return x
 
     @property
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[LlamaBlock]:
         """The blocks in the order of their layers. The embedding, final norm and head are not in a block."""
-        return (child for child in self.children() if isinstance(child, Block))
+        return (child for child in self.children() if isinstance(child, LlamaBlock))
 
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""

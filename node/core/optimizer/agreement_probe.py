@@ -15,7 +15,7 @@ from protocol.math.topk import SparseTensor
 
 
 class AgreementProbe:
-    """A node.core.optimizer.outer_stage.Probe of one commit, on all ranks of a peer together."""
+    """Measures one commit without changing its result, on all ranks of a peer together."""
 
     def __init__(self, comparison: Comparison, group: RankGroup) -> None:
         self._comparison, self._group = comparison, group
@@ -24,7 +24,7 @@ class AgreementProbe:
     def begin(
         self, payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float]
     ) -> Callable[[str, Tensor], None]:
-        """Compare these decoded payloads while they are summed."""
+        """A function to call with the name and the weighted sum of each parameter, flat."""
         sparse = cast(Sequence[Mapping[str, SparseTensor]], payloads)
         self._meter = AgreementMeter(self._comparison, sparse, weights)
         return self._meter.add

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from node.core.optimizer.received import ReceivedPayloads, sha256_of
+from node.core.optimizer.received import ReceivedPayloads
+from node.ipc.stored_payload import Payload, name_of
 from protocol.codec.payload import PayloadLayout
 from protocol.math.clipping import SentTensor, clipping_scales, payload_norm
 from protocol.spec.exchanges import EXCHANGES
@@ -29,7 +30,7 @@ class AgreedResult(Protocol):
         """What is not in the result of the payload `own` of this replica, which is in it."""
 
 
-Outcome = Sequence[WeightedPayload] | AgreedResult
+Outcome = Sequence[tuple[Payload, float]] | AgreedResult
 """Payloads in the order of the manifest, or the one result."""
 
 
@@ -96,5 +97,5 @@ def left_out(
     """
     if not isinstance(outcome, Sequence):
         return outcome.left_out(layout, own), 1.0
-    mine = [sha256_of(payload) for payload, _ in outcome].index(sha256_of(own))
+    mine = [name_of(payload) for payload, _ in outcome].index(name_of(own))
     return contents[mine], 1.0 - clipping_scales([payload_norm(each) for each in contents])[mine]

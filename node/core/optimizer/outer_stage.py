@@ -17,54 +17,33 @@ round. Error feedback counts what was sent in the pseudo-gradient, not what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from node.core.model.payloads import payload_layout
 from node.core.model.transfer import copy_into, to_device
+from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, contents_of, left_out
 from node.core.optimizer.received import ReceivedPayloads
+from node.ipc.stored_payload import Payload
 from node.ranks.ownership import Ownership
 from protocol.codec.payload import encode_tensor
-from protocol.errors import HetnodeError
-from protocol.math.clipping import SentTensor, outliers, payload_norm
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.clipping import outliers, payload_norm
 from protocol.math.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
 from protocol.math.outer_step import apply_update
 from protocol.math.topk import sparsify_blocks
 from protocol.spec.run import RunSpec
 
 
-class Proposal(TypedDict):
+class PendingPayload(TypedDict):
     """A payload, and the error feedback that remains if all of the payload is applied."""
 
     payload: bytes
     error: dict[str, Tensor]
-
-
-class CommittedState(TypedDict):
-    """State that is equal on all replicas. `optimizer` is empty if the outer optimizer has no state."""
-
-    anchor: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-
-
-class OuterStageState(CommittedState):
-    """State dict of :class:`OuterStage`: float32 tensors on the CPU by canonical name."""
-
-    error: dict[str, Tensor]
-    pending: Proposal | None
-
-
-class Probe(Protocol):
-    """Measures a commit without changing the result."""
-
-    def begin(
-        self, payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float]
-    ) -> Callable[[str, Tensor], None]:
-        """A function to call with the name and the weighted sum of each parameter, flat."""
 
 
 class OuterStage:
@@ -100,7 +79,7 @@ class OuterStage:
         self.anchor = {name: as_float32(parameters[name]).clone() for name in self._names}
         self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
-        self.pending: Proposal | None = None
+        self.pending: PendingPayload | None = None
         self.received = ReceivedPayloads(self.layout)
         self.progress_norm = self.error_norm = 0.0
 
@@ -144,7 +123,7 @@ class OuterStage:
         payload = self.ownership.join(self.layout, parts)
         if payload is not None:
             self.progress_norm, self.error_norm = map(math.sqrt, self.ownership.group.totals(squares))
-            self.pending = {"payload": payload, "error": error}
+            self._expect(payload, error)
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor, squares: list[float]) -> Iterator[Tensor]:
@@ -171,17 +150,21 @@ class OuterStage:
                 kept[run] = learned
             yield learned
 
-    def screen(self, payloads: Sequence[bytes]) -> list[str]:
-        """For each gathered payload of one round: the reason to reject it, or "" to accept. Never raises.
+    def screen(self, payloads: Sequence[Payload]) -> list[str]:
+        """For each gathered payload of one round: the reason to reject it, or "" to accept.
 
         The norms of the decodable payloads are compared with each other, so pass all gathered payloads,
-        including the one of this replica.
+        including the one of this replica. What is decoded is kept for the commit.
+
+        Raises HetnodeError PAYLOAD_UNAVAILABLE for a file that is lost, which is no fault of a sender.
         """
         problems, norms = [""] * len(payloads), {}
         for position, payload in enumerate(payloads):
             try:
                 norms[position] = payload_norm(self.received.decoded(payload))
             except HetnodeError as error:
+                if error.code is not ErrorCode.PAYLOAD_CORRUPT:
+                    raise
                 problems[position] = error.cause
         for position, problem in zip(norms, outliers(list(norms.values())), strict=True):
             problems[position] = problem
@@ -193,7 +176,7 @@ class OuterStage:
         outcome: Outcome,
         mine_included: bool,
         local: Mapping[str, Tensor],
-        probe: Probe | None = None,
+        probe: AgreementProbe | None = None,
     ) -> None:
         """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 
@@ -205,7 +188,8 @@ class OuterStage:
             local: the parameters as they were at the proposal.
 
         Raises:
-            HetnodeError: PAYLOAD_CORRUPT; nothing has changed and the proposal is still pending.
+            HetnodeError: PAYLOAD_CORRUPT, PAYLOAD_UNAVAILABLE; nothing has changed and the proposal is still
+                pending.
         """
         pending = self.pending if mine_included else None
         assert pending is not None or not mine_included, "the round includes a payload not proposed here"
@@ -224,7 +208,7 @@ class OuterStage:
             else:
                 # anchor - local stays the same, so the next proposal still contains this progress.
                 local[name].add_((committed[name] - anchor).to(local[name].device))
-        self._take(committed)
+        self.take(committed)
         if pending is not None:
             self.error = pending["error"]
             unsent, share = left_out(self.layout, outcome, pending["payload"], contents)
@@ -274,27 +258,20 @@ class OuterStage:
         Names and shapes match the stage. An optimizer state that is not in `committed` becomes 0, as before
         round 1.
         """
-        self._take(with_state(committed, self._names, self._optimizer.slots))
+        self.take(with_state(committed, self._names, self._optimizer.slots))
         self.reset(local)
 
-    def state_dict(self) -> OuterStageState:
-        """The live tensors, not copied."""
-        return {
-            "anchor": self.anchor,
-            "optimizer": self.optimizer_state,
-            "error": self.error,
-            "pending": self.pending,
-        }
-
-    def load_state_dict(self, state: OuterStageState) -> None:
-        """Copy `state`. Names and shapes match the stage."""
-        self.anchor, self.optimizer_state = copied(state["anchor"]), copied(state["optimizer"])
-        self.error, pending = copied(state["error"]), state["pending"]
+    def load_error(self, error: Mapping[str, Tensor]) -> None:
+        """Copy error feedback, by canonical name. Nothing is pending afterwards."""
         self.abort()
-        if pending is not None:
-            self.pending = {"payload": pending["payload"], "error": copied(pending["error"])}
+        self.error = copied(error)
 
-    def _take(self, committed: Mapping[str, Tensor]) -> None:
+    def _expect(self, payload: bytes, error: dict[str, Tensor]) -> None:
+        self.pending = {"payload": payload, "error": error}
+        self.received.expect(payload)
+
+    def take(self, committed: Mapping[str, Tensor]) -> None:
+        """Hold the tensors of `committed`, as :attr:`committed` has them, without a copy."""
         self.anchor = {name: committed[name] for name in self._names}
         self.optimizer_state = {name: tensor for name, tensor in committed.items() if name not in self.anchor}
 

@@ -5,40 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from node.core.model.shapes import EMBEDDING
+from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommittedState, OuterStage, OuterStageState, Probe
+from node.core.optimizer.outer_stage import OuterStage
 from node.core.optimizer.overlap import Overlap
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
 from node.ranks.parameters import OwnedParameters
 from node.ranks.remote_tensors import SharedTensor, with_all
 from protocol.codec.snapshot import snapshot
-from protocol.math.outer_optimizer import parameters_of
 from protocol.math.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
 
 log = logging.getLogger(__name__)
-
-
-class OuterStateDict(TypedDict):
-    """State dict of :class:`OuterState`. `rounds` and `stages` are keyed by stage; see OuterStageState.
-
-    `covered` has the parameters at the pending proposals of stages whose training has continued since.
-    `embedding` and `embedding_round` are set on members that keep the embedding without stage 0, else None.
-    """
-
-    rounds: dict[int, int]
-    stages: dict[int, OuterStageState]
-    covered: dict[int, dict[str, Tensor]]
-    embedding: CommittedState | None
-    embedding_round: int | None
 
 
 class OuterState(Mapping[int, OuterStage]):
@@ -185,7 +171,7 @@ class OuterState(Mapping[int, OuterStage]):
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: Probe | None = None,
+        probe: AgreementProbe | None = None,
     ) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
 
@@ -279,32 +265,13 @@ class OuterState(Mapping[int, OuterStage]):
         self.follower.load(committed)
         self._followed_round = round_number
 
-    def state_dict(self) -> OuterStateDict:
-        """The live tensors, not copied."""
-        embedding: CommittedState | None = None
-        if self.follower is not None:
-            table = parameters_of(self.follower.committed)
-            state = {name: each for name, each in self.follower.committed.items() if name not in table}
-            embedding = {"anchor": table, "optimizer": state}
-        return {
-            "rounds": dict(self.rounds),
-            "stages": {stage: outer.state_dict() for stage, outer in self._stages.items()},
-            "covered": {stage: overlap.covered for stage, overlap in self._overlaps.items()},
-            "embedding": embedding,
-            "embedding_round": None if self.follower is None else self._followed_round,
-        }
-
-    def load_state_dict(self, state: OuterStateDict) -> None:
-        """Copy `state`. Stages that are not in it, and local parameters, stay unchanged."""
-        for stage, held in state["stages"].items():
-            self._stages[stage].load_state_dict(held)
-            self.rounds[stage] = state["rounds"][stage]
-            self._overlaps.pop(stage, None)
-            if stage in state["covered"]:
-                self._overlaps[stage] = Overlap(state["covered"][stage])
-        embedding, round_number = state["embedding"], state["embedding_round"]
-        if self.follower is not None and embedding is not None and round_number is not None:
-            self.load_embedding(round_number, embedding["anchor"] | embedding["optimizer"])
+    def own_tensors(self) -> dict[int, list[Mapping[str, Tensor]]]:
+        """What no other replica has, live, by stage."""
+        found: dict[int, list[Mapping[str, Tensor]]] = {s: [each.error] for s, each in self._stages.items()}
+        for stage, outer in self._stages.items():
+            found[stage] += [] if outer.pending is None else [outer.pending["error"]]
+            found[stage] += [self._overlaps[stage].covered] if stage in self._overlaps else []
+        return found
 
     def _require_next(self, stage: int, round_number: int) -> None:
         # A skipped or repeated round would make this anchor differ from that of all other replicas.

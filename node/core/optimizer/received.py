@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 
+from node.ipc.stored_payload import Payload, StoredPayload, name_of
 from protocol.codec.payload import PayloadLayout, decode
 from protocol.math.topk import SparseTensor
-
-
-def sha256_of(payload: bytes) -> str:
-    """The hash (hex) that names a payload."""
-    return hashlib.sha256(payload).hexdigest()
 
 
 class ReceivedPayloads:
@@ -20,14 +15,27 @@ class ReceivedPayloads:
     def __init__(self, layout: PayloadLayout) -> None:
         self.layout = layout
         self._decoded: dict[str, Mapping[str, SparseTensor]] = {}
+        self._own: dict[str, bytes] = {}
 
-    def decoded(self, payload: bytes) -> Mapping[str, SparseTensor]:
-        """The content. Raises HetnodeError PAYLOAD_CORRUPT, as protocol.codec.payload.decode does."""
-        key = sha256_of(payload)
-        if key not in self._decoded:
-            self._decoded[key] = decode(self.layout, payload)
-        return self._decoded[key]
+    def expect(self, own: bytes) -> None:
+        """Know the payload that was made here: nothing else has to have its bytes."""
+        self._own = {name_of(own): own}
+
+    def decoded(self, payload: Payload) -> Mapping[str, SparseTensor]:
+        """The content of a payload, whose size and hash are checked before it is decoded.
+
+        Raises HetnodeError PAYLOAD_CORRUPT, as protocol.codec.payload.decode does; PAYLOAD_UNAVAILABLE where
+        the file of a stored payload has no longer what was stored.
+        """
+        name = name_of(payload)
+        if name not in self._decoded:
+            data = self._own.get(name, payload)
+            if isinstance(data, StoredPayload):
+                data = data.read(self.layout.nbytes)
+            self._decoded[name] = decode(self.layout, data)
+        return self._decoded[name]
 
     def clear(self) -> None:
         """Forget all: the round is decided."""
         self._decoded.clear()
+        self._own.clear()

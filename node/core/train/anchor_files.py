@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from node.checkpoint import parts
+from node.checkpoint.download import CheckpointDownload
 from node.core.train.services import Services
-from node.exchange.transport import CheckpointDownload
 from node.ipc.worker_calls import StageInfo
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import HASH_BYTES, digest_of

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from node.core.train.services import Services
-from node.ipc.worker_calls import (
-    Abort,
-    Commit,
-    CommitAgreed,
-    CommitAgreedEmbedding,
-    CommitEmbedding,
-    CommitResult,
-    ResetError,
-)
+from node.ipc.stored_payload import StoredPayload
+from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, CommitResult, ResetError
 from protocol.math.comparison import Comparison, measured_position, next_of_kind
 from protocol.math.turns import is_due
 from protocol.status import PayloadAgreement
 from protocol.types import (
     Aborted,
     Committed,
+    Decision,
     ExchangeGroup,
     Part,
     PayloadDescriptor,
@@ -33,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Proposal:
+class OwnPayload:
     """What this member offers in a round of one stage.
 
     `position` is its place in the coordinator's group; None where it does not know that group.
@@ -43,7 +37,7 @@ class Proposal:
     position: int | None = None
 
     @classmethod
-    def in_group(cls, descriptor: PayloadDescriptor, group: ExchangeGroup | None) -> Proposal:
+    def in_group(cls, descriptor: PayloadDescriptor, group: ExchangeGroup | None) -> OwnPayload:
         members = () if group is None else group.descriptors
         return cls(descriptor, members.index(descriptor) if descriptor in members else None)
 
@@ -58,7 +52,7 @@ class Commits:
     def __init__(self, services: Services) -> None:
         self._worker, self._peer, self._spec = services.worker, services.identity.peer, services.spec
         self._membership = services.membership
-        self.pending: dict[int, Proposal] = {}
+        self.pending: dict[int, OwnPayload] = {}
         # The round and result of the last commit of each stage, and what was measured of another's payload.
         self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
 
@@ -66,7 +60,7 @@ class Commits:
         """Of each stage that was committed in this round last: norms, and what was measured."""
         return [(result, found) for last, result, found in self._measured.values() if last == round_number]
 
-    async def to_stage(self, decision: Committed, outcome: Sequence[bytes]) -> dict[Part, str]:
+    async def to_stage(self, decision: Committed, outcome: Sequence[StoredPayload]) -> dict[Part, str]:
         """Commit at the worker. Returns the new digests; stage 0 contains the embedding.
 
         Args:
@@ -75,26 +69,20 @@ class Commits:
         stage, round_number = decision.stage, decision.round_number
         descriptors = [entry.descriptor for entry in decision.entries]
         proposal = self.pending.get(stage)
-        is_mine = proposal is not None and proposal.descriptor in descriptors
-        comparison = None
-        if decision.result is not None:
-            position = proposal.position if proposal is not None and is_mine else None
-            is_mine = position is not None
-            [data] = outcome
-            result = await self._worker.call(CommitAgreed(stage, round_number, data, position))
-        else:
-            weights = tuple(descriptor.weight for descriptor in descriptors)
-            comparison = self._comparison(decision)
-            result = await self._worker.call(
-                Commit(stage, round_number, tuple(outcome), weights, is_mine, comparison)
-            )
+        position = None
+        if proposal is not None and proposal.descriptor in descriptors:
+            is_result = decision.result is not None
+            position = proposal.position if is_result else descriptors.index(proposal.descriptor)
+        comparison = None if decision.result is not None else self._comparison(decision)
+        commit = Commit(stage, round_number, tuple(outcome), _weights(decision), position, comparison)
+        result = await self._worker.call(commit)
         found = None
         if comparison is not None and result.agreement is not None:
             owner = descriptors[comparison.position].owner
             found = PayloadAgreement(stage, owner, **asdict(result.agreement))
         self._measured[stage] = round_number, result, found
         self.pending.pop(stage, None)
-        if not is_mine and any(descriptor.owner == self._peer for descriptor in descriptors):
+        if position is None and any(descriptor.owner == self._peer for descriptor in descriptors):
             # A payload that this node sent before its restart is in the anchor now. The restored error
             # feedback and local parameters still contain it, and it would count twice.
             await self._worker.call(ResetError(stage))
@@ -112,17 +100,11 @@ class Commits:
         self.pending.pop(stage, None)
 
     async def to_embedding(
-        self, decision: Committed | Aborted | Skipped, outcome: Sequence[bytes]
+        self, decision: Committed | Aborted | Skipped, outcome: Sequence[StoredPayload]
     ) -> dict[Part, str]:
         """Commit the embedding without stage 0, which an aborted round leaves as it is."""
-        if isinstance(decision, Committed) and decision.result is not None:
-            [data] = outcome
-            digest = await self._worker.call(CommitAgreedEmbedding(decision.round_number, data))
-        else:
-            weights = tuple(entry.descriptor.weight for entry in entries_of(decision))
-            call = CommitEmbedding(decision.round_number, tuple(outcome), weights)
-            digest = await self._worker.call(call)
-        return {Part.EMBEDDING: digest}
+        call = CommitEmbedding(decision.round_number, tuple(outcome), _weights(decision))
+        return {Part.EMBEDDING: await self._worker.call(call)}
 
     def _comparison(self, decision: Committed) -> Comparison | None:
         """What this member measures of a decision; None if no payload of its own counts."""
@@ -133,3 +115,10 @@ class Commits:
         replicas = [plan.replica_of(owner) if plan else None for owner in owners]
         is_full = [None if replica is None else replica.is_full for replica in replicas]
         return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))
+
+
+def _weights(decision: Decision) -> tuple[float, ...]:
+    """Of the payloads of a decision; none for the result of a group."""
+    if isinstance(decision, Committed) and decision.result is not None:
+        return ()
+    return tuple(entry.descriptor.weight for entry in entries_of(decision))

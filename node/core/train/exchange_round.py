@@ -10,7 +10,7 @@ import logging
 import math
 from dataclasses import dataclass
 
-from node.core.train.commits import Proposal
+from node.core.train.commits import OwnPayload
 from node.core.train.member_anchors import ANSWER_SECONDS, MemberAnchors
 from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
@@ -93,10 +93,10 @@ class RoundExchange:
 
         digest = anchors.digest_of(stage)
         own = anchors.payloads.describe(plan, stage, round_number, share, digest, payload)
-        anchors.commits.pending[stage] = Proposal(own)
+        anchors.commits.pending[stage] = OwnPayload(own)
         with waits.on(Wait.GROUP):
             group = await self._match(own)
-        anchors.commits.pending[stage] = Proposal.in_group(own, group)
+        anchors.commits.pending[stage] = OwnPayload.in_group(own, group)
 
         with waits.on(Wait.PAYLOADS):
             gathered = await services.transport.exchange(
@@ -106,7 +106,7 @@ class RoundExchange:
                 expected=len(plan.replicas),
                 deadline=(group.seconds if group else 0.0) or spec.timing.fetch,
             )
-        valid, rejected = await anchors.payloads.screen(plan, own, payload, gathered.held)
+        valid, rejected = await anchors.payloads.screen(plan, own, gathered.held)
 
         held = [descriptor for descriptor in gathered.held if descriptor in valid]
         all_rejected = sorted((*gathered.rejected, *rejected), key=lambda each: each.descriptor.owner)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from node.core.train.anchor_files import AnchorFiles
-from node.core.train.attestations import Attestations
 from node.core.train.cancellation import run_to_the_end
 from node.core.train.commits import Commits
 from node.core.train.embedding_snapshots import EmbeddingSnapshots
@@ -22,7 +21,9 @@ from node.core.train.round_gates import RoundGates
 from node.core.train.round_payloads import RoundPayloads
 from node.core.train.services import Services
 from node.exchange.transport import RoundEnd
+from node.ipc.stored_payload import StoredPayload
 from node.ipc.worker_calls import Digests, LoadInitialPart, LoadPart, StageInfo
+from node.net.attestations import Attestations
 from node.net.membership import until_answered
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import OUTAGE_SECONDS
@@ -187,7 +188,7 @@ class MemberAnchors:
         self,
         decision: Decision,
         part: Part,
-        known: Mapping[PayloadDescriptor, bytes],
+        known: Mapping[PayloadDescriptor, StoredPayload],
         gates: RoundGates | None,
     ) -> None:
         """Apply the next decision to one part when overlapping steps are over; the result is attested soon.
@@ -198,7 +199,7 @@ class MemberAnchors:
         if isinstance(decision, RolledBack):
             await self._restore(stage, part, Rollback(round_number, decision.restore_round), gates)
             return
-        outcome, result = list[bytes](), None
+        outcome, result = list[StoredPayload](), None
         if isinstance(decision, Committed):
             with self._waits.on(Wait.PAYLOADS):
                 outcome = await self.payloads.collect(decision, known)
@@ -211,7 +212,7 @@ class MemberAnchors:
         self._attest_if_recent(stage, part, round_number)
 
     async def _apply_once(
-        self, decision: Committed | Aborted | Skipped, part: Part, outcome: Sequence[bytes]
+        self, decision: Committed | Aborted | Skipped, part: Part, outcome: Sequence[StoredPayload]
     ) -> None:
         """Apply a decision to one part, unless this was done already."""
         stage, round_number = decision.stage, decision.round_number

@@ -16,13 +16,13 @@ from typing import TypeVar
 from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
 from node.core.train.inner_phase import InnerLoop, empty_measurement
-from node.core.train.measurements import Measurements
 from node.core.train.member_anchors import MemberAnchors
 from node.core.train.pipeline import Pipeline
 from node.core.train.replica_links import have_same_links, open_links
 from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
 from node.ipc.worker_calls import Connect, KeepTraining
+from node.net.measurements import Measurements
 from node.net.membership import PeerAssignment, RunView
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.spec.fixed import EXTRA_STEPS

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from node.core.train.services import Services
 from node.exchange.payload_exchange import own_order
+from node.ipc.stored_payload import StoredPayload, sha256_of
 from node.ipc.worker_calls import Screen, StageInfo
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_authentic, sign_descriptor
@@ -52,15 +52,18 @@ class RoundPayloads:
             weight=replica.weight * share,
             nbytes=len(payload),
             epoch=plan.epoch,
-            sha256=hashlib.sha256(payload).hexdigest(),
+            sha256=sha256_of(payload),
         )
         return sign_descriptor(descriptor, self._services.identity.sign)
 
     async def screen(
-        self, plan: Plan, own: PayloadDescriptor, payload: bytes, held: Sequence[PayloadDescriptor]
-    ) -> tuple[dict[PayloadDescriptor, bytes], list[Rejection]]:
-        """The payloads of one (stage, round) that may count, with their bytes; and those that must not."""
-        valid, rejected = {own: payload}, []
+        self, plan: Plan, own: PayloadDescriptor, held: Sequence[PayloadDescriptor]
+    ) -> tuple[dict[PayloadDescriptor, StoredPayload], list[Rejection]]:
+        """The payloads of one (stage, round) that may count, and those that must not.
+
+        The worker opens those of others, and has the own one, which it has proposed.
+        """
+        valid, rejected = {own: StoredPayload(own.sha256)}, []
         for descriptor in held:
             if descriptor == own:
                 continue
@@ -81,21 +84,28 @@ class RoundPayloads:
             )
         return valid, rejected
 
-    async def collect(self, decision: Committed, known: Mapping[PayloadDescriptor, bytes]) -> list[bytes]:
-        """The bytes of every entry of a manifest in its order, or of its result; each verified by its hash.
+    async def collect(
+        self, decision: Committed, known: Mapping[PayloadDescriptor, StoredPayload]
+    ) -> list[StoredPayload]:
+        """Every payload of a manifest in its order, or the result of its group.
 
         Only payloads that are not in `known` are fetched.
 
         Raises HetnodeError: PAYLOAD_UNAVAILABLE, PAYLOAD_CORRUPT, or the death of the transport.
         """
 
-        async def obtain(entry: ManifestEntry) -> bytes:
+        async def obtain(entry: ManifestEntry) -> StoredPayload:
             held = known.get(entry.descriptor)
             return await self._fetch(entry) if held is None else held
 
         if decision.result is not None:
-            return [await self._fetch_result(decision, decision.result)]
-        return list(await asyncio.gather(*map(obtain, decision.entries)))
+            found = [await self._fetch_result(decision, decision.result)]
+        else:
+            found = list(await asyncio.gather(*map(obtain, decision.entries)))
+        if self._services.worker.reads_files:
+            return found
+        most = self._stage_info.capacities[decision.stage]
+        return [await asyncio.to_thread(each.inlined, most) for each in found]
 
     def _problem_of(self, descriptor: PayloadDescriptor, plan: Plan) -> str:
         """Why a payload must not count, as far as its descriptor tells; "" where it may."""
@@ -109,7 +119,7 @@ class RoundPayloads:
             return f"it has {descriptor.nbytes} bytes, every payload of this stage has {expected}"
         return ""
 
-    async def _fetch(self, entry: ManifestEntry) -> bytes:
+    async def _fetch(self, entry: ManifestEntry) -> StoredPayload:
         descriptor = entry.descriptor
         expected = self._stage_info.payloads[descriptor.stage].nbytes
         if descriptor.nbytes != expected or not is_authentic(descriptor, self._services.run):
@@ -127,7 +137,7 @@ class RoundPayloads:
         wider = replace(entry, holders=tuple(dict.fromkeys(holders)))
         return await self._services.transport.fetch_payload(wider, self._services.spec.timing.fetch)
 
-    async def _fetch_result(self, decision: Committed, result: CommittedResult) -> bytes:
+    async def _fetch_result(self, decision: Committed, result: CommittedResult) -> StoredPayload:
         stage = decision.stage
         if result.nbytes > (most := self._stage_info.capacities[stage]):
             raise HetnodeError(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from node.core.model.llama import Block
+from node.core.model.llama import LlamaBlock
 from node.core.model.stage import RunBlock
 from node.ipc.worker_calls import AUTO_DEVICE, DeviceInfo, Precision
 from protocol.errors import ErrorCode, HetnodeError
@@ -74,7 +74,7 @@ class Compute:
     @property
     def run_block(self) -> RunBlock:
         """The forward pass of one block, for :attr:`Stage.run_block`."""
-        run = _compiled(BACKEND) if self.compile else Block.__call__
+        run = _compiled(BACKEND) if self.compile else LlamaBlock.__call__
         return partial(_checkpointed, run) if self.activation_checkpointing else run
 
 
@@ -131,10 +131,10 @@ def memory_in_use(device: torch.device) -> int:
 @cache
 def _compiled(backend: str) -> RunBlock:
     # Blocks of equal shape share one graph. torch limits the number of graphs; further shapes run uncompiled.
-    return torch.compile(Block.forward, dynamic=False, backend=backend)
+    return torch.compile(LlamaBlock.forward, dynamic=False, backend=backend)
 
 
-def _checkpointed(run: RunBlock, block: Block, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+def _checkpointed(run: RunBlock, block: LlamaBlock, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         # An evaluation has no backward pass that would need the block again.
         return run(block, x_bld, cos_le, sin_le)

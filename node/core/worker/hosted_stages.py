@@ -5,7 +5,7 @@ Shapes: b microbatch, L context, d width, k subspace width (d where the link is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -173,14 +173,6 @@ class HostedStages:
         """Drop the losses and the activations of an unfinished inner step."""
         self._in_flight.clear()
         self.losses.clear()
-
-    @torch.no_grad()
-    def load_parameters(self, values: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Copy values, by stage and canonical name. Parameters that are not in it keep theirs."""
-        for stage, named in values.items():
-            parameters = self.modules[stage].canonical_parameters()
-            for name, value in named.items():
-                parameters[name].copy_(value)
 
     def _run(self, x: Tensor, tokens_bl: Tensor) -> Tensor:
         """Activations [b, L, d] after the stages hosted here, or the loss after the last stage of the run."""

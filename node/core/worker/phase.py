@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from node.ipc.worker_calls import InnerResult
 from node.ranks.group import RankGroup
-
-
-class InnerPhaseState(TypedDict):
-    """State dict of :class:`InnerPhase`."""
-
-    losses: tuple[float, ...]
-    tokens: int
-    steps: int
-    skipped_steps: int
-    norm: float
 
 
 @dataclass
@@ -45,18 +34,3 @@ class InnerPhase:
         total, count = group.totals([float(losses.sum()), len(losses)])
         loss = total / count if count else math.nan
         return InnerResult(loss, self.tokens, self.steps, self.skipped_steps, self.norm)
-
-    def state_dict(self) -> InnerPhaseState:
-        return {
-            "losses": tuple(float(loss) for loss in self.losses),
-            "tokens": self.tokens,
-            "steps": self.steps,
-            "skipped_steps": self.skipped_steps,
-            "norm": self.norm,
-        }
-
-    def load_state_dict(self, state: InnerPhaseState) -> None:
-        """Continue as if the steps of `state` had been taken here."""
-        self.losses = [torch.tensor(loss) for loss in state["losses"]]
-        self.tokens, self.steps, self.skipped_steps = state["tokens"], state["steps"], state["skipped_steps"]
-        self.norm = state["norm"]

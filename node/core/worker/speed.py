@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from node.core.model.llama import Block, rotary_tables
+from node.core.model.llama import LlamaBlock, rotary_tables
 from node.core.model.shapes import block_shapes
 from node.core.model.stage import backward_from
 from node.core.worker.compute import Compute, device_unavailable
@@ -37,7 +37,9 @@ def _measured(spec: RunSpec, compute: Compute, device: torch.device, seconds: fl
     model, shapes = spec.model, block_shapes(spec.model)
     generator = torch.Generator().manual_seed(0)
     blocks = [
-        Block(model, {name: torch.empty(shapes[name]).uniform_(-0.03, 0.03) for name in shapes}).to(device)
+        LlamaBlock(model, {name: torch.empty(shapes[name]).uniform_(-0.03, 0.03) for name in shapes}).to(
+            device
+        )
         for _ in spec.layers_of(0)
     ]
     tables = rotary_tables(model, model.context, torch.float32, device)

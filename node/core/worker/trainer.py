@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,20 +36,19 @@ from torch import Tensor, nn
 from node.checkpoint import node_checkpoint
 from node.checkpoint.files import read_part
 from node.checkpoint.node_checkpoint import Restored
-from node.checkpoint.private_state import StageState
+from node.checkpoint.private_state import StageState, TableState
+from node.checkpoint.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.core.model.link_table import LINK_TABLE
 from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
-from node.core.optimizer.inner import InnerOptimizer
+from node.core.optimizer.agreement_probe import AgreementProbe
+from node.core.optimizer.inner import AdamWState, InnerOptimizer
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import Probe
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.hosted_stages import HostedStages
 from node.core.worker.phase import InnerPhase
-from node.core.worker.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.core.worker.samples import MicrobatchReader
-from node.core.worker.trainer_state import TrainerState, with_table
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from node.ranks.group import RankGroup
@@ -260,7 +260,7 @@ class Trainer:
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: Probe | None = None,
+        probe: AgreementProbe | None = None,
     ) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
         digest = self.outer.commit(stage, round_number, outcome, mine_included, probe)
@@ -372,34 +372,35 @@ class Trainer:
         def write(tensors: Mapping[Key, Tensor]) -> None:
             committed = {stage: named(tensors, stage, "committed") for stage in outer}
             private = {stage: private_of(tensors, stage, moments[stage]) for stage in outer}
-            private = with_table(private, self.hosted.table_values, moments)
+            private = self._with_table(private, moments)
             node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
 
         with_all(self.group, shared_state(outer, moments), write)
 
-    def state_dict(self) -> TrainerState:
-        """The whole state of this member, between two inner steps. The live tensors, not copied."""
-        return {
-            "parameters": {stage: dict(self.parameters(stage)) for stage in self.stages},
-            "table": self.hosted.table_values,
-            "inner": self.inner.state_dict(),
-            "outer": self.outer.state_dict(),
-            "phase": self.phase.state_dict(),
-        }
+    def private_states(self) -> dict[int, StageState]:
+        """The private part of a checkpoint, by stage, between rounds. Tensors on the CPU are not copied."""
+        moments = self.inner.state_dict()
+        return self._with_table(
+            {
+                stage: StageState.of(self.parameters(stage), outer.anchor, outer.error, moments[stage])
+                for stage, outer in self.outer.items()
+            },
+            moments,
+        )
 
-    def load_state_dict(self, state: TrainerState) -> None:
-        """Copy `state`. Stages that are not in it keep their state.
+    def own_tensors(self) -> list[object]:
+        """The live tensors, nested by name, that only this member has between two inner steps."""
+        parameters = {stage: self.parameters(stage) for stage in self.stages}
+        return [parameters, self.hosted.table_values, self.inner.state_dict(), self.outer.own_tensors()]
 
-        It does not contain the samples of the round: assign them afterwards.
-        """
-        self.abandon()
-        self.hosted.load_parameters(state["parameters"])
-        if self.hosted.table is not None and state["table"] is not None:
-            self.hosted.table.load(state["table"])
-        self.inner.load_state_dict(state["inner"])
-        self.outer.load_state_dict(state["outer"])
-        self.phase.load_state_dict(state["phase"])
-        self._refresh_link()
+    def _with_table(
+        self, private: Mapping[int, StageState], moments: Mapping[int, AdamWState | None]
+    ) -> dict[int, StageState]:
+        """`private` with the table of the link upstream, if there is one, as a part of the first stage."""
+        if (table := self.hosted.table_values) is None:
+            return dict(private)
+        values, first = {name: value.detach().cpu() for name, value in table.items()}, self.stages.first
+        return {**private, first: replace(private[first], table=TableState(values, moments[LINK_TABLE]))}
 
     def _load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
         self.abandon()  # its gradients belong to the old parameters
@@ -410,8 +411,7 @@ class Trainer:
 
     def _load_private(self, stage: int, private: StageState) -> None:
         # Anchor and optimizer state are loaded already; only the error feedback is replaced.
-        outer = self.outer[stage]
-        outer.load_state_dict({**outer.state_dict(), "error": dict(private.error), "pending": None})
+        self.outer[stage].load_error(private.error)
         # The file has only the parameters that differ from the anchor.
         self.outer.load_local(stage, private.local)
         self.inner.load_state_dict({stage: private.moments})

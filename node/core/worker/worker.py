@@ -24,7 +24,7 @@ from node.checkpoint.initial import initial_from, require_initial
 from node.core.model.payloads import payload_layout
 from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes
 from node.core.optimizer.agreement_probe import AgreementProbe
-from node.core.optimizer.outcome import AgreedResult, Outcome, agreed_results
+from node.core.optimizer.outcome import Outcome, agreed_results
 from node.core.worker.compute import Compute, check_device, memory_in_use
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.speed import layer_speed
@@ -184,47 +184,36 @@ class Worker:
     def commit(self, call: calls.Commit) -> calls.CommitResult:
         """Never called between the first forward and the `apply` of an inner step.
 
-        Raises HetnodeError PAYLOAD_CORRUPT; nothing has changed.
+        Raises HetnodeError PAYLOAD_CORRUPT, PAYLOAD_UNAVAILABLE; nothing has changed.
         """
-        weighted = list(zip(call.payloads, call.weights, strict=True))
+        outer, stage = self.trainer.outer, call.stage
+        outcome, is_mine = self._outcome(outer[stage].layout, stage, call, call.position)
         probe = None if call.comparison is None else AgreementProbe(call.comparison, self._group)
-        return self._committed(call.stage, call.round_number, weighted, call.mine_included, probe)
-
-    def commit_agreed(self, call: calls.CommitAgreed) -> calls.CommitResult:
-        """As :meth:`commit`."""
-        layout = self.trainer.outer[call.stage].layout
-        result, is_mine = self._agreed(layout, call.result, call.position)
-        return self._committed(call.stage, call.round_number, result, is_mine)
-
-    def _agreed(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[AgreedResult, bool]:
-        results = agreed_results(self.trainer.spec)
-        assert results is not None, "the coordinator commits payloads where members gather them"
-        return results.read(layout, data, position)
-
-    def _committed(
-        self,
-        stage: int,
-        round_number: int,
-        outcome: Outcome,
-        is_mine: bool,
-        probe: AgreementProbe | None = None,
-    ) -> calls.CommitResult:
-        outer = self.trainer.outer
-        digest = self.trainer.commit(stage, round_number, outcome, is_mine, probe)
+        digest = self.trainer.commit(stage, call.round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every
         embedding = outer.embedding_digest() if follows else None
         return calls.CommitResult(digest, embedding, None if probe is None else probe.result(), *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
-        """Called without payloads where the round of stage 0 was aborted. Raises as :meth:`commit`."""
-        weighted = list(zip(call.payloads, call.weights, strict=True))
-        return self.trainer.commit_embedding(call.round_number, weighted)
+        """Raises as :meth:`commit`."""
+        outcome, _ = self._outcome(payload_layout(self.trainer.spec, 0), 0, call, None)
+        return self.trainer.commit_embedding(call.round_number, outcome)
 
-    def commit_agreed_embedding(self, call: calls.CommitAgreedEmbedding) -> str:
-        """As :meth:`commit`."""
-        result, _ = self._agreed(payload_layout(self.trainer.spec, 0), call.result, None)
-        return self.trainer.commit_embedding(call.round_number, result)
+    def _outcome(
+        self,
+        layout: PayloadLayout,
+        stage: int,
+        call: calls.Commit | calls.CommitEmbedding,
+        position: int | None,
+    ) -> tuple[Outcome, bool]:
+        """What a call commits, and whether the payload of this member is in it."""
+        if len(call.weights) == len(call.payloads):
+            return list(zip(call.payloads, call.weights, strict=True)), position is not None
+        [result], results = call.payloads, agreed_results(self.trainer.spec)
+        assert results is not None, "the coordinator commits payloads where members gather them"
+        data = result.read(results.most_nbytes(self.trainer.spec, stage))
+        return results.read(layout, data, position)
 
     def abort(self, call: calls.Abort) -> None:
         self.trainer.outer.abort(call.stage, call.round_number)

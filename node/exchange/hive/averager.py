@@ -2,8 +2,8 @@
 
 hivemind provides the peer-to-peer layer, matchmaking and the step. In its own all-reduce peers would disagree
 after a partial failure. So the members of a group gather each other's payload bytes, verify them against the
-signed descriptors, and serve them to other peers afterwards; or they reduce them in parts
-(:mod:`node.exchange.hive.reduction.reduction_peer`). The coordinator decides what is applied.
+signed descriptors, and serve them to other peers afterwards; or they agree on one result
+(:func:`node.exchange.transport.member_exchange`). The coordinator decides what is applied.
 
 :func:`node.ipc.channel.serve` takes the host's calls in threads; hivemind's event loop does the work.
 """
@@ -27,19 +27,19 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.utils import get_dht_time
 
 from node.exchange.allow_list import AllowList
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.hive.calls import Admit, EndRound, Exchange, FetchCheckpoint, FetchPayload
 from node.exchange.hive.lifetime import end_with_parent
 from node.exchange.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTimes
 from node.exchange.hive.payload_peer import PayloadPeer
 from node.exchange.hive.records import stage_prefix
-from node.exchange.hive.reduction.reduction_peer import ReductionPeer
 from node.exchange.hive.stream_calls import AllowedCalls, GuardedStreams
-from node.exchange.line import Line
+from node.exchange.payload_service import checkpoint_server
 from node.exchange.payload_store import PayloadStore
-from node.exchange.transport import ExchangeResult, ServedStages
+from node.exchange.transport import ExchangeResult, MemberExchange, ServedStages, member_exchange
 from node.ipc.channel import Connection, serve
+from node.ipc.stored_payload import StoredPayload
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.line import Line
 from protocol.trust.envelope import Signer, is_authentic
 from protocol.types import ExchangeGroup, PayloadDescriptor
 from protocol.wire.records import descriptor_from_bytes, descriptor_to_bytes
@@ -152,16 +152,15 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             self._stage,
             hosted.capacities[self._stage],
             store,
-            CheckpointServer.of(hosted),
+            checkpoint_server(hosted),
             line,
         )
         self._payloads = self._peer.service.payloads
         await self._peer.serve(self._allow_list)  # a node that only dials is asked over its own connections
-        self._reduction: ReductionPeer | None = None
-        if hosted.spec is not None and hosted.exchange == "reduced":
-            self._reduction = ReductionPeer(
-                self._p2p, self._run_id, self._stage, hosted.spec, store, self._sign, line
-            )
+        self._reduction: MemberExchange | None = None
+        if (members := member_exchange(hosted.spec)) is not None:
+            own = self._p2p, self._run_id, self._stage, hosted.spec, store, self._sign, line
+            self._reduction = members(*own)
             await self._reduction.serve(self._allow_list)
         self._matchmaking = RoundMatchmaking(
             self._p2p, self.schema_hash, self.dht, client_mode=self.client_mode, **self.matchmaking_kwargs
@@ -179,7 +178,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             if self._reduction is not None:
                 await self._reduction.end_round(request.ended)
 
-    async def _fetch_payload(self, request: FetchPayload) -> bytes:
+    async def _fetch_payload(self, request: FetchPayload) -> StoredPayload:
         return await self._payloads.fetch(request.entry, request.deadline)
 
     async def _fetch_checkpoint(self, request: FetchCheckpoint) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.exchange.transport import CheckpointDownload, Entry, ExchangeResult, RoundEnd, ServedStages
+from node.checkpoint.download import CheckpointDownload
+from node.exchange.transport import Entry, ExchangeResult, RoundEnd, ServedStages
+from node.ipc.stored_payload import StoredPayload
 from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 from protocol.wire.record_codec import Blob
@@ -141,7 +143,7 @@ class EndRound(HiveRequest[None]):
 
 
 @dataclass(frozen=True)
-class FetchPayload(HiveRequest[Blob]):
+class FetchPayload(HiveRequest[StoredPayload]):
     """See :meth:`node.exchange.transport.Transport.fetch_payload`."""
 
     averager: int

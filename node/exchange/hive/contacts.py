@@ -14,8 +14,8 @@ from typing import NoReturn
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.exchange.backoff import pause_after
 from node.exchange.payload_exchange import own_order
+from protocol.server.backoff import pause_after
 
 log = logging.getLogger(__name__)
 

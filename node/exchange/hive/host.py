@@ -52,9 +52,9 @@ from node.exchange.hive.lifetime import kill_descendants
 from node.exchange.hive.public_port import announced_addresses, listen
 from node.exchange.hive.stream_calls import limit_messages
 from node.exchange.hive.values import MAX_VALUE_BYTES, limit_values
-from node.exchange.interfaces import own_sources
 from node.ipc.channel import serve
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.interfaces import own_sources
 from protocol.trust.endpoints import check_multiaddress
 from protocol.trust.envelope import Signer
 from protocol.types import PeerId, Verdict

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from node.exchange.hive.calls import HiveRequest, JoinDht
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.transport import Entry
 from node.ipc.channel import Child, start_child
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.line import UNLIMITED, Line
 from protocol.wire.typed_calls import decode_answer, encode_request
 
 Answer = TypeVar("Answer")

@@ -8,15 +8,15 @@ from typing import Any, AsyncIterator, cast  # noqa: UP035 - hivemind knows only
 
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 
+from node.checkpoint.transfer import CheckpointServer
 from node.exchange.allow_list import AllowList
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.stream_calls import AllowedCalls, GuardedStreams
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.payload_service import PayloadService, PeerCalls, Wanted
 from node.exchange.payload_store import PayloadStore
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest
+from protocol.server.line import UNLIMITED, Line
 from protocol.types import PeerId
 
 _CALLS = {DescriptorMessage: "rpc_fetch", RangeRequest: "rpc_fetch_range", StateRequest: "rpc_state"}

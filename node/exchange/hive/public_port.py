@@ -17,11 +17,11 @@ from contextlib import suppress
 
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 
-from node.exchange.interfaces import interface_addresses
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import AdmittedSources
 from protocol.server.descriptors import raise_descriptor_limit
 from protocol.server.gateway import ConnectionLimits, Gateway, listen_on
+from protocol.server.interfaces import interface_addresses
 from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
 from protocol.server.splice import SpliceEnd, carry

@@ -17,7 +17,7 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from node.exchange.backoff import pause_after
+from node.checkpoint.download import CheckpointDownload
 from node.exchange.hive.calls import (
     Admit,
     ArbitratePayload,
@@ -36,9 +36,7 @@ from node.exchange.hive.calls import (
 )
 from node.exchange.hive.clock import coordinator_time
 from node.exchange.hive.host_process import HostProcess
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.transport import (
-    CheckpointDownload,
     Enter,
     Entry,
     ExchangeResult,
@@ -47,9 +45,12 @@ from node.exchange.transport import (
     Transport,
     no_stage,
 )
+from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.admitted_sources import EVERYONE
+from protocol.server.backoff import pause_after
+from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.trust.multiaddress import tcp_place
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
@@ -208,7 +209,7 @@ class HiveTransport(Transport):
             if error.code is not ErrorCode.STATE_UNAVAILABLE:
                 raise  # new processes have no residuals, so they have nothing to settle
 
-    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> bytes:
+    async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> StoredPayload:
         # The averager of its stage may already have it; any other averager can fetch it from its holders.
         averager = self._averager(entry.descriptor.stage, ErrorCode.PAYLOAD_UNAVAILABLE)
         return await self._call(FetchPayload(averager, entry, deadline=deadline), ErrorCode.STATE_UNAVAILABLE)

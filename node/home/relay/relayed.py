@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence, Set
 from contextlib import AsyncExitStack
 from functools import partial
 
-from node.exchange.interfaces import own_sources
 from node.exchange.transport import Transport
 from node.home.relay.keeper import Exposure, RelayKeeper
 from node.home.relay.tunnels import Tunnels

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.checkpoint.download import TransferError, WrongBytes
 from node.core.model.shapes import parameter_shapes
 from node.exchange.arbiter import KEEP_ROUNDS, PayloadArbiter, StagePayloads
 from node.exchange.payload_store import PayloadStore
-from node.exchange.transfer import NotHeld, TransferError, WrongBytes
+from node.exchange.transfer import NotHeld
 from protocol.codec.payload import PayloadLayout, encode
 from protocol.math.topk import sparsify
 from protocol.types import Finding, PayloadDescriptor, PeerId

@@ -16,9 +16,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from node.checkpoint.download import CheckpointDownload
 from node.core.model.shapes import parameter_shapes
 from node.exchange.hive import transport as hive
-from node.exchange.transport import CheckpointDownload, TransportPackage
+from node.exchange.transport import TransportPackage
+from node.ipc.stored_payload import StoredPayload
 from node.security.identity import open_identity
 from protocol.codec.payload import PayloadLayout, encode
 from protocol.errors import ErrorCode, HetnodeError
@@ -26,7 +28,7 @@ from protocol.math.digest import header_of, size_of
 from protocol.math.outer_step import anchor_digest
 from protocol.math.topk import sparsify
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import ExchangeGroup, Finding, ManifestEntry, Part, PeerId, StateRecord
+from protocol.types import ExchangeGroup, Finding, ManifestEntry, Part, PayloadDescriptor, PeerId, StateRecord
 from tests.builders import spec_of
 from tests.support.certificates import authority
 from tests.support.hive_nodes import (
@@ -180,11 +182,28 @@ async def a_payload_is_fetched_from_a_third_peer_by_hash(network: PeerNetwork) -
 
 
 @scenario
-async def a_payload_of_a_stage_that_is_not_hosted_can_be_fetched(network: PeerNetwork) -> None:
+async def a_fetched_payload_is_a_file_and_only_where_the_disk_refuses_bytes(network: PeerNetwork) -> None:
     payload = os.urandom(300_000)
     wanted = network.alice.descriptor(payload, 0, 9)
     await network.alice.exchange(payload, wanted, [wanted])
-    assert await network.carol.fetch(wanted, network.bob, network.alice) == payload
+    guest = await network.start("guest", (1,))  # it hosts another stage than that of the payload
+    try:
+        await network.admit(guest)
+        await guest.transport.admit([network.alice.identity.peer])
+        stored = await fetched(guest, wanted, network.alice)
+        assert stored.path is not None
+        assert stored.path.is_absolute()
+        assert (stored.path.read_bytes(), stored.data) == (payload, None)
+    finally:
+        await network.admit()
+        await guest.transport.close()
+    refused = await fetched(network.carol, wanted, network.bob, network.alice)
+    assert (refused.path, refused.data) == (None, payload)
+
+
+async def fetched(node: Node, wanted: PayloadDescriptor, *holders: Node) -> StoredPayload:
+    entry = ManifestEntry(wanted, tuple(holder.identity.peer for holder in holders))
+    return await node.transport.fetch_payload(entry, PATIENT)
 
 
 @scenario
@@ -206,8 +225,11 @@ async def a_node_without_any_stage_cannot_fetch(network: PeerNetwork) -> None:
 async def old_rounds_are_dropped(network: PeerNetwork) -> None:
     old, new = (network.alice.descriptor(b"payload", 1, number) for number in (10, 10 + KEEP_ROUNDS))
     await network.alice.exchange(b"payload", old, [old])
+    stored = await fetched(network.bob, old, network.alice)
     await network.alice.exchange(b"payload", new, [new])
     assert await network.bob.fetch(new, network.alice) == b"payload"
+    assert stored.path is not None
+    assert not stored.path.exists()
     with pytest.raises(HetnodeError):
         await network.carol.fetch(old, network.alice, deadline=BRIEF)
 
@@ -414,7 +436,7 @@ async def a_contested_payload_reaches_a_member_through_the_arbiter(network: Peer
     assert (denied.finding, denied.refuted) == (Finding.NOT_FOUND, (owner.identity.peer,))
 
     entry = ManifestEntry(own, (identity.peer,))
-    assert await member.transport.fetch_payload(entry, PATIENT) == payload
+    assert (await member.transport.fetch_payload(entry, PATIENT)).read(len(payload)) == payload
     with pytest.raises(HetnodeError) as refused:
         await stranger.transport.fetch_payload(entry, BRIEF)
     assert refused.value.code is ErrorCode.PAYLOAD_UNAVAILABLE

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from node.checkpoint.transfer import CheckpointServer
 from node.exchange import payload_exchange, payload_service
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.payload_service import PayloadService, Wanted
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import RANGES

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.core.worker.compute import Compute
-from node.core.worker.trainer_state import private_states
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.experiment.in_process_swarm import LocalSwarm, RoundReport
@@ -73,7 +72,7 @@ def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
     for replica in swarm.replicas:
         tensors: list[torch.Tensor] = []
         for member in replica.members:
-            for state in private_states(member.state_dict()).values():
+            for state in member.private_states().values():
                 tensors += [*state.error.values(), *state.local.values()]
                 if state.moments is not None:
                     tensors += [*state.moments["exp_avg"].values(), *state.moments["exp_avg_sq"].values()]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from node.exchange.line import Line
 from node.measure import measure
 from node.measure.measure import MOST_NEIGHBOURS, LinkProber, candidates
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import RunView
 from node.net.probe import Figures
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.line import Line
 from protocol.types import (
     Capacity,
     LinkEstimate,

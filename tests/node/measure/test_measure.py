@@ -118,7 +118,7 @@ def test_a_device_without_enough_memory_is_refused(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> float:
         raise error
 
-    monkeypatch.setattr(speed, "Block", fail)
+    monkeypatch.setattr(speed, "LlamaBlock", fail)
     with pytest.raises(HetnodeError) as refused:
         speed.layer_speed(SPEC, Compute("cpu"), 0.01)
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE

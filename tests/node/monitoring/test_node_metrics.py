@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from node.exchange.line import Line
 from node.monitoring.figures import Activity, NodeFigures, Waits
 from node.monitoring.node_metrics import METRICS, NodeMetrics
+from protocol.server.line import Line
 from protocol.server.metrics import SHARED
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.status import Measurement, Wait

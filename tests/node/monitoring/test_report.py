@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from node.exchange.line import Line
 from node.monitoring.figures import Activity, NodeFigures
 from node.monitoring.recent_log import RecentLog
 from node.monitoring.report import NodeReport, RateMeter, Rates, report_from, report_of
 from node.net.membership import RunView
+from protocol.server.line import Line
 from protocol.status import Measurement, Wait
 from protocol.types import Capacity, Member, Plan, Replica, StageRange
 from tests.builders import keyed, spec_of

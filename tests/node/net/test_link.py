@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from node.exchange.line import BURST_SECONDS, Line, LineLimits
 from node.net import link_dialer, link_handshake
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
@@ -21,6 +20,7 @@ from node.security.credentials import Credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.server.line import BURST_SECONDS, Line, LineLimits
 from protocol.trust.names import tls_name
 from protocol.types import PROTOCOL_VERSION, DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
 from protocol.wire.framing import CHUNK_BYTES, FRAME_ID

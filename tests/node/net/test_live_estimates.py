@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.exchange.line import Line, LineLimits
 from node.net import link
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
 from protocol.codec.link_message import LinkMessage
+from protocol.server.line import Line, LineLimits
 from protocol.types import (
     Capacity,
     DType,

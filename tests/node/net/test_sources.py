@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from node.exchange.interfaces import private_networks
 from node.net.membership import RunView
 from node.net.sources import AcceptedSources, member_sources
+from protocol.server.interfaces import private_networks
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

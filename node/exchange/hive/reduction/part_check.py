@@ -19,12 +19,12 @@ from hivemind.proto.runtime_pb2 import Tensor
 
 from node.exchange.hive.reduction.part_plan import RETRY_SECONDS, PartPlan
 from node.exchange.hive.reduction.part_reducer import ReducedPart
-from node.exchange.line import Line
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignReply
 from protocol.reduction.counted_result import mask_of, senders_of
 from protocol.reduction.parts import decode_part
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import Line
 from protocol.trust.envelope import Signer
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,6 @@ from hivemind.utils.asyncio import attach_event_on_finished
 from node import hooks
 from node.exchange.hive.reduction.part_plan import RETRY_SECONDS, PartPlan, Reduction
 from node.exchange.hive.reduction.part_reducer import PartContainer, PartReducer, ReducedPart
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.transfer import linger
 from protocol.errors import HetnodeError
 from protocol.pb.payload_pb2 import CountRequest
@@ -38,6 +37,7 @@ from protocol.reduction.counted_result import mask_of, senders_of
 from protocol.reduction.partition import PartRange
 from protocol.reduction.parts import decode_part
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import UNLIMITED, Line
 from protocol.trust.envelope import is_signed_by
 
 log = logging.getLogger(__name__)

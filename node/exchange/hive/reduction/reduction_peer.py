@@ -19,7 +19,6 @@ from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_exchange import PartExchange
 from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
 from node.exchange.hive.stream_calls import AllowedCalls, Guard, GuardedStreams
-from node.exchange.line import UNLIMITED, Line
 from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import linger
@@ -29,6 +28,7 @@ from protocol.pb.payload_pb2 import CountReply, CountRequest, PushReply, SignRep
 from protocol.reduction.counted_result import CountedResult
 from protocol.reduction.parts import ReductionLayout, cut_payload
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import Signer, is_authentic
 from protocol.types import ExchangeGroup, PayloadDescriptor, Rejection, ResultClaim

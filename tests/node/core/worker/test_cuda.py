@@ -257,7 +257,9 @@ def test_moments_saved_on_a_gpu_continue_with_the_same_step() -> None:
     spec = resolve("nano", overrides={"swarm.stages": 1, "swarm.pipelines": 0})
     (running,), (other,) = replica(spec, "cuda", 1), replica(spec, "cuda", 1)
     train(spec, [running], 1, 0)
-    other.load_state_dict(running.state_dict())
+    other.inner.load_state_dict(running.inner.state_dict())
+    for name, parameter in running.parameters(0).items():
+        other.parameters(0)[name].data.copy_(parameter)
     for member in (running, other):
         generator = torch.Generator("cuda").manual_seed(1)
         for parameter in member.parameters(0).values():

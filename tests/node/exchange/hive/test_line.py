@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from node.exchange.line import BURST_SECONDS, Line, LineLimits
-from node.exchange.transport import CheckpointDownload
+from node.checkpoint.download import CheckpointDownload
 from node.security.identity import open_identity
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_step import anchor_digest
+from protocol.server.line import BURST_SECONDS, Line, LineLimits
 from protocol.types import Part, StateRecord
 from tests.support.hive_nodes import RUN, start_as, start_node
 

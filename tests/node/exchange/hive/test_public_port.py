@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from node.exchange.hive.public_port import announced_addresses, listen
-from node.exchange.interfaces import interface_addresses
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.interfaces import interface_addresses
 from tests.support import commands
 from tests.support.hive_nodes import Node, entry_of, gone, hosted_in, record_of, start_node, start_transport
 from tests.support.waiting import until

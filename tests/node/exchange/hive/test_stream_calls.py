@@ -15,8 +15,8 @@ from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.utils.multiaddr import Multiaddr
 
+from node.checkpoint.transfer import CheckpointServer
 from node.exchange.allow_list import AllowList
-from node.exchange.checkpoint_transfer import CheckpointServer
 from node.exchange.hive.payload_peer import PayloadPeer
 from node.exchange.hive.stream_calls import (
     CHUNK_BOUNDS,

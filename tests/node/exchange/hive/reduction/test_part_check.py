@@ -13,12 +13,12 @@ from hivemind.proto.runtime_pb2 import Tensor
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_plan import CHECK_ROUNDS, PartPlan
 from node.exchange.hive.reduction.part_reducer import ReducedPart
-from node.exchange.line import UNLIMITED
 from protocol.pb.payload_pb2 import CountRequest
 from protocol.reduction.counted_result import mask_of, senders_of
 from protocol.reduction.partition import partition
 from protocol.reduction.parts import Reducer, cut_payload
 from protocol.reduction.stage_reducers import StageReducers
+from protocol.server.line import UNLIMITED
 from protocol.trust.envelope import is_signed_by
 from protocol.types import ExchangeGroup, MemberLine
 from tests.builders import keyed, spec_of

@@ -14,7 +14,6 @@ from hivemind.proto.averaging_pb2 import PROTOCOL_VIOLATION, AveragingData
 from node.exchange.hive.reduction.part_exchange import PartExchange
 from node.exchange.hive.reduction.part_plan import PartPlan, Reduction
 from node.exchange.hive.reduction.part_reducer import ReducedPart
-from node.exchange.line import Line
 from protocol.reduction.counted_result import CountedResult
 from protocol.types import ExchangeGroup, MemberLine, ResultClaim
 from tests.builders import keyed, spec_of
@@ -74,14 +73,6 @@ async def test_a_part_that_is_not_valid_counts_nowhere_and_those_before_it_do(gr
     for each in found[:3]:
         assert uncounted(each, plan.members[3]) == plan.parts[0][1:]
         assert uncounted(each, plan.members[2]) == ()
-
-
-async def test_members_send_what_the_plan_accounts_for(group: PartGroup) -> None:
-    plan = group.plan((2, 1, 1, 0))
-    lines = [Line() for _ in plan.members]
-    await group.run(group.members(plan, PATIENT, lines=lines), plan)
-    passed = [(line.up.passed, line.down.passed) for line in lines]
-    assert passed == [plan.traffic(position) for position in range(4)]
 
 
 async def test_what_a_sender_says_of_its_weight_does_not_count(group: PartGroup) -> None:

@@ -80,7 +80,7 @@ async def fetch(asking: Node, found: ExchangeResult, round_number: int, *holders
         sha256=found.claim.sha256,
     )
     entry = ManifestEntry(named, tuple(holder.identity.peer for holder in holders))
-    return await asking.transport.fetch_payload(entry, PATIENT)
+    return (await asking.transport.fetch_payload(entry, PATIENT)).read(entry.descriptor.nbytes)
 
 
 async def test_all_members_hold_one_result_whose_rest_follows_in_the_next_committed_round(

@@ -19,13 +19,13 @@ from node.exchange.allow_list import AllowList
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.reduction.part_plan import PartPlan
 from node.exchange.hive.reduction.reduction_peer import ReductionPeer
-from node.exchange.line import Line
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import ExchangeResult
 from node.security.identity import Identity, open_identity
 from protocol.pb.payload_pb2 import CountRequest
 from protocol.reduction.counted_result import mask_of
 from protocol.reduction.parts import ReductionLayout
+from protocol.server.line import Line
 from protocol.types import ExchangeGroup, MemberLine
 from tests.builders import spec_of
 from tests.support.hive_nodes import RUN, canonical, describe

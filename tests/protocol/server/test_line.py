@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.exchange.line import BURST_SECONDS, UNLIMITED, Line, LineLimits
 from node.exchange.transfer import outgoing, read_in_thread, receive_exactly
+from protocol.server.line import BURST_SECONDS, UNLIMITED, Line, LineLimits
 
 RATE = 1e6
 
@@ -36,8 +36,8 @@ def test_no_window_of_time_has_more_bytes_than_the_limit(
         clock += seconds
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("node.exchange.line.time.monotonic", lambda: clock)
-        patch.setattr("node.exchange.line.asyncio.sleep", sleep)
+        patch.setattr("protocol.server.line.time.monotonic", lambda: clock)
+        patch.setattr("protocol.server.line.asyncio.sleep", sleep)
         first = Line.create(LineLimits(upload=RATE), file)
         lines = [first, Line(LineLimits(upload=RATE), file), Line(LineLimits(upload=RATE), file)]
         for who, nbytes, pause in sent:
@@ -54,7 +54,7 @@ def test_processes_share_one_account(tmp_path: Path) -> None:
     line = Line.create(LineLimits(upload=RATE, download=RATE), tmp_path / "line")
     program = """
         import asyncio, time
-        from node.exchange.line import Line
+        from protocol.server.line import Line
 
         async def main() -> None:
             line = Line.from_environment()

@@ -12,19 +12,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from node.checkpoint import parts
+from node.checkpoint.download import CheckpointDownload, Donors, Download, WrongBytes, list_reasons
 from node.checkpoint.durable import flush
 from node.checkpoint.initial import InitialAnchors
-from node.exchange.backoff import pause_after
-from node.exchange.download import Donors, Download, list_reasons
-from node.exchange.transfer import CHUNK_BYTES as PIECE_BYTES
-from node.exchange.transfer import WrongBytes
-from node.exchange.transport import CheckpointDownload, ServedStages
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
+from protocol.server.backoff import pause_after
 from protocol.types import Part
 
 log = logging.getLogger(__name__)
 
+PIECE_BYTES = 256 * 1024  # the fastest size of a chunk on a stream
 _PER_DONOR = 2  # requests under way, so that a donor never waits for the next one
 _AT_ONCE = 16  # bounds the chunks in memory
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
@@ -46,14 +44,6 @@ class CheckpointServer:
         self._folder, self._initial = folder, initial
         self._chunk_hashes = lru_cache(_HASHES_KEPT)(parts.chunk_hashes)
         self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
-
-    @classmethod
-    def of(cls, hosted: ServedStages) -> CheckpointServer:
-        """The server of a node that hosts these stages."""
-        initial = None
-        if hosted.spec is not None:
-            initial = InitialAnchors(hosted.spec, hosted.initial_folder, tuple(hosted.capacities))
-        return cls(hosted.checkpoint_folder, initial)
 
     async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
         """The part after `round_number`; None where this node has none. Raises as InitialAnchors.write."""

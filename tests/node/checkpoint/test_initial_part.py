@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from node.checkpoint.initial import InitialAnchors
+from node.checkpoint.transfer import CheckpointServer
 from node.core.model.init import initial_parameters
-from node.exchange.checkpoint_transfer import CheckpointServer
 from protocol.math.digest import HASH_BYTES, digest_of, header_of
 from protocol.math.outer_optimizer import initial_state, outer_optimizer
 from protocol.math.outer_step import anchor_digest

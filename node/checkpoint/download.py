@@ -1,9 +1,12 @@
-"""Decides which donor is asked for which piece of a download. It does no IO and has no clock."""
+"""Downloads of checkpoints: decides which donor is asked for which piece. It does no IO and has no clock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.types import PeerId, StateRecord
 
 PATIENCE = 6
 """A donor is not asked again after this number of failures in a row."""
@@ -14,6 +17,32 @@ _MOST_ASKED = 2  # donors asked for one piece at the same time; each further one
 def list_reasons(reasons: Mapping[str, str]) -> str:
     """The reasons of failure by peer, for a message."""
     return "; ".join(f"{peer}: {reason}" for peer, reason in reasons.items()) or "no answer in time"
+
+
+class TransferError(Exception):
+    """What was asked for did not arrive as announced; the message says why."""
+
+
+class WrongBytes(TransferError):
+    """The sender sent bytes that are not the announced ones. No failure of the connection causes this."""
+
+
+@dataclass(frozen=True)
+class CheckpointDownload:
+    """One part of a checkpoint, and the peers that have it.
+
+    Attributes:
+        record: signed by the coordinator.
+        donors: the peers to ask, and for each peer one stage that it hosts.
+        nbytes, header: of the part, from the spec (protocol.math.digest); more bytes are never accepted.
+        into: the file to write; its folder is created if necessary.
+    """
+
+    record: StateRecord
+    donors: Mapping[PeerId, int]
+    nbytes: int
+    header: str
+    into: Path
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A trainer's state dict, checkpoint and parts: what they hold is all that is needed to continue."""
+"""A trainer's checkpoint and parts: what they hold is all that is needed to continue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from node.checkpoint import parts
 from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream, open_stream
-from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from tests.support.running_replica import spec_of
 
@@ -57,23 +56,6 @@ def train_into_round_2(trainer: Trainer, steps: int) -> None:
     settle(trainer, 1)
     trainer.begin_round(2, samples(1))
     train(trainer, range(steps))
-
-
-@pytest.mark.parametrize("spec", [SPEC, NESTEROV], ids=["sgd", "nesterov"])
-def test_a_trainer_that_loads_a_state_dict_in_mid_round_continues_with_the_same_bits(
-    stream: SampleStream, spec: RunSpec
-) -> None:
-    running, other = (Trainer(spec, StageRange(0, 2), stream=stream) for _ in range(2))
-    train_into_round_2(running, steps=1)
-    other.begin_round(2, samples(1))
-    other.load_state_dict(running.state_dict())
-    for trainer in (running, other):
-        train(trainer, range(1, 2))
-    assert other.end_inner_phase() == running.end_inner_phase()
-    assert settle(other, 2) == settle(running, 2)
-    for stage in running.stages:
-        for name, parameter in running.parameters(stage).items():
-            assert torch.equal(parameter, other.parameters(stage)[name]), name
 
 
 def test_a_checkpoint_with_momentum_is_restored_and_its_embedding_is_one_range_of_bytes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.exchange.backoff import pause_after
+from protocol.server.backoff import pause_after
 
 
 def test_a_pause_doubles_up_to_its_bound_and_any_number_of_attempts_is_possible() -> None:

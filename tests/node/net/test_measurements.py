@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from node.core.train.measurements import ANSWER_SECONDS, Measurements
-from node.core.train.spreading import PEERS_PER_SECOND
+from node.net.measurements import ANSWER_SECONDS, Measurements
+from node.net.spreading import PEERS_PER_SECOND
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement
 from tests.virtual.loop import elapsed, run

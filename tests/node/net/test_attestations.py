@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from node.core.train.attestations import Attestations
-from node.core.train.spreading import PEERS_PER_SECOND
+from node.net.attestations import Attestations
+from node.net.spreading import PEERS_PER_SECOND
 from protocol.types import Part
 from tests.virtual.loop import run
 

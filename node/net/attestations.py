@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from node.core.train.spreading import random_pause
+from node.net.spreading import random_pause
 from protocol.types import Part
 
 Anchor = tuple[int, Part]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.exchange.line import LineLimits
 from node.ipc.ranks import OneWorker, Workers
 from node.ipc.worker_calls import ComputeOptions, Precision
 from protocol.roles import RoleWish
+from protocol.server.line import LineLimits
 from protocol.trust.invite import Invite
 
 

@@ -1,4 +1,4 @@
-"""Peers that come, go and come back, with what is on their disks: real processes, on loopback."""
+"""Exchanges that are not finished, checkpoints, and wrong clocks: real processes, on loopback."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from node.checkpoint.download import CheckpointDownload
 from node.core.model.init import initial_parameters
-from node.exchange.transport import CheckpointDownload
 from node.security.identity import open_identity
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_step import anchor_digest
 from protocol.types import Part, PeerId, StateRecord
@@ -31,12 +30,9 @@ from tests.support.hive_nodes import (
     Node,
     canonical,
     certified,
-    gone,
     record_of,
-    start_as,
     start_node,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +42,7 @@ TENSORS = {"emb": torch.randn(600_000), "layers.0.wq": torch.randn(2_000_000), "
 
 @dataclass
 class Swarm:
-    """Alice and bob host stage 0, carol stage 1. Any of them may be started again under its name."""
+    """Alice and bob host stage 0, carol stage 1."""
 
     folder: Path
     bootstrap: Node
@@ -63,11 +59,6 @@ class Swarm:
         peers = [node.identity.peer for node in self.nodes.values()]
         for node in self.nodes.values():
             await node.transport.admit(peers)
-
-    async def restart(self, name: str) -> None:
-        """With its identity and its disk, and on another port. It has ended already."""
-        self.nodes[name] = await start_as(self.nodes[name].identity, self.folder / name, (0,), self.addresses)
-        await self.admit()
 
     def checkpoints(self, name: str) -> Path:
         return self.folder / name / "checkpoints"
@@ -89,14 +80,6 @@ async def swarm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Swarm
             await node.transport.close()
 
 
-async def kill(node: Node) -> None:
-    family = node.processes
-    for process in family:
-        process.kill()
-    await gone(family)
-    await node.transport.close()
-
-
 async def exchange(swarm: Swarm, *names: str, round_number: int) -> None:
     """They gather each other's payloads."""
     nodes = [swarm[name] for name in names]
@@ -113,21 +96,6 @@ async def exchange(swarm: Swarm, *names: str, round_number: int) -> None:
     assert held == [canonical(descriptors)] * len(nodes)
 
 
-async def test_a_killed_peer_returns_on_another_port_and_serves_its_old_payloads(
-    swarm: Swarm,
-) -> None:
-    payload = os.urandom(300_000)
-    wanted = swarm["bob"].descriptor(payload, 0, 1)
-    await swarm["bob"].exchange(payload, wanted, [wanted])
-    await exchange(swarm, "alice", "bob", round_number=2)
-    before = swarm["bob"].transport.addresses
-    await kill(swarm["bob"])
-    await swarm.restart("bob")
-    assert swarm["bob"].transport.addresses != before
-    assert await swarm["alice"].fetch(wanted, swarm["bob"]) == payload
-    await exchange(swarm, "alice", "bob", round_number=3)
-
-
 async def test_an_unfinished_exchange_ends_when_the_next_round_begins(swarm: Swarm) -> None:
     alice, bob = swarm["alice"], swarm["bob"]
     missing = bob.descriptor(b"never offered", 0, 4)
@@ -137,24 +105,6 @@ async def test_an_unfinished_exchange_ends_when_the_next_round_begins(swarm: Swa
     async with asyncio.timeout(PATIENT):
         await exchange(swarm, "alice", "bob", round_number=5)
         assert await waiting == (own,)
-
-
-async def test_running_peers_find_a_restarted_bootstrap_peer(swarm: Swarm) -> None:
-    alice = swarm["alice"]
-    await alice.transport.publish(record_of(alice.identity), ttl=60.0)
-    bootstrap = swarm.bootstrap
-    port = int(swarm.addresses[0].split("/")[4])
-    await kill(bootstrap)
-    swarm.bootstrap = await start_as(bootstrap.identity, swarm.folder, (), listen_port=port)
-    assert swarm.addresses == bootstrap.transport.addresses
-    async with asyncio.timeout(2 * PATIENT):
-        while alice.identity.peer not in await swarm.bootstrap.transport.lookup():
-            await alice.transport.publish(record_of(alice.identity), ttl=60.0)
-    newcomer = await start_node(swarm.folder, "newcomer", (0,), swarm.addresses)
-    try:
-        assert alice.identity.peer in await newcomer.transport.lookup()
-    finally:
-        await newcomer.transport.close()
 
 
 # Checkpoints
@@ -210,34 +160,6 @@ async def test_the_embedding_is_fetched_from_its_host_or_its_follower(
     stage = {"alice": 0, "carol": 1}[donor]
     await fetch_state(swarm["bob"], embedding, into, {swarm[donor]: stage}, Part.EMBEDDING)
     assert into.read_bytes() == content(embedding)
-
-
-async def test_a_donor_with_a_corrupt_file_is_skipped(
-    swarm: Swarm, checkpoint: Mapping[str, Tensor], tmp_path: Path
-) -> None:
-    path = write(swarm.checkpoints("alice"), "stage-00.safetensors", checkpoint)
-    damaged = bytearray(path.read_bytes())
-    damaged[-1] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(HetnodeError, match="list of chunks") as failure:
-        await fetch_state(swarm["carol"], checkpoint, tmp_path / "part", {swarm["alice"]: 0})
-    assert failure.value.code is ErrorCode.STATE_UNAVAILABLE
-    await fetch_state(swarm["carol"], checkpoint, tmp_path / "part", {swarm["alice"]: 0, swarm["bob"]: 0})
-    assert (tmp_path / "part").read_bytes() == content(checkpoint)
-
-
-async def test_another_donor_replaces_one_that_dies_during_a_download(swarm: Swarm, tmp_path: Path) -> None:
-    large = {"large": torch.randn(24 << 20)}
-    for name in ("alice", "bob"):
-        write(swarm.checkpoints(name), "stage-00.safetensors", large)
-    into = tmp_path / "part"
-    donors = {swarm["alice"]: 0, swarm["bob"]: 0}
-    fetching = asyncio.create_task(fetch_state(swarm["carol"], large, into, donors))
-    await until(into.exists, 30, "the first bytes of the download")
-    await kill(swarm["alice"])
-    await fetching
-    assert into.read_bytes() == content(large)
-    await swarm.restart("alice")
 
 
 # Clocks

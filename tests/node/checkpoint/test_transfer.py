@@ -17,11 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.exchange import checkpoint_transfer
-from node.exchange.checkpoint_transfer import fetch_checkpoint
-from node.exchange.download import PATIENCE, Donors, Download
-from node.exchange.transfer import TransferError, WrongBytes
-from node.exchange.transport import CheckpointDownload
+from node.checkpoint import transfer as checkpoint_transfer
+from node.checkpoint.download import PATIENCE, CheckpointDownload, Donors, Download, TransferError, WrongBytes
+from node.checkpoint.transfer import fetch_checkpoint
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import CHUNK_BYTES, chunk_count, chunk_range, digest_of
 from protocol.types import Part, PeerId, StateRecord
@@ -171,7 +169,7 @@ async def fetch(
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node.exchange.checkpoint_transfer.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("node.checkpoint.transfer.FIRST_PAUSE", 0.0)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1])
@@ -288,7 +286,7 @@ async def test_a_disk_error_is_reported_at_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if trouble == "no room":
-        monkeypatch.setattr("node.exchange.checkpoint_transfer.write_chunk", full)
+        monkeypatch.setattr("node.checkpoint.transfer.write_chunk", full)
     into = tmp_path / "part" if trouble == "no room" else Path("/dev/null/part")
     with pytest.raises(HetnodeError, match="cannot be written") as failure:
         await fetch(into, {"alice": Honest()})

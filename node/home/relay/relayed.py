@@ -20,6 +20,7 @@ from node.net.reach import AUTO, NONE, DirectReach
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import AdmittedSources
+from protocol.server.interfaces import own_sources
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId, RelayAddress
 

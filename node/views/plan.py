@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from coordinator.ops.forecast.advice import Advice, advice
-from coordinator.ops.forecast.forecast import Forecast, Proposal, ReplicaForecast
+from coordinator.ops.forecast.forecast import Forecast, ProposedPlan, ReplicaForecast
 from coordinator.placement.tuning import batch_notes
 from node.core.model.payloads import payload_layout
 from node.views import run_history
@@ -33,7 +33,7 @@ _GATHER_MARGIN = 1.5
 """Real lines take a fifth more than their rates say (docs/operate.md), and peers differ."""
 
 
-def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableType:
+def plan_view(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> RenderableType:
     """Replicas, peers and totals, for people."""
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(spec, proposal, found).items():
@@ -41,7 +41,7 @@ def plan_view(spec: RunSpec, proposal: Proposal, found: Forecast) -> RenderableT
     return Group(_replicas(spec, found), _peers(found), Panel(facts, title=f"plan for {spec.preset}"))
 
 
-def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, Any]:
+def plan_json(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[str, Any]:
     """The same for programs. Units: seconds, bytes, shares of 1."""
     per_day = found.per_day
     return {
@@ -85,7 +85,7 @@ def plan_json(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, A
     }
 
 
-def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]:
+def _facts(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[str, str]:
     spares = len(proposal.spares)
     hidden = f", of which {found.hidden_seconds:,.1f} s overlap" if found.hidden_seconds else ""
     return {
@@ -112,7 +112,7 @@ def _facts(spec: RunSpec, proposal: Proposal, found: Forecast) -> dict[str, str]
     }
 
 
-def _advice(spec: RunSpec, proposal: Proposal, found: Forecast) -> list[Advice]:
+def _advice(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> list[Advice]:
     return list(advice(spec, proposal.survey, proposal.replicas, payload_bytes(spec), found))
 
 

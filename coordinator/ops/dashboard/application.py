@@ -24,9 +24,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator.ops.dashboard.files import StaticFiles
 from coordinator.ops.dashboard.past import Past
-from coordinator.ops.dashboard.port import COOKIE_SECONDS, Access
+from coordinator.ops.dashboard.port import COOKIE_SECONDS, ReaderAccess
 from coordinator.ops.dashboard.queries import MOST_LETTERS, Explanations, Queries, Query, Record, shown
-from coordinator.ops.dashboard.source import Source
+from coordinator.ops.dashboard.source import LiveRecords
 from coordinator.ops.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -90,9 +90,9 @@ class Application:
 
     def __init__(
         self,
-        source: Source,
+        source: LiveRecords,
         past: Past,
-        access: Access,
+        access: ReaderAccess,
         threads: Executor,
         questions: Queries,
         explanations: Explanations,

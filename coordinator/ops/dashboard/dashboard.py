@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from coordinator.api.run_records import RunRecords
 from coordinator.ops.dashboard.past import Past
-from coordinator.ops.dashboard.port import Access, DashboardPort, dashboard_listener
+from coordinator.ops.dashboard.port import DashboardPort, ReaderAccess, dashboard_listener
 from coordinator.ops.dashboard.queries import KEPT_SECONDS, Explanations, Queries
-from coordinator.ops.dashboard.source import Feed, Source
+from coordinator.ops.dashboard.source import Feed, LiveRecords
 from coordinator.run.command_loop import CommandLoop
 from protocol.types import PeerId
 
@@ -55,7 +55,7 @@ class Dashboard:
         """Show the run in `folder` from now on, until the stack unwinds."""
         if self._listener is None:
             return
-        source = Source(command_loop, records, self.feed)
+        source = LiveRecords(command_loop, records, self.feed)
         past = Past(records.history, lambda: command_loop.state)
         explanations = Explanations(records.explain, asyncio.get_running_loop())
         server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)
@@ -69,7 +69,9 @@ class DashboardServer:
     Whatever fails in it is a line in the log: the run goes on.
     """
 
-    def __init__(self, port: DashboardPort, source: Source, past: Past, explanations: Explanations) -> None:
+    def __init__(
+        self, port: DashboardPort, source: LiveRecords, past: Past, explanations: Explanations
+    ) -> None:
         self._port, self._source, self._past, self._explanations = port, source, past, explanations
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] | None = None
@@ -121,7 +123,7 @@ class DashboardServer:
             application = Application(
                 self._source,
                 self._past,
-                Access(self._port.token, self._source.run),
+                ReaderAccess(self._port.token, self._source.run),
                 threads,
                 Queries(explaining, KEPT_SECONDS),
                 self._explanations,

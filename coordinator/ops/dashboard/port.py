@@ -127,7 +127,7 @@ def listen_near(address: str) -> socket.socket | None:
     return None
 
 
-class Access:
+class ReaderAccess:
     """The rule of one dashboard.
 
     Args:

@@ -73,7 +73,7 @@ class Feed:
         ]
 
 
-class Source:
+class LiveRecords:
     """The records of one run, as they are now. Only one thread uses it."""
 
     def __init__(self, command_loop: CommandLoop, records: RunRecords, feed: Feed) -> None:

@@ -264,7 +264,7 @@ def shared_out(spec: RunSpec, survey: Survey, replicas: Sequence[Replica]) -> li
 
 
 @dataclass(frozen=True)
-class Proposal:
+class ProposedPlan:
     """The plan that the coordinator would make.
 
     Attributes:
@@ -278,7 +278,7 @@ class Proposal:
     spares: tuple[PeerId, ...]
 
 
-def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Cause:
+def proposed(spec: RunSpec, peers: Sequence[Peer]) -> ProposedPlan | Cause:
     """The plan that the coordinator would make if all of `peers` joined and it knew their capacities."""
     plan = initial_plan(peers, spec)
     if isinstance(plan, Cause):
@@ -286,4 +286,4 @@ def proposed(spec: RunSpec, peers: Sequence[Peer]) -> Proposal | Cause:
     survey = Survey({peer.peer: peer.capacity for peer in peers})
     assigned = {member.peer for replica in plan.replicas for member in replica.members}
     spares = tuple(peer.peer for peer in peers if peer.peer not in assigned)
-    return Proposal(survey, tuple(shared_out(spec, survey, plan.replicas)), plan.reason, spares)
+    return ProposedPlan(survey, tuple(shared_out(spec, survey, plan.replicas)), plan.reason, spares)

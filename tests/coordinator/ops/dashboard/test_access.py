@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.ops.dashboard.port import Access
+from coordinator.ops.dashboard.port import ReaderAccess
 
 TOKEN = "a-token"
 
@@ -14,7 +14,7 @@ TOKEN = "a-token"
     ["localhost", "localhost:7780", "127.0.0.1", "127.0.0.1:1", "127.9.9.9:80", "[::1]:80", "LOCALHOST."],
 )
 def test_on_loopback_names_of_loopback_are_admitted(host: str) -> None:
-    access = Access("", "run")
+    access = ReaderAccess("", "run")
     assert access.admits_host(host)
     assert access.admits(None)
 
@@ -37,11 +37,11 @@ def test_on_loopback_names_of_loopback_are_admitted(host: str) -> None:
 )
 def test_on_loopback_other_names_are_refused(host: str) -> None:
     """A name that a stranger lets point to 127.0.0.1 must not read the dashboard through a browser here."""
-    assert not Access("", "run").admits_host(host)
+    assert not ReaderAccess("", "run").admits_host(host)
 
 
 def test_with_a_token_only_its_cookie_is_admitted() -> None:
-    access = Access(TOKEN, "run")
+    access = ReaderAccess(TOKEN, "run")
     assert access.admits_host("anything.example")
     assert access.is_token(f" {TOKEN}\n")
     assert access.admits(access.cookie)
@@ -52,9 +52,9 @@ def test_with_a_token_only_its_cookie_is_admitted() -> None:
 
 
 def test_without_a_token_nothing_is_the_token() -> None:
-    assert not Access("", "run").is_token("")
+    assert not ReaderAccess("", "run").is_token("")
 
 
 def test_cookies_of_two_runs_do_not_replace_each_other() -> None:
-    assert Access(TOKEN, "one").cookie_name != Access(TOKEN, "other").cookie_name
-    assert TOKEN not in Access(TOKEN, "one").cookie
+    assert ReaderAccess(TOKEN, "one").cookie_name != ReaderAccess(TOKEN, "other").cookie_name
+    assert TOKEN not in ReaderAccess(TOKEN, "one").cookie

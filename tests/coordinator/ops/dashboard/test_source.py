@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from coordinator.api.run_records import RunRecords
-from coordinator.ops.dashboard.source import MOST_REPLICAS, Feed, Predictions, Source
+from coordinator.ops.dashboard.source import MOST_REPLICAS, Feed, LiveRecords, Predictions
 from coordinator.placement.cost_model import message_bytes
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.state import events
@@ -23,13 +23,13 @@ A, B, C = (keyed(i) for i in range(3))
 HOSTILE = "<script>alert(1)</script>\x1b[31m" + "x" * 100_000
 
 
-def source_of(run: Run, *measurements: Measurement) -> Source:
+def source_of(run: Run, *measurements: Measurement) -> LiveRecords:
     loop: Any = SimpleNamespace(state=run.state, now=lambda: run.now)
     newest = {each.peer: each for each in measurements}
     records: Any = SimpleNamespace(
         metrics=SimpleNamespace(newest=newest), resting={}, health=SimpleNamespace(latest=None)
     )
-    return Source(cast(CommandLoop, loop), cast(RunRecords, records), Feed())
+    return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed())
 
 
 def test_the_event_leaves_out_what_grows_with_the_swarm() -> None:

@@ -34,6 +34,14 @@ class RelayAddress:
     endpoint: str
 
 
+@dataclass(frozen=True)
+class MemberSource:
+    """A source from which calls of `peer` have come: an IPv4 address or an IPv6 /64, as text."""
+
+    peer: PeerId
+    source: str
+
+
 class Reachability(StrEnum):
     """How others reach a peer: at its own address, at that of a relay, or not at all, since it only dials."""
 

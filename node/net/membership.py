@@ -17,9 +17,9 @@ from node.net.live_estimates import LiveEstimates
 from node.net.plan_updates import PlanUpdate
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait
-from protocol.trust.sources import MemberSource
 from protocol.types import (
     Capacity,
+    MemberSource,
     Pause,
     PeerId,
     Plan,

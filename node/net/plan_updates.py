@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from protocol.errors import faulty_peer
 from protocol.pb import hetnode_pb2 as pb
-from protocol.trust.sources import MemberSource
-from protocol.types import Pause, PeerId, Plan, RelayAddress, ReservedAssignment, Rollback
+from protocol.types import MemberSource, Pause, PeerId, Plan, RelayAddress, ReservedAssignment, Rollback
 from protocol.wire.convert.fields import banned_from_pb
 from protocol.wire.convert.plans import (
     pause_from_pb,

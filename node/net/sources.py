@@ -11,7 +11,7 @@ from node.net.membership import RunView
 from protocol.server.interfaces import private_networks
 from protocol.server.limits import source_of_host
 from protocol.trust.endpoints import split_endpoint
-from protocol.trust.multiaddress import tcp_place
+from protocol.trust.host_port import tcp_place
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)

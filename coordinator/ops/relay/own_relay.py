@@ -21,8 +21,7 @@ from protocol.relay.ports import ports_after
 from protocol.relay.server import RelayLimits, RelayServer
 from protocol.server.gateway import Gateway
 from protocol.server.renewed_server import ServerTls
-from protocol.trust.host_port import host_port
-from protocol.trust.multiaddress import tcp_place
+from protocol.trust.host_port import host_port, tcp_place
 from protocol.trust.names import COORDINATOR_NAME, ENROLLMENT_NAME
 from protocol.types import PeerId, RelayAddress
 

@@ -6,8 +6,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
 from protocol.trust.rate_limit import RateLimit
-from protocol.trust.sources import MemberSource
-from protocol.types import PeerId
+from protocol.types import MemberSource, PeerId
 
 SOURCES_OF_PEER = 4
 """The newest count: a machine moves between networks, and may use IPv4 and IPv6."""

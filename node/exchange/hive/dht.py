@@ -22,7 +22,7 @@ from node.exchange.hive.authorizer import CertificateAuthorizer
 from node.exchange.hive.contacts import Contacts
 from node.exchange.hive.lifetime import end_with_parent
 from node.exchange.hive.public_port import LOOPBACK, PublicPort, reserve_loopback_port
-from protocol.trust.multiaddress import multiaddress
+from protocol.trust.host_port import multiaddress
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,7 @@ from protocol.server.interfaces import interface_addresses
 from protocol.server.limits import FairShare
 from protocol.server.refusal_log import RefusalLog
 from protocol.server.splice import SpliceEnd, carry
-from protocol.trust.host_port import host_port
-from protocol.trust.multiaddress import multiaddress, tcp_place
+from protocol.trust.host_port import host_port, multiaddress, tcp_place
 
 log = logging.getLogger(__name__)
 

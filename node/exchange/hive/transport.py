@@ -52,7 +52,7 @@ from protocol.server.admitted_sources import EVERYONE
 from protocol.server.backoff import pause_after
 from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
-from protocol.trust.multiaddress import tcp_place
+from protocol.trust.host_port import tcp_place
 from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
 from protocol.wire.records import open_record, seal_record
 

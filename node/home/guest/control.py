@@ -10,8 +10,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, chdir, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, chdir, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -24,7 +24,7 @@ from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
 
-_SOCKET = "control"
+_SOCKET = "control"  # a relative path from the folder, since the path of a socket has at most 104 bytes
 _MOST_BYTES, _MOST_ANSWER_BYTES = 4096, 1 << 20
 _SECONDS = 5.0
 _PATIENCE_AT_ONCE = 1.0  # enough to tell the coordinator, so that it is no failure of this node
@@ -112,7 +112,7 @@ def ask_for(folder: Path, question: Ask) -> Any:
     Raises HetnodeError: NODE_NOT_RUNNING; BAD_OPTION if it is another user's; the node's own refusal.
     """
     try:
-        with socket.socket(socket.AF_UNIX) as connection, _in(folder):
+        with socket.socket(socket.AF_UNIX) as connection, chdir(folder):
             connection.settimeout(_SECONDS)
             connection.connect(_SOCKET)
             connection.sendall(json.dumps(question.value).encode() + b"\n")
@@ -174,7 +174,7 @@ def _listen(folder: Path) -> socket.socket:
     (folder / _SOCKET).unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     try:
-        with _in(folder):
+        with chdir(folder):
             listening.bind(_SOCKET)
         (folder / _SOCKET).chmod(0o600)  # before `listen`: until then no process can connect
         listening.listen()
@@ -182,10 +182,3 @@ def _listen(folder: Path) -> socket.socket:
     except OSError:
         listening.close()
         raise
-
-
-@contextmanager
-def _in(folder: Path) -> Iterator[None]:
-    """The working folder is `folder` meanwhile: the path of a socket has at most 104 bytes."""
-    with chdir(folder):
-        yield

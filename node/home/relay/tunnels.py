@@ -17,8 +17,7 @@ from node.net.directory import Directory
 from node.net.peer_address import address_of
 from protocol.errors import HetnodeError
 from protocol.server.splice import SpliceEnd, carry
-from protocol.trust.host_port import host_port
-from protocol.trust.multiaddress import multiaddress, tcp_place
+from protocol.trust.host_port import host_port, multiaddress, tcp_place
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)

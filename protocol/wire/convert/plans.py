@@ -5,13 +5,13 @@ from __future__ import annotations
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import MOST_MICROBATCHES
 from protocol.trust.reachability import Addresses, Reached
-from protocol.trust.sources import MemberSource
 from protocol.types import (
     Capacity,
     Estimates,
     Link,
     LinkEstimate,
     Member,
+    MemberSource,
     Pause,
     PeerRecord,
     Plan,

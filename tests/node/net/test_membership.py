@@ -17,10 +17,10 @@ from node.net.plan_updates import PlanUpdate
 from node.net.sources import member_sources
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait
-from protocol.trust.sources import MemberSource
 from protocol.types import (
     Estimates,
     Member,
+    MemberSource,
     PeerId,
     Plan,
     Replica,

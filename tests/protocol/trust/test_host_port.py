@@ -1,4 +1,4 @@
-"""HOST:PORT as text."""
+"""HOST:PORT as text, and as a multiaddress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.trust.host_port import bare_host, host_port, split_host_port
+from protocol.trust.host_port import bare_host, host_port, multiaddress, split_host_port, tcp_place
 
 NAMES = st.from_regex(r"[a-z0-9_][a-z0-9_.-]{0,40}", fullmatch=True)
 HOSTS = st.one_of(NAMES, st.ip_addresses().map(str))
@@ -63,3 +63,33 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except ValueError:
         return
     assert split_host_port(host_port(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize("host", ["44.10.0.1", "2a0e:1234::1", "node.example.org"])
+def test_host_and_port_of_a_multiaddress_come_back(host: str) -> None:
+    assert tcp_place(multiaddress(host, 7701)) == (host, 7701)
+    assert tcp_place(f"{multiaddress(host, 7701)}/p2p/12D3KooW/p2p-circuit") == (host, 7701)
+
+
+def test_brackets_are_no_part_of_the_host_in_a_multiaddress() -> None:
+    assert multiaddress("[::1]", 1) == "/ip6/::1/tcp/1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "44.10.0.1:7701",
+        "/ip4/44.10.0.1",
+        "/ip4//tcp/1",
+        "/ip4/44.10.0.1/udp/7701",
+        "/ip4/44.10.0.1/tcp/",
+        "/ip4/44.10.0.1/tcp/65536",
+        "/ip4/44.10.0.1/tcp/-1",
+        "/ip4/44.10.0.1/tcp/" + "9" * 5000,
+        "/ip4/44.10.0.1/tcp/\u0661",
+        "x/ip4/44.10.0.1/tcp/1",
+    ],
+)
+def test_other_text_is_no_tcp_place(text: str) -> None:
+    assert tcp_place(text) is None

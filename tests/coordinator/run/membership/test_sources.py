@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from coordinator.run.membership.sources import MOST_PEERS, NOTHING, MemberSources
-from protocol.trust.sources import MemberSource
-from protocol.types import PeerId
+from protocol.types import MemberSource, PeerId
 
 A, B = PeerId("a"), PeerId("b")
 LONG = 1e6

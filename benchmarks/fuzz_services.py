@@ -32,7 +32,7 @@ from benchmarks.fuzz_seeds import (
     sign,
     stream_of,
 )
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from coordinator.api.admin import Admin
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import OperatorService
@@ -160,7 +160,7 @@ class _Server:
         self.loop: Any = _Loop(state)
         sources = MemberSources()
         sources.admitted = (1, 0)  # all that are to come
-        access = Access(self.loop, sources, lambda _: _SOURCE)
+        access = AccessControl(self.loop, sources, lambda _: _SOURCE)
         metrics: Any = SimpleNamespace(record_measurement=_record, newest={})
         sign_here = partial(sign, number=2)
         past: Any = None

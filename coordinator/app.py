@@ -16,7 +16,7 @@ from typing import Protocol
 import grpc
 
 from coordinator.api import enrollment, member_server
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from coordinator.api.admin import Admin
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
@@ -240,7 +240,7 @@ def _public_servers(
 ) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
     gateway, newcomers_gateway = ports.api, ports.enrollment
-    access = Access(command_loop, sources, gateway.source_of, gateway.port_of)
+    access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of)
     certificate = ServerCertificate(authority)
     members = CoordinatorService(
         command_loop,

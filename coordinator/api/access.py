@@ -18,7 +18,7 @@ _AT_ONCE, _PER_SECOND = 20, 0.2
 """Costly calls of one peer, such as joins: a node that restarts in a loop must not fill the log."""
 
 
-class Access:
+class AccessControl:
     """Access control of the coordinator's API: :meth:`check` for every call, then what the call asks for.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import grpc
 
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from coordinator.run.command_loop import Stopped
 from protocol.server.calls import CallInterceptor, CallPolicy
 from protocol.server.limits import FairShare
@@ -33,7 +33,7 @@ def calls_of_one(spec: RunSpec) -> int:
 
 
 def admission(
-    access: Access, spec: RunSpec, source_of: Callable[[str], str], drop: Callable[[str], None]
+    access: AccessControl, spec: RunSpec, source_of: Callable[[str], str], drop: Callable[[str], None]
 ) -> CallInterceptor:
     """Counts calls by certificate. `source_of` and `drop` a connection, by gRPC's name of the client."""
     calls = FairShare(calls_of_one(spec), MAX_CALLS)

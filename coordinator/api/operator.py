@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from protocol.errors import faulty_peer
 from protocol.pb import operator_pb2 as pb
 from protocol.pb import operator_pb2_grpc as pb_grpc
@@ -25,7 +25,7 @@ class OperatorService(pb_grpc.OperatorServicer):
     `operator` answers the operator's certificate alone, `members` every certificate of the run.
     """
 
-    def __init__(self, access: Access, operator: object, members: Sequence[object]) -> None:
+    def __init__(self, access: AccessControl, operator: object, members: Sequence[object]) -> None:
         checks = [(operator, access.check_operator), *((part, access.check_member) for part in members)]
         self._answering: dict[str, tuple[type[Request[Any]], Answering, Callable[[Context], None]]] = {
             name_of(request): (request, method, check)

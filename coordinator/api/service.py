@@ -18,7 +18,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
@@ -110,7 +110,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self,
         command_loop: CommandLoop,
         records: RunRecords,
-        access: Access,
+        access: AccessControl,
         sources: MemberSources,
         authority: Authority,
         sign: Signer,

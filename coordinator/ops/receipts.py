@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from coordinator.api.access import Access, certificate_refused
+from coordinator.api.access import AccessControl, certificate_refused
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.store.history import SqliteHistory
@@ -34,7 +34,7 @@ class Receipts:
     """
 
     def __init__(
-        self, access: Access, spec: RunSpec, run: str, history: SqliteHistory, store: SqliteStore
+        self, access: AccessControl, spec: RunSpec, run: str, history: SqliteHistory, store: SqliteStore
     ) -> None:
         self._access, self._spec, self._run, self._history = access, spec, run, history
         self._store = store

@@ -17,7 +17,7 @@ from coordinator.reduction.traffic import reduction_of, result_ratio
 from coordinator.run.membership.validation import max_payload_bytes
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
-from coordinator.run.state.settlement import AgreedResult, Settlement
+from coordinator.run.state.settlement import GroupResult, Settlement
 from coordinator.run.state.state import Round, State
 from coordinator.run.state.text import counted, listed, short
 from protocol.spec.outer import OuterSpec
@@ -71,7 +71,7 @@ class ReducedSettlement(Settlement):
             return f"the result of {report.peer} has {claim.nbytes} bytes, at most {most}"
         return ""
 
-    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> AgreedResult:
+    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> GroupResult:
         """The result that live members with more than half of the group's weight hold, and two members.
 
         A single member needs no second one. Members that have died, or have no result, count against it: less
@@ -91,7 +91,7 @@ class ReducedSettlement(Settlement):
         if failed := failed_reducers(round_state):
             names = listed([short(peer) for peer in sorted(failed)])
             reason += f"; {names} will reduce nothing in the next rounds"
-        return AgreedResult(None, (), reason)
+        return GroupResult(None, (), reason)
 
     def traffic(
         self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
@@ -111,7 +111,7 @@ class ReducedSettlement(Settlement):
         return with_benches(state.settled, decision.round_number, failed)
 
 
-def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> AgreedResult:
+def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> GroupResult:
     fastest = with_most_uplink({peer: uplink_of(state, peer) for peer in peers})[:MAX_RESULT_HOLDERS]
     # The payloads are in the result, and nobody needs them any more: only their owners hold them.
     entries = tuple(
@@ -122,4 +122,4 @@ def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[
     reason = f"{len(peers)} of {counted(len(group.descriptors), 'member')} hold the same result"
     if claim.without:
         reason += f", without {counted(len(claim.without), 'payload')}"
-    return AgreedResult(CommittedResult(claim.sha256, claim.nbytes, tuple(sorted(fastest))), entries, reason)
+    return GroupResult(CommittedResult(claim.sha256, claim.nbytes, tuple(sorted(fastest))), entries, reason)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from coordinator.placement.reservations import is_spare
 from coordinator.placement.rules import closed_links, obstacles, unreached_hosts
 from coordinator.placement.start import initial_plan, lacking, measuring
+from coordinator.run.rounds.answers import missing_offers, missing_reports
 from coordinator.run.rounds.attestation import unattested, unconfirmed
-from coordinator.run.rounds.missing import missing_offers, missing_reports
 from coordinator.run.rounds.rounds import is_stalled
 from coordinator.run.state.state import State
 from protocol.status import Cause, CauseCode, RunPhase

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from coordinator.run.state.cause_text import cause_text, status_text
+from coordinator.status.cause_text import cause_text, status_text
 from coordinator.status.facts import facts_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, PeerStatus, RunStatus

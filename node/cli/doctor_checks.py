@@ -15,7 +15,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 
 from coordinator.placement.cost_model import memory_needed, stage_parameters
-from coordinator.run.state.cause_text import status_text
+from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.extras import require_for_data
 from node.ipc.channel import start_child

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from coordinator.run.state.cause_text import cause_text
+from coordinator.status.cause_text import cause_text
 from node.cli.doctor_checks import CheckResult, NodeSettings, ok, problem, warning
 from node.home.router.port_mapping import NO_OFFER, Mapped, map_ports, offered
 from node.net.address_trial import AddressTrial, Place, try_addresses

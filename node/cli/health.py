@@ -81,7 +81,7 @@ def _sentence(state: GuestState) -> str:
 
 def _coordinator_health(folder: Path) -> str:
     """A sentence about the coordinator that is well. Raises HetnodeError if its API does not answer."""
-    from coordinator.run.state.cause_text import status_text  # noqa: PLC0415
+    from coordinator.status.cause_text import status_text  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     address, operator = credentials.load_operator(folder)

@@ -14,8 +14,8 @@ from typing import Annotated
 from rich.console import Console
 
 from coordinator.ops.forecast.forecast import forecast, proposed
-from coordinator.run.state.cause_text import cause_text
 from coordinator.run.state.state import Peer
+from coordinator.status.cause_text import cause_text
 from node.cli.options import option, panel, records_as_options
 from node.cli.spec import SpecOptions
 from node.command_runner import bad_option

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.run.state.cause_text import cause_text
+from coordinator.status.cause_text import cause_text
 from node.views.text import as_text
 from protocol.status import RunStatus, StageHealth, TrainingHealth
 

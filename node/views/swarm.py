@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from coordinator.ops.dashboard.port import url_in
-from coordinator.run.state.cause_text import status_text
+from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
 from node.ipc.template import own_template

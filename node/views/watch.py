@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.run.state.cause_text import cause_text, status_text
+from coordinator.status.cause_text import cause_text, status_text
 from coordinator.status.facts import facts_of
 from node.home.guest.control import GuestState
 from node.home.guest.sensors import Gpu

@@ -11,7 +11,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from coordinator.api import member_server, service
-from coordinator.api.access import Access
+from coordinator.api.access import AccessControl
 from coordinator.api.admission import keep_admitted
 from coordinator.api.operator import OperatorService
 from coordinator.api.run_records import RunRecords
@@ -139,7 +139,7 @@ class VirtualCoordinator:
                 history,
                 Counter(),
             )
-            access = Access(command_loop, sources, str)
+            access = AccessControl(command_loop, sources, str)
             store = cast(SqliteStore, self.store)
             receipts = Receipts(access, self._spec, self.run, history, store)
             admission = member_server.admission(access, self._spec, str, lambda _: None)

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from coordinator.ops.explain.statements import Code, printable
 from coordinator.placement.predict import Bottleneck
-from coordinator.run.state.cause_text import cause_text
 from coordinator.run.state.text import counted, listed, short
+from coordinator.status.cause_text import cause_text
 from protocol.roles import POLICIES
 from protocol.spec.link import width_text
 from protocol.status import Statement

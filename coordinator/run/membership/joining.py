@@ -12,10 +12,10 @@ from coordinator.run.membership.invites import permitted_role
 from coordinator.run.membership.reachability import check_claims
 from coordinator.run.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.run.state.apply import apply
-from coordinator.run.state.cause_text import lacking_text
 from coordinator.run.state.commands import Join
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
 from coordinator.run.state.state import Peer, State
+from coordinator.run.state.text import lacking_text
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES

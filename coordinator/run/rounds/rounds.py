@@ -22,6 +22,7 @@ from coordinator.run.membership.validation import (
     check_run,
     live_peer,
 )
+from coordinator.run.rounds.answers import all_have_answered, all_have_reported, lacks_weight, record_holdings
 from coordinator.run.rounds.arbitration import (
     awaits_arbiter,
     counts,
@@ -31,16 +32,13 @@ from coordinator.run.rounds.arbitration import (
 )
 from coordinator.run.rounds.attestation import note_divergence, settled_digest
 from coordinator.run.rounds.deadlines import closes_at, decide_seconds, gather_seconds
-from coordinator.run.rounds.holdings import record_holdings
-from coordinator.run.rounds.majority import lacks_weight
-from coordinator.run.rounds.missing import all_have_answered, all_have_reported
 from coordinator.run.rounds.phases import check_not_early, earliest
 from coordinator.run.rounds.silence import remove_silent
 from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
-from coordinator.run.state.settlement import AgreedResult, settlement_of
+from coordinator.run.state.settlement import GroupResult, settlement_of
 from coordinator.run.state.state import Round, State
 from coordinator.run.state.text import counted, listed
 from coordinator.run.state.transaction import Transaction
@@ -306,7 +304,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     conclude(transaction, stage, tuple(entries), reason)
 
 
-def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: AgreedResult) -> None:
+def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: GroupResult) -> None:
     """Commit the result on which the group agrees, or abort."""
     lacks = lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from protocol.roles import POLICIES
+from protocol.status import Cause, CauseCode
 from protocol.types import PeerId, StageRange
 
 
@@ -31,3 +33,34 @@ def short(peer: PeerId) -> str:
 def stages_of(holder: _HasStages) -> str:
     """Such as "stage 1" or "stages 0-3"."""
     return f"{'stage' if len(holder.stages) == 1 else 'stages'} {holder.stages}"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """Such as "stage 1" or "stages 0-3"."""
+    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}-{stages[-1]}"
+
+
+def lacking_text(lacks: Sequence[Cause]) -> str:
+    """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" for none."""
+    parts = []
+    for each in lacks:
+        assert each.role is not None
+        noun = POLICIES[each.role].noun
+        parts.append(
+            f"{counted(each.count, f'more {noun}')} ({each.total - each.count} of {each.total} here)"
+        )
+    return " and ".join(parts)
+
+
+def member_text(cause: Cause) -> str:
+    """The member of a MEMBER cause and why it cannot train, such as "..Qm (stage 1), which is gone"."""
+    match cause.code:
+        case CauseCode.MEMBER_GONE:
+            why = "is gone"
+        case CauseCode.MEMBER_DRAINS:
+            why = "drains"
+        case CauseCode.MEMBER_RESTS:
+            why = f"rests until round {cause.round_number} after {cause.count} failures"
+        case _:
+            why = "must catch up"
+    return f"{short(cause.peers[0])} ({stages_text(cause.stages)}), which {why}"

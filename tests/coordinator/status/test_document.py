@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run.state.cause_text import cause_text, run_text, status_text
+from coordinator.status.cause_text import cause_text, run_text, status_text
 from coordinator.status.document import SCHEMA, document
 from coordinator.status.facts import FACTS
 from protocol.status import Cause, CauseCode, Measurement, PeerStatus, RunStatus, Wait

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from coordinator.run.state.cause_text import cause_text
+from coordinator.status.cause_text import cause_text
 from node.cli.doctor_checks import CheckResult, Severity
 from node.cli.doctor_reach import (
     Nat,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.run.rounds.answers import MOST_REPORTS
 from coordinator.run.rounds.attestation import MOST_CHANGES, expected_digest, settled_digest
-from coordinator.run.rounds.holdings import MOST_REPORTS
 from coordinator.run.state.commands import Attest, Await, Drain, Heartbeat, Leave, Offer, Report, Retreat
 from coordinator.run.state.events import (
     AnchorDiverged,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.run.state.text import counted, listed, short
-from protocol.roles import POLICIES
+from coordinator.run.state.text import counted, lacking_text, listed, member_text, short, stages_text
 from protocol.status import STALLS, Cause, CauseCode, RunStatus
 from protocol.types import Pause, PausedBy, PeerId
 
@@ -15,27 +14,10 @@ def cause_text(cause: Cause) -> str:
     return _TEXTS[cause.code](cause)
 
 
-def stages_text(stages: Sequence[int]) -> str:
-    """Such as "stage 1" or "stages 0-3"."""
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]}-{stages[-1]}"
-
-
 def pause_text(pause: Pause) -> str:
     """By whom a run is paused, and why: such as " by an alarm: the loss has risen"."""
     who = {PausedBy.OPERATOR: "its operator", PausedBy.ALARM: "an alarm"}[pause.by]
     return f" by {who}{': ' if pause.reason else ''}{pause.reason}"
-
-
-def lacking_text(lacks: Sequence[Cause]) -> str:
-    """Such as "1 more stage peer (1 of 2 here) and 1 more full replica (0 of 1 here)"; "" for none."""
-    parts = []
-    for each in lacks:
-        assert each.role is not None
-        noun = POLICIES[each.role].noun
-        parts.append(
-            f"{counted(each.count, f'more {noun}')} ({each.total - each.count} of {each.total} here)"
-        )
-    return " and ".join(parts)
 
 
 def _no_exchange(hosts: Sequence[PeerId]) -> str:
@@ -55,20 +37,6 @@ _MOST_OBSTACLES = 2
 
 def _nested(cause: Cause) -> str:
     return " and ".join(cause_text(each) for each in cause.causes[:_MOST_OBSTACLES])
-
-
-def member_text(cause: Cause) -> str:
-    """The member of a MEMBER cause and why it cannot train, such as "..Qm (stage 1), which is gone"."""
-    match cause.code:
-        case CauseCode.MEMBER_GONE:
-            why = "is gone"
-        case CauseCode.MEMBER_DRAINS:
-            why = "drains"
-        case CauseCode.MEMBER_RESTS:
-            why = f"rests until round {cause.round_number} after {cause.count} failures"
-        case _:
-            why = "must catch up"
-    return f"{short(cause.peers[0])} ({stages_text(cause.stages)}), which {why}"
 
 
 def _awaited(cause: Cause) -> str:

@@ -16,7 +16,7 @@ from math import inf
 
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.placement.start import form_pipelines, initial_plan
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from coordinator.status.cause_text import cause_text
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -21,7 +21,8 @@ from benchmarks.history_events import LOSS_EVERY, STAGES, peer_id, spec_of, stor
 from benchmarks.tables import Table, machine
 from coordinator.run.state.apply import apply
 from coordinator.run.state.state import State
-from coordinator.store.history import CreditOrder, Page, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import CreditOrder, Page
 from coordinator.store.history_file import HISTORY_FILE, HistoryFile
 from coordinator.store.history_fold import changes_of, changes_of_measurement
 

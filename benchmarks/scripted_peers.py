@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks.processes import answer_commands
 from coordinator.authority import open_authority
-from coordinator.run.state.state import Assignment
+from coordinator.run.state.records import Assignment
 from node.net.attestations import Attestations
 from node.net.coordinator_channel import CoordinatorChannel
 from node.net.group_reports import GroupReports

@@ -9,7 +9,7 @@ from coordinator.run.command_loop import CommandLoop
 from coordinator.run.membership.invites import open_invites_of
 from coordinator.run.rounds.rollback import restorable_rounds
 from coordinator.run.state import commands
-from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.records import Invitation
 from coordinator.run.state.state import State
 from protocol.server.calls import Context
 from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite

@@ -15,7 +15,7 @@ from math import comb, factorial, inf
 from coordinator.placement.cost_model import Costs, Survey, memory_budget, memory_needed
 from coordinator.placement.rules import member_of
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
 from protocol.spec.run import RunSpec
 from protocol.types import Member, StageRange

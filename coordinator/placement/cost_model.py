@@ -56,7 +56,8 @@ from math import inf
 from statistics import median
 
 from coordinator.placement.schedule import LinkTime, StepTime
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from protocol.math.flops import microbatch_flops
 from protocol.math.loss_chunk import chunk_rows
 from protocol.math.microbatch_order import most_in_flight

@@ -33,7 +33,8 @@ from coordinator.placement.rules import (
 )
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
-from coordinator.run.state.state import Peer, State, peers_of
+from coordinator.run.state.records import Peer, peers_of
+from coordinator.run.state.state import State
 from coordinator.run.state.text import listed, member_text, short, stages_of
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS

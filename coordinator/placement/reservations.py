@@ -24,7 +24,8 @@ from coordinator.placement.rules import (
     peer_rests_until,
 )
 from coordinator.run.state.events import AssignmentReserved
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from coordinator.run.state.text import short, stages_of
 from coordinator.run.state.transaction import Transaction
 from protocol.spec.fixed import SETTLE_ROUNDS

@@ -34,7 +34,8 @@ from coordinator.placement.reservations import Vacancies, Vacancy
 from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
 from coordinator.placement.start import initial_plan, lacking
 from coordinator.run.state.events import AssignmentReserved, RoleChanged
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from coordinator.run.state.text import short, stages_of
 from coordinator.run.state.transaction import Transaction
 from protocol.math.flops import microbatch_flops

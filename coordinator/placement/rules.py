@@ -26,7 +26,8 @@ from itertools import pairwise
 from math import ceil
 
 from coordinator.placement.cost_model import memory_budget, memory_needed
-from coordinator.run.state.state import KEPT_ROUNDS, Peer, State, peers_of
+from coordinator.run.state.records import Peer, peers_of
+from coordinator.run.state.state import KEPT_ROUNDS, State
 from protocol.math.batch import whole_batch, work_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode

@@ -30,7 +30,7 @@ from coordinator.placement.predict import predict
 from coordinator.placement.rules import links_between, unreached_hosts
 from coordinator.placement.search import free_moves, improve, slowest
 from coordinator.placement.tuning import choose_k
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from coordinator.run.state.text import counted, listed, short
 from protocol.math.batch import with_equal_shares
 from protocol.roles import POLICIES

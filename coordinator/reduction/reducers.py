@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from coordinator.run.state.state import Round
+from coordinator.run.state.records import Round
 from protocol.types import PayloadDescriptor, PeerId
 
 FIRST_BENCH, LONGEST_BENCH = 8, 512

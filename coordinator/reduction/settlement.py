@@ -17,8 +17,9 @@ from coordinator.reduction.traffic import reduction_of, result_ratio
 from coordinator.run.membership.validation import max_payload_bytes
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
+from coordinator.run.state.records import Round
 from coordinator.run.state.settlement import GroupResult, Settlement
-from coordinator.run.state.state import Round, State
+from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed, short
 from protocol.spec.outer import OuterSpec
 from protocol.types import (

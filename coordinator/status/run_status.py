@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import is_synced, obstacles
-from coordinator.run.state.state import ALARM_ROUNDS, Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import ALARM_ROUNDS, State
 from coordinator.run.state.text import stages_of
 from coordinator.status.causes import alarm_cause, peer_cause, run_cause
 from coordinator.status.progress import expected_round_seconds, remaining_seconds

@@ -14,16 +14,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from coordinator.store.history_tables import (
-    COLUMNS,
-    CREATED,
-    INSERTED,
-    TABLES,
-    BegunAnew,
-    Change,
-    RunTotals,
-    TableRow,
-)
+from coordinator.store.history_sql import COLUMNS, CREATED, INSERTED
+from coordinator.store.history_tables import TABLES, BegunAnew, Change, RunTotals, TableRow
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 

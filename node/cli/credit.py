@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from coordinator.store.history import CreditOrder, Page
+from coordinator.store.history_answers import CreditOrder, Page
 from node.cli import known_runs
 from node.cli.options import option
 from protocol.errors import ErrorCode, HetnodeError

@@ -14,7 +14,7 @@ from typing import Annotated
 from rich.console import Console
 
 from coordinator.ops.forecast.forecast import forecast, proposed
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from coordinator.status.cause_text import cause_text
 from node.cli.options import option, panel, records_as_options
 from node.cli.spec import SpecOptions

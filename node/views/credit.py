@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.store.history import Credits
+from coordinator.store.history_answers import Credits
 from node.views.run_history import size
 from node.views.text import count, plain, short_id
 

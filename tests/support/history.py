@@ -19,7 +19,8 @@ from coordinator.run.state.events import (
 )
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
-from coordinator.store.history import Page, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import Page
 from coordinator.store.history_file import Changes, HistoryFile
 from coordinator.store.history_fold import changes_of, changes_of_measurement
 from protocol.math.turns import is_due

@@ -9,7 +9,8 @@ from math import inf
 
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
-from coordinator.run.state.state import LastSeen, State
+from coordinator.run.state.records import LastSeen
+from coordinator.run.state.state import State
 from protocol.types import PeerId
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.run.state.state import State
 from coordinator.status import document
-from coordinator.store.history import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import CreditOrder, LossPoint, Page, PeerDetail, RoundDetail
 from coordinator.store.history_tables import Contribution, MemberFigures
 from coordinator.store.omissions import why_not
 from protocol.errors import ErrorCode, HetnodeError

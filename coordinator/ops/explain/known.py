@@ -9,7 +9,8 @@ from statistics import median
 
 from coordinator.ops.explain.statements import Code, say
 from coordinator.run.state.state import State
-from coordinator.store.history import RoundSummary, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import RoundSummary
 from coordinator.store.history_tables import JournalLine, Kind, StageOutcome
 from protocol.status import Statement
 

@@ -8,10 +8,11 @@ from coordinator.ops.explain.known import SLOW, Known, middle
 from coordinator.ops.explain.statements import Code, say
 from coordinator.placement.reservations import Vacancies, is_spare
 from coordinator.placement.rules import closed_links, is_synced, least_synced
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from coordinator.status.causes import peer_cause, run_cause
 from coordinator.status.messages import run_message
-from coordinator.store.history import PeerDetail
+from coordinator.store.history_answers import PeerDetail
 from coordinator.store.history_tables import Kind
 from protocol.math.batch import work_of
 from protocol.status import RunPhase, Statement

@@ -15,7 +15,8 @@ from coordinator.ops.explain.statements import Code, say
 from coordinator.placement.cost_model import Survey, survey_of
 from coordinator.placement.predict import Bottleneck, Prediction, ReplicaPrediction, predict
 from coordinator.placement.rules import fits, links_between, may_be_neighbours, member_of
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from protocol.spec.link import width_order
 from protocol.status import Statement
 from protocol.types import Replica

@@ -10,7 +10,7 @@ from coordinator.ops.explain.known import SHORT, Known
 from coordinator.ops.explain.late_replicas import waits
 from coordinator.ops.explain.round_story import RoundStory
 from coordinator.ops.explain.statements import Code, say
-from coordinator.store.history import StageRound
+from coordinator.store.history_answers import StageRound
 from coordinator.store.history_tables import Contribution, Kind, Omission, StageOutcome, Standing
 from coordinator.store.omissions import why_not
 from protocol.status import Statement

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from coordinator.ops.explain.known import PHASES, SHORT, SLOW, Known, middle
 from coordinator.ops.explain.statements import Code, say
-from coordinator.store.history import RoundDetail
+from coordinator.store.history_answers import RoundDetail
 from coordinator.store.history_tables import JournalLine, Kind, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Statement

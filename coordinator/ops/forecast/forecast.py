@@ -47,7 +47,7 @@ from coordinator.placement.rules import largest_share
 from coordinator.placement.schedule import StepTime
 from coordinator.placement.start import initial_plan
 from coordinator.placement.tuning import fair_shares
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from protocol.math import embedding_snapshot
 from protocol.math.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.spec.run import RunSpec

@@ -7,7 +7,7 @@ import hmac
 from coordinator.run.membership.validation import bad_request, check_not_excluded
 from coordinator.run.state.commands import CreateInvite, Enroll, RevokeInvite
 from coordinator.run.state.events import InviteCreated, InviteRevoked, InviteUsed
-from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.records import Invitation
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError

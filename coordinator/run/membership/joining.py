@@ -14,7 +14,8 @@ from coordinator.run.membership.validation import bad_request, check_not_exclude
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Join
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from coordinator.run.state.text import lacking_text
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError

@@ -9,7 +9,8 @@ from coordinator.run.membership.invites import open_invites_of
 from coordinator.run.membership.validation import check_peer_id, live_peer
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.types import Estimates, PeerId
 

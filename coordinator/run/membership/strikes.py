@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from coordinator.run.state.events import PayloadRejected, PeerQuarantined, PeerStruck
-from coordinator.run.state.state import Round
+from coordinator.run.state.records import Round
 from coordinator.run.state.transaction import Transaction
 from protocol.types import Finding, PayloadDescriptor, PeerId, Rejection, Verdict
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec

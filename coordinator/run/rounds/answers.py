@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.run.state.commands import Report
 from coordinator.run.state.events import HoldingsReported, ResultReported
-from coordinator.run.state.state import Round, State
+from coordinator.run.state.records import Round
+from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.types import ExchangeGroup, ManifestEntry, PeerId
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from coordinator.run.membership.strikes import LEAST_ACCUSERS, accusers_of, judge_verdict
 from coordinator.run.state.commands import Arbitrate
 from coordinator.run.state.events import PayloadArbitrated, PayloadsContested
-from coordinator.run.state.state import Round, State
+from coordinator.run.state.records import Round
+from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.types import ExchangeGroup, Finding, PayloadDescriptor, PeerId
 

@@ -38,8 +38,9 @@ from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
+from coordinator.run.state.records import Round
 from coordinator.run.state.settlement import GroupResult, settlement_of
-from coordinator.run.state.state import Round, State
+from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError

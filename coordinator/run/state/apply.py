@@ -12,8 +12,9 @@ from typing import Any, get_args
 from coordinator.run.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.run.state.events import Event
 from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.run.state.records import Alarm, LastSeen
 from coordinator.run.state.replacing import replace
-from coordinator.run.state.state import Alarm, LastSeen, State
+from coordinator.run.state.state import State
 from protocol.status import RunPhase
 from protocol.types import Pause
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from coordinator.run.state import events
-from coordinator.run.state.invitation import Invitation
+from coordinator.run.state.records import FailedLink, Invitation, LastSeen, Peer
 from coordinator.run.state.replacing import replace
-from coordinator.run.state.state import FailedLink, LastSeen, Peer, State
+from coordinator.run.state.state import State
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
 from protocol.types import Estimates, Lifecycle, PeerId, Reachability

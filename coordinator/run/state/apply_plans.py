@@ -6,8 +6,9 @@ from collections.abc import Mapping, Set
 
 from coordinator.run.state import events
 from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.run.state.records import Assignment, Peer, peers_of
 from coordinator.run.state.replacing import replace
-from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, Assignment, Peer, State, peers_of
+from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 

@@ -9,18 +9,10 @@ from coordinator.run.state.apply_peers import follow, mark_absent
 from coordinator.run.state.apply_plans import with_lifecycles
 from coordinator.run.state.lines import lines_of
 from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.run.state.records import Contest, Round, Silence
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.settlement import settlement_of
-from coordinator.run.state.state import (
-    KEPT_DECISIONS,
-    KEPT_DURATIONS,
-    KEPT_PHASES,
-    KEPT_ROUNDS,
-    Contest,
-    Round,
-    Silence,
-    State,
-)
+from coordinator.run.state.state import KEPT_DECISIONS, KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, State
 from coordinator.run.state.tokens import decided_tokens
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.types import (

@@ -12,7 +12,8 @@ from importlib import import_module
 
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import with_most_uplink
-from coordinator.run.state.state import Round, State
+from coordinator.run.state.records import Round
+from coordinator.run.state.state import State
 from protocol.math.gathering import schedule_of
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.outer import OuterSpec

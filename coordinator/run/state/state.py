@@ -12,33 +12,32 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.run.state.invitation import Invitation
 from coordinator.run.state.persistent_map import PersistentMap
-from coordinator.run.state.text import stages_of
+from coordinator.run.state.records import (
+    Alarm,
+    Assignment,
+    FailedLink,
+    Invitation,
+    LastSeen,
+    Peer,
+    Round,
+    Silence,
+)
 from protocol.math.embedding_snapshot import needed_snapshots
 from protocol.math.retention import is_kept
-from protocol.roles import POLICIES, RolePolicy
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase, Wait
+from protocol.status import RunPhase
 from protocol.types import (
-    Capacity,
     Decision,
     Estimates,
-    ExchangeGroup,
-    Lifecycle,
-    Member,
     Pause,
-    PayloadDescriptor,
     PeerId,
     Plan,
-    Reachability,
     RelayAddress,
     Replica,
     ReservedAssignment,
-    ResultClaim,
     Role,
     StageRange,
-    Verdict,
 )
 
 KEPT_ROUNDS = 8
@@ -52,180 +51,6 @@ KEPT_CHECKPOINTS = 3
 """Checkpoint rounds before those whose digests are kept."""
 KEPT_PHASES, KEPT_DURATIONS = 3, 5
 """Inner phases of a replica, and rounds, whose durations are kept: few, since machines change their speed."""
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A peer that has joined. `arrival` counts joins from 1 on and orders the peers.
-
-    `lifecycle` is TRAINING while the newest plan, or the current one, assigns the peer and it is not absent.
-    `finished` marks a peer that is GONE because its work was done. `endpoint` is where others open links to
-    it, or ""; it changed in round `moved_in`. `claimed` is what it said, `problem` why that is no endpoint.
-    `role_reason` says why the coordinator has chosen the role; "" for a role that the peer has chosen, which
-    binds. `waits_since` is the round in which it joined, got another role or lost its assignment, and
-    `role_changes` counts its roles after the first, since the start of the run.
-    """
-
-    peer: PeerId
-    role: Role
-    capacity: Capacity
-    endpoint: str
-    arrival: int
-    lifecycle: Lifecycle
-    finished: bool = False
-    joined_at: float = 0.0
-    reachability: Reachability = Reachability.OPEN
-    claimed: str = ""
-    problem: str = ""
-    moved_in: int = 0
-    role_reason: str = ""
-    waits_since: int = 0
-    role_changes: int = 0
-
-    @property
-    def is_flexible(self) -> bool:
-        """Whether the coordinator chooses the role."""
-        return bool(self.role_reason)
-
-    @property
-    def policy(self) -> RolePolicy:
-        return POLICIES[self.role]
-
-    @property
-    def is_live(self) -> bool:
-        return self.lifecycle is not Lifecycle.GONE
-
-    @property
-    def is_lost(self) -> bool:
-        return not self.is_live and not self.finished
-
-    @property
-    def is_staying(self) -> bool:
-        """Whether it may be in a later plan: it trains, is live and does not drain."""
-        return self.policy.trains and self.is_live and self.lifecycle is not Lifecycle.DRAINING
-
-
-@dataclass(frozen=True)
-class LastSeen:
-    """When a peer gave its last sign of life, and what its last heartbeat said.
-
-    `has_sent_heartbeat` is false from the join until the first heartbeat.
-    """
-
-    at: float
-    round_number: int = 0
-    inner_step: int = 0
-    has_sent_heartbeat: bool = False
-    waits: tuple[Wait, ...] = ()
-    kept: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """The replica of a peer in a plan, and its position there."""
-
-    replica: Replica
-    position: int
-
-    @property
-    def member(self) -> Member:
-        return self.replica.members[self.position]
-
-    def __str__(self) -> str:
-        return f"{self.replica.name}, {stages_of(self.member)}"
-
-
-def peers_of(replica: Replica) -> list[PeerId]:
-    return [member.peer for member in replica.members]
-
-
-@dataclass(frozen=True)
-class Contest:
-    """The payloads of one (stage, round) that too few peers report as held.
-
-    Attributes:
-        at, seconds: when the arbiter was asked for them, and how long the decision waits for it.
-        owners, left_out: of the payloads that it is asked for, and of others that cannot count.
-        verdicts: of the arbiter so far, by owner.
-    """
-
-    at: float
-    seconds: float
-    owners: tuple[PeerId, ...]
-    left_out: tuple[PeerId, ...]
-    verdicts: Mapping[PeerId, Verdict] = field(default_factory=dict)
-
-    @property
-    def open_owners(self) -> tuple[PeerId, ...]:
-        """The owners whose payloads have no verdict yet."""
-        return tuple(owner for owner in self.owners if owner not in self.verdicts)
-
-
-@dataclass(frozen=True)
-class FailedLink:
-    """A link of `replica` that could not be opened at `address` under plan `epoch`, in that round.
-
-    `is_moved`: an end has other addresses since. That plan has the former ones, and the next may try again.
-    """
-
-    epoch: int
-    replica: int
-    round_number: int
-    address: str
-    reason: str
-    is_moved: bool = False
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """The newest alarm (events.AlarmRaised). `is_over`: the operator has resumed the run since."""
-
-    round_number: int
-    last_healthy: int
-    reason: str
-    is_over: bool = False
-
-
-@dataclass(frozen=True)
-class Silence:
-    """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
-
-    `last` is the last of them; `since` is when the first of them began.
-    """
-
-    rounds: int
-    last: int
-    since: float
-
-
-@dataclass(frozen=True)
-class Round:
-    """The state of one (stage, round), without its decision.
-
-    Attributes:
-        withheld: hosts that will not offer a payload.
-        members: the owners of the payloads of the group.
-        closed_at: when the group was closed.
-        reports: by reporter, the owners of the payloads that it holds.
-        report_counts: by reporter, how often its report has changed.
-        results: by reporter, the result that it holds; of an exchange whose members agree on one.
-        gathered_in: seconds from `closed_at` to the slowest report; 0 before any report, and if the
-            coordinator was restarted in between.
-        rejections: by owner of a payload, the peers that reject it and their reasons.
-        contest: None unless the arbiter was asked for payloads.
-    """
-
-    offers: PersistentMap[PeerId, PayloadDescriptor] = field(default_factory=PersistentMap)
-    withheld: frozenset[PeerId] = frozenset()
-    group: ExchangeGroup | None = None
-    members: frozenset[PeerId] = frozenset()
-    closed_at: float = 0.0
-    reports: PersistentMap[PeerId, frozenset[PeerId]] = field(default_factory=PersistentMap)
-    report_counts: PersistentMap[PeerId, int] = field(default_factory=PersistentMap)
-    results: PersistentMap[PeerId, ResultClaim] = field(default_factory=PersistentMap)
-    gathered_in: float = 0.0
-    rejections: Mapping[PeerId, Mapping[PeerId, str]] = field(default_factory=dict)
-    contest: Contest | None = None
 
 
 @dataclass(frozen=True)

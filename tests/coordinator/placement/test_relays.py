@@ -11,7 +11,8 @@ from coordinator.placement.cost_model import Survey, relay_uplinks, with_relays
 from coordinator.placement.rules import links_between
 from coordinator.placement.start import initial_plan
 from coordinator.run.state.commands import TellOwnRelay
-from coordinator.run.state.state import Peer, State
+from coordinator.run.state.records import Peer
+from coordinator.run.state.state import State
 from protocol.types import Capacity, Dialer, Lifecycle, Member, PeerId, Plan, Reachability, Role, StageRange
 from tests.builders import spec_of
 from tests.support.coordinator_run import Run

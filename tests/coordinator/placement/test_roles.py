@@ -13,7 +13,7 @@ from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.roles import obstacle, payload_bytes, roles_at_start
 from coordinator.run.state.commands import Join, Tick
 from coordinator.run.state.events import InviteCreated, InviteUsed, RoleChanged
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status

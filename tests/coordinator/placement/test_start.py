@@ -18,7 +18,7 @@ from coordinator.placement.cost_model import Costs, Survey, memory_budget, memor
 from coordinator.placement.predict import predict
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from protocol.roles import POLICIES
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.resolve import resolve

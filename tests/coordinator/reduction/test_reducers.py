@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.reduction.reducers import FIRST_BENCH, LONGEST_BENCH, failed_reducers, with_benches
 from coordinator.run.state.persistent_map import PersistentMap
-from coordinator.run.state.state import Round
+from coordinator.run.state.records import Round
 from protocol.types import ExchangeGroup, MemberLine, PeerId, ResultClaim
 from tests.builders import keyed, spec_of
 

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.run.state.commands import Await, Report, Tick
 from coordinator.run.state.events import PayloadOffered, PayloadRejected, PeerLeft, RoundDecided
-from coordinator.store.history import CreditOrder, Page, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import CreditOrder, Page
 from coordinator.store.history_tables import AdoptedPlan, Kind, Omission, StageOutcome, Standing
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Measurement, PayloadAgreement

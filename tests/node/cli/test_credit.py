@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from coordinator.store.history import Credit, Credits
+from coordinator.store.history_answers import Credit, Credits
 from node.views.credit import credit_view
 from protocol.types import PeerId
 from tests.builders import keyed

@@ -14,7 +14,8 @@ import pytest
 from coordinator.ops.dashboard.past import MOST_LOSS_REPLICAS, Past, plain
 from coordinator.ops.dashboard.queries import Queries
 from coordinator.run.state.state import State
-from coordinator.store.history import CreditOrder, LossPoint, Page, SqliteHistory
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_answers import CreditOrder, LossPoint, Page
 from coordinator.store.history_tables import Contribution, Kind, Omission, StageOutcome, StageRow, Standing
 from coordinator.store.omissions import why_not
 from protocol.errors import ErrorCode, HetnodeError

@@ -12,7 +12,7 @@ from benchmarks.sweeps import scaling, utilization_against_bandwidth
 from coordinator.ops.forecast.forecast import Traffic, forecast, proposed, shared_out
 from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
 from coordinator.placement.rules import links_between
-from coordinator.run.state.state import Peer
+from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

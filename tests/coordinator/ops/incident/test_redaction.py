@@ -29,8 +29,8 @@ from coordinator.run.state import commands, events
 from coordinator.run.state.apply import replay
 from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.run.state.events import Event
-from coordinator.run.state.invitation import Invitation
-from coordinator.run.state.state import Alarm, FailedLink, Peer, Round, State
+from coordinator.run.state.records import Alarm, FailedLink, Invitation, Peer, Round
+from coordinator.run.state.state import State
 from protocol.spec.run import RunSpec
 from protocol.trust.endpoints import check_endpoint, ip_version
 from protocol.trust.envelope import public_key_of

@@ -235,12 +235,6 @@ class TestBans:
         assert (await refusal_of(getattr(run.stub(A), name)(CALLS[name]))).code is ErrorCode.BANNED
         assert (await refusal_of(run.stub(A).Status(pb.StatusRequest()))).code is ErrorCode.BANNED
 
-    async def test_a_banned_newcomer_spends_no_invite(self, run: Running) -> None:
-        invite = await run.invite()
-        await run.ask(BanPeer(A.peer))
-        assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.BANNED
-        await run.enroll(B, invite)
-
     async def test_a_ban_outlives_a_restart_until_it_is_lifted(self, tmp_path: Path) -> None:
         async with running(spec_of(), tmp_path) as first:
             for _ in range(2):

@@ -19,7 +19,7 @@ from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message, is_signed_by, spec_message
 from protocol.trust.invite import Invite
 from protocol.types import PROTOCOL_VERSION
-from protocol.wire.operator_calls import BanPeer, WithdrawInvite
+from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import (
     COORDINATOR,
@@ -66,18 +66,6 @@ class TestEnrollment:
         assert is_signed_by(COORDINATOR.peer, spec_message(run.run, joined.spec_json), joined.spec_signature)
         assert RunSpec.from_json(joined.spec_json) == run.spec
 
-    async def test_an_expired_invite_is_refused(self, run: Running) -> None:
-        invite = await run.invite(seconds=1e-6)
-        assert (await refusal_of(run.enroll(A, invite))).code is ErrorCode.INVITE_EXPIRED
-
-    async def test_an_invite_that_is_used_up_is_refused_to_others_and_repeated_to_its_peer(
-        self, run: Running
-    ) -> None:
-        invite = await run.invite(uses=2)
-        for peer in (A, B, A):
-            await run.enroll(peer, invite)
-        assert (await refusal_of(run.enroll(C, invite))).code is ErrorCode.INVITE_USED
-
     async def test_two_peers_cannot_share_the_last_use_of_an_invite(self, run: Running) -> None:
         invite = await run.invite()
         outcomes = await asyncio.gather(
@@ -85,23 +73,11 @@ class TestEnrollment:
         )
         assert sum(isinstance(outcome, pb.EnrollReply) for outcome in outcomes) == 1
 
-    async def test_a_revoked_invite_is_refused_and_those_it_has_let_in_stay(self, run: Running) -> None:
-        invite = await run.invite(uses=2)
-        await run.enroll(A, invite)
-        for _ in range(2):
-            await run.ask(WithdrawInvite(invite.id))
-        assert (await refusal_of(run.enroll(B, invite))).code is ErrorCode.INVITE_REVOKED
-        await run.join(A)
-
     async def test_a_forged_invite_is_refused_and_the_real_one_still_good(self, run: Running) -> None:
         invite = await run.invite()
         forged = replace(invite, secret=bytes(16))
         assert (await refusal_of(run.enroll(A, forged))).code is ErrorCode.INVITE_FORGED
         await run.enroll(A, invite)
-
-    async def test_an_invite_of_another_run_is_unknown(self, run: Running) -> None:
-        unknown = replace(UNKNOWN_INVITE, pin=run.authority.pin)
-        assert (await refusal_of(run.enroll(A, unknown))).code is ErrorCode.INVITE_UNKNOWN
 
     @pytest.mark.parametrize(
         "changes",

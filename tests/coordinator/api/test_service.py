@@ -67,15 +67,6 @@ async def test_a_joining_node_gets_the_spec_and_the_dht_addresses(run: Running) 
     assert reply.dht_peers == [BOOTSTRAP]
 
 
-async def test_another_spec_is_refused_with_both_hashes_code_and_remedy(run: Running) -> None:
-    other = spec_of(rounds=99).hash
-    refusal = await refusal_of(run.join(A, spec_hash=other))
-    assert refusal.code is ErrorCode.SPEC_MISMATCH
-    assert run.spec.hash in refusal.cause
-    assert other in refusal.cause
-    assert refusal.remedy
-
-
 async def test_the_version_is_checked_before_anything_else_is_understood(run: Running) -> None:
     refusal = await refusal_of(run.join(A, protocol_version=99, role="conductor", endpoint="nowhere"))
     assert refusal.code is ErrorCode.VERSION_MISMATCH

@@ -119,16 +119,6 @@ class TestSqlite:
         assert found == sorted(found)
         store.close()
 
-    def test_another_process_finds_what_was_appended(self, tmp_path: Path) -> None:
-        path = tmp_path / "log.sqlite"
-        first = opened(path)
-        first.begin("{}")
-        first.append([RunFinished(1.0)])
-        first.close()
-        second = opened(path)
-        assert second.load() == ("{}", (RunFinished(1.0),))
-        second.close()
-
     def test_the_log_of_a_live_coordinator_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "log.sqlite"
         first = opened(path)

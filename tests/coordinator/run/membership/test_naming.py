@@ -6,11 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Leave, Unname
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import PeerJoined, PeerNamed
-from coordinator.run.state.state import State
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
@@ -85,15 +82,6 @@ def test_a_name_that_the_operator_takes_stays_away_until_one_is_allowed(run: Run
 def test_only_a_peer_of_the_run_loses_its_name(run: Run) -> None:
     run.refuse(Unname(B.peer), ErrorCode.UNKNOWN_PEER)
     run.refuse(Unname(PeerId("nobody")), ErrorCode.BAD_REQUEST)
-
-
-def test_a_restart_knows_all_names(run: Run) -> None:
-    join(run, "José")
-    run.accept(replace(B.join(run.spec), name="Bob"))
-    run.accept(Unname(B.peer))
-    stored = [decode(*encode(event)) for event in run.events]
-    again = replay(State(run.spec, run.spec.name), stored)
-    assert again.names == run.state.names == {A.peer: "José", B.peer: None}
 
 
 def test_a_log_line_shows_a_name_as_text() -> None:

@@ -20,10 +20,9 @@ from coordinator.run.state.commands import (
     Tick,
 )
 from coordinator.run.state.event_codec import decode, encode
-from coordinator.run.state.events import PayloadArbitrated, PayloadsContested, PeerSeen
+from coordinator.run.state.events import PayloadsContested, PeerSeen
 from coordinator.run.state.state import State
 from coordinator.status.causes import run_cause
-from coordinator.status.messages import event_message
 from protocol.status import CauseCode
 from protocol.types import Decision, Finding, PayloadDescriptor, PeerId, Rejection, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
@@ -268,12 +267,3 @@ def test_the_arbiter_is_asked_for_a_bounded_amount(
     assert len(contested(run)) == 2
     settled(run)
     assert len(run.state.decisions[0, 1].entries) == 5, "those of the liars, which all hold, and two of three"
-
-
-def test_every_event_has_a_message() -> None:
-    run = arbitrated_run(2)
-    reported(run, offered(run, 2), [keyed(0)])
-    settled(run)
-    found = [event for event in run.events if isinstance(event, PayloadsContested | PayloadArbitrated)]
-    assert len(found) == 2
-    assert all(keyed(1).peer in event_message(event) for event in found)

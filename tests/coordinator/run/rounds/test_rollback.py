@@ -6,7 +6,6 @@ import pytest
 
 from coordinator.run.rounds.attestation import locate, record_of, settled_digest
 from coordinator.run.rounds.rollback import restorable_rounds
-from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import (
     Attest,
     Heartbeat,
@@ -17,9 +16,7 @@ from coordinator.run.state.commands import (
     ResumeRun,
     RollBack,
 )
-from coordinator.run.state.event_codec import decode, encode
-from coordinator.run.state.events import AnchorDiverged, PeerSeen, RoundDecided, RunPaused, RunRolledBack
-from coordinator.run.state.state import State
+from coordinator.run.state.events import AnchorDiverged, RoundDecided, RunPaused, RunRolledBack
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
 from protocol.errors import ErrorCode
@@ -69,13 +66,6 @@ def test_one_transaction_decides_the_open_round_of_all_stages_and_pauses_the_run
     assert settled_digest(run.state, 0, 5, Part.EMBEDDING) == f"{2:064x}"
     assert event_message(events[1]) == "round 5 is a ROLLBACK to round 2: the loss has risen"
     assert event_message(events[2]).startswith("round 5 of stage 0 is a rollback: ")
-
-
-def test_the_log_gives_the_same_state_again(run: Run) -> None:
-    run.accept(RollBack(2, ""))
-    stored = [encode(event) for event in run.events if not isinstance(event, PeerSeen)]
-    again = replay(State(run.spec, run.spec.name), (decode(*each) for each in stored))
-    assert again == run.state
 
 
 def test_stages_that_have_decided_the_open_round_go_back_in_the_next_one(run: Run) -> None:

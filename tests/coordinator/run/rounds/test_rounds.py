@@ -75,9 +75,6 @@ class TestOffers:
             run.refuse(bad, ErrorCode.BAD_REQUEST)
         run.refuse(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.UNKNOWN_PEER)
 
-    def test_only_the_host_of_a_stage_offers_for_it(self, mixed: Run) -> None:
-        mixed.refuse(Offer(B.peer, B.payload(mixed.spec, 1, 1)), ErrorCode.BAD_REQUEST)
-
     def test_the_next_round_opens_when_every_stage_is_decided(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
         run.refuse(Offer(A.peer, A.payload(run.spec, 0, 2)), ErrorCode.BAD_REQUEST)
@@ -118,18 +115,6 @@ class TestDecisions:
         assert [entry.descriptor.owner for entry in decision.entries] == sorted([A.peer, B.peer])
         assert all(set(entry.holders) == {A.peer, B.peer} for entry in decision.entries)
         assert decision.next_epoch == 1
-
-    def test_a_payload_that_only_its_owner_holds_is_left_out(self) -> None:
-        run = joined_run(spec_of(1, 3), *[Role.REPLICA] * 3)
-        a, b, c = payloads = [peer.payload(run.spec, 0, 1) for peer in (A, B, C)]
-        for peer, payload in zip((A, B, C), payloads, strict=True):
-            run.accept(Offer(peer.peer, payload))
-        run.accept(Report(A.peer, 0, 1, (a, c)))
-        run.accept(Report(B.peer, 0, 1, (a, b, c)))
-        run.accept(Report(C.peer, 0, 1, (a, c)))
-        decision = run.state.decisions[0, 1]
-        assert {entry.descriptor.owner for entry in decision.entries} == {A.peer, C.peer}
-        assert "replica-1" in decision.reason
 
     def test_a_round_without_a_payload_held_by_two_is_aborted_with_a_reason(self, run: Run) -> None:
         a, b = A.payload(run.spec, 0, 1), B.payload(run.spec, 0, 1)

@@ -79,6 +79,7 @@ class _Loop:
 
     def __init__(self, state: State) -> None:
         self.state, self.spec, self.time = state, state.spec, 1000.0
+        self.after_tick: list[object] = []
 
     def now(self) -> float:
         return self.time
@@ -88,9 +89,6 @@ class _Loop:
 
     def wake(self, topic: object) -> None:
         pass
-
-    def stall_to_tell(self) -> str:
-        return ""
 
     async def execute(self, command: commands.Command) -> None:
         outcome = decide(self.state, command, self.time)

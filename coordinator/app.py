@@ -330,7 +330,7 @@ def _start_run(
             each(event)
         log.log(log_level(event), "%s", event_message(event))
 
-    command_loop = CommandLoop(store, state, observe, lambda message: log.info("%s", message))
+    command_loop = CommandLoop(store, state, observe)
     serving = asyncio.create_task(command_loop.run())
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})

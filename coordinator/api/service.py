@@ -24,6 +24,7 @@ from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
 from coordinator.api.measuring import believed, check_place
 from coordinator.api.round_messages import RoundMessages
+from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
@@ -128,7 +129,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
         self._announcements = Announcements(
-            *(self._run, sign, sources, relay, records.resting), stall=command_loop.stall_to_tell
+            *(self._run, sign, sources, relay, records.resting), stall=RunNews(command_loop).stall
         )
         self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
         self._messages, self._large_answers = RoundMessages(), LargeAnswers()

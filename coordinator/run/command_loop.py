@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import inf
 from typing import TypeVar
 
 from coordinator.run.decide import Outcome, decide
@@ -21,15 +20,11 @@ from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
-from coordinator.status.messages import run_message, stall_message
 from coordinator.store.store import Store
 from protocol.types import PeerId, Role
 
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
-STALL_UPDATES_PER_SECOND = 200.0
-"""Updates about why the run waits, to all watchers together."""
-_LEAST_STALL_PAUSE = 0.1
 _WOKEN_AT_ONCE = 16
 """Waiting calls that go on in one turn of the event loop. gRPC hands over one new call of a method in each
 turn: while a thousand calls went on in one, a thousand heartbeats would wait for a thousand turns."""
@@ -108,12 +103,11 @@ class CommandLoop:
     Args:
         state: as replayed from `store`.
         on_event: called with each event after it was stored, and the states before and after it.
-        on_message: called with the run's message whenever a tick finds it changed.
         clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
 
     Attributes:
         now: the clock.
-        stall: why the run waits, as watchers were told.
+        after_tick: called after each tick, for what changes with time alone.
     """
 
     def __init__(
@@ -121,19 +115,16 @@ class CommandLoop:
         store: Store,
         state: State,
         on_event: Callable[[Event, State, State], None],
-        on_message: Callable[[str], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = state.spec
         self.state = state
         self._store = store
         self._on_event = on_event
-        self._on_message = on_message
         self._commands: asyncio.Queue[_Issued | None] = asyncio.Queue()
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
-        self._message = ""
-        self.stall, self._told_stall_at, self._woken_for = "", -inf, ""
+        self.after_tick: list[Callable[[], None]] = []
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
         self._was_suspended = False
@@ -184,7 +175,7 @@ class CommandLoop:
         self._heard[peer] = self.now()
 
     async def tick(self) -> None:
-        """Decide what is due by now, and report the run's message if it has changed."""
+        """Decide what is due by now."""
         if self._was_suspended or self.now() - self._ticked_at > STALL_SECONDS:
             # The machine was suspended or overloaded, so heartbeats could not be served. As after a restart,
             # silence and deadlines count from now: otherwise all peers would be lost at once.
@@ -195,24 +186,8 @@ class CommandLoop:
         }
         await self._execute_awake(Tick(dict(self._heard), self.now()))  # calls go on during the tick
         self._ticked_at = self.now()  # after the tick: a slow store must not look like a suspended machine
-        message = run_message(self.state)
-        if message != self._message:
-            self._message = message
-            self._on_message(message)
-        # Watchers show why the run waits. This may change with time alone, without any event.
-        if self.stall_to_tell() != self._woken_for:
-            self._woken_for = self.stall
-            self.wake(RUN_TOPIC)
-
-    def stall_to_tell(self) -> str:
-        """Why the run waits, as watchers are to be told; of a large swarm not always the newest."""
-        # While many peers join, it changes with each of them, and each change concerns them all.
-        pause = len(self.state.peers) / STALL_UPDATES_PER_SECOND
-        if pause < _LEAST_STALL_PAUSE or self.now() >= self._told_stall_at + pause:
-            stall = stall_message(self.state)
-            if stall != self.stall:
-                self.stall, self._told_stall_at = stall, self.now()
-        return self.stall
+        for look in self.after_tick:
+            look()
 
     async def _execute_awake(self, command: Command) -> None:
         """Execute `command`, and note whether this process was suspended meanwhile."""

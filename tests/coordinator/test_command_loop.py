@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from coordinator.api.run_news import RunNews
 from coordinator.run import command_loop as loop_module
 from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
 from coordinator.run.decide import Outcome
@@ -37,7 +38,7 @@ def clock() -> _Clock:
 
 @pytest.fixture
 async def command_loop(clock: _Clock) -> AsyncIterator[CommandLoop]:
-    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None, lambda _: None, clock)
+    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None, clock)
     serving = asyncio.create_task(command_loop.run())
     await command_loop.execute(keyed(1).join(SPEC, Role.REPLICA))
     yield command_loop
@@ -150,7 +151,7 @@ async def test_a_loop_that_has_stopped_takes_no_heartbeat_for_one_that_waits(
 
 
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:
-    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None, lambda _: None)
+    command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None)
     before = command_loop.now()
     assert command_loop.now() >= before > 1.7e9
 
@@ -164,8 +165,9 @@ def test_time_goes_on_where_the_clock_was_set_back_while_the_coordinator_was_awa
 async def test_watchers_of_a_large_swarm_are_told_less_often_why_the_run_waits(
     command_loop: CommandLoop, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.run.command_loop.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
-    monkeypatch.setattr("coordinator.run.command_loop.stall_message", lambda _: f"waits at {clock.now}")
+    monkeypatch.setattr("coordinator.api.run_news.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
+    monkeypatch.setattr("coordinator.api.run_news.stall_message", lambda _: f"waits at {clock.now}")
+    RunNews(command_loop)
     woken: list[float] = []
     monkeypatch.setattr(command_loop, "wake", lambda topic: woken.append(clock.now))
     begin = clock.now

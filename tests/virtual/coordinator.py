@@ -125,9 +125,7 @@ class VirtualCoordinator:
             health.note(event)
             self._observe(event, state)
 
-        self.command_loop = command_loop = CommandLoop(
-            self.store, state, publish, lambda text: log.info("%s", text), clock=clock
-        )
+        self.command_loop = command_loop = CommandLoop(self.store, state, publish, clock=clock)
         async with asyncio.TaskGroup() as group:
             group.create_task(command_loop.run())
             sources = MemberSources()

@@ -269,11 +269,9 @@ class Tick:
     issued: float = inf
 
 
-OperatorCommand: TypeAlias = (
-    CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
-)
-PeerCommand: TypeAlias = Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
-RoundCommand: TypeAlias = Offer | Await | Report | Attest
-ArbiterCommand: TypeAlias = AppointArbiter | Arbitrate
-RunCommand: TypeAlias = Start | TellOwnRelay | RaiseAlarm | Tick
-Command: TypeAlias = RunCommand | ArbiterCommand | OperatorCommand | PeerCommand | RoundCommand
+Command: TypeAlias = (
+    Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
+    | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
+    | Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
+    | Offer | Await | Report | Attest
+)  # fmt: skip

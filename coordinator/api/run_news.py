@@ -25,7 +25,7 @@ class RunNews:
         command_loop.after_tick.append(self.look)
 
     def look(self) -> None:
-        """Log the message of the run if it has changed; wake the watchers if the run waits for another reason."""
+        """Log the message of the run if it has changed; wake the watchers if it waits for another reason."""
         message = run_message(self._command_loop.state)
         if message != self._message:
             self._message = message

@@ -86,6 +86,6 @@ def test_only_a_peer_of_the_run_loses_its_name(run: Run) -> None:
 
 def test_a_log_line_shows_a_name_as_text() -> None:
     hostile = PeerNamed(0.0, A.peer, "\x1b[31m" + "x" * 10**5)
-    assert event_message(hostile) == f"{A.peer} is called ?[31m{'x' * 27}"
+    assert event_message(hostile) == f"..{A.peer[-8:]} is called ?[31m{'x' * 27}"
     assert event_message(PeerNamed(0.0, A.peer, "")).endswith("has no public name any more")
     assert event_message(PeerNamed(0.0, A.peer, "", refused=True)).endswith("may have no public name")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from coordinator.placement.rules import can_be_neighbours, fits, has_moved, is_whole
-from coordinator.run.state.state import State, peers_of
+from coordinator.run.state.records import peers_of
+from coordinator.run.state.state import State
 from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica

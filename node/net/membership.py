@@ -36,6 +36,8 @@ T = TypeVar("T")
 Admit = Callable[[Set[PeerId], "RunView"], Awaitable[None]]
 """Called with the peers that have an assignment or a reserved one, and with the view that says so."""
 
+TEMPORARY = frozenset((ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED))
+"""Failures of a call that end by themselves."""
 _RETRY_SECONDS, _POLL_SECONDS = 1.0, 0.2
 _SOURCES_OF_PEER = 4  # as many as the coordinator remembers
 
@@ -408,8 +410,9 @@ async def until_answered(
     call: Callable[[], Awaitable[T]],
     pause: float,
     on_failure: Callable[[HetnodeError], None] = lambda error: None,
+    temporary: Collection[ErrorCode] = (ErrorCode.COORDINATOR_UNREACHABLE,),
 ) -> T:
-    """The result of `call`, repeated after about `pause` seconds while the coordinator is unreachable.
+    """The result of `call`, repeated after about `pause` seconds while it fails with a `temporary` error.
 
     Calls `on_failure`, which may raise, after each attempt. Raises every other error of `call`.
     """
@@ -417,7 +420,7 @@ async def until_answered(
         try:
             return await call()
         except HetnodeError as error:
-            if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
+            if error.code not in temporary:
                 raise
             on_failure(error)
         await asyncio.sleep(jittered(pause))

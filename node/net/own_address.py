@@ -16,9 +16,9 @@ from node.net.address_trial import call_over_both_versions
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.joining import local_address_towards
-from node.net.membership import Membership, RunView, has_moved, jittered
+from node.net.membership import TEMPORARY, Membership, RunView, has_moved, until_answered
 from node.net.reach import DirectReach
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import HetnodeError
 from protocol.server.interfaces import interface_addresses
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId
@@ -31,7 +31,6 @@ _SLEPT_SECONDS = 5.0
 """So much less than the wall clock shows that this machine was suspended."""
 _EXPECTED_SECONDS = 30.0
 _TELL_SECONDS, _RETRY_SECONDS = 8.0, 5.0
-_TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
 
 
 @dataclass(frozen=True)
@@ -188,17 +187,18 @@ class OwnAddress:
         if ports.addresses.relayed or ports.addresses == Addresses():
             return
         await self._claim(self._here.address)
-        while True:
-            try:
-                ports.note_reached(await self._coordinator.update_addresses(ports.addresses))
-                await self._reach.take()
-            except HetnodeError as error:
-                log.warning("the coordinator is not told of that address yet: %s", error)
-                if error.code not in _TEMPORARY:
-                    return  # the next join tells it
-            else:
-                return
-            await asyncio.sleep(jittered(_RETRY_SECONDS))
+
+        async def tell() -> None:
+            ports.note_reached(await self._coordinator.update_addresses(ports.addresses))
+            await self._reach.take()
+
+        def warn(error: HetnodeError) -> None:
+            log.warning("the coordinator is not told of that address yet: %s", error)
+
+        try:
+            await until_answered(tell, _RETRY_SECONDS, warn, TEMPORARY)
+        except HetnodeError as error:
+            warn(error)  # the next join tells it
 
     async def _publish(
         self, telling: asyncio.Task[None], directory: Directory, announcing: Transport | None

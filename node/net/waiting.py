@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from node.net.coordinator_client import CoordinatorClient
-from node.net.membership import jittered
-from protocol.errors import ErrorCode, HetnodeError
+from node.net.membership import TEMPORARY, jittered, until_answered
+from protocol.errors import HetnodeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_TEMPORARY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED)
 _FIRST_SECONDS, _ATTEMPT_SECONDS = 3.0, 15.0
 """How long the first attempt may take, so that a person soon sees why nothing happens; and later ones."""
 _RETRY_SECONDS = 2.0
@@ -51,7 +50,7 @@ class CoordinatorWait:
                 answer = await call(min(attempt_seconds, max(0.1, began + self._seconds - clock())))
             except HetnodeError as error:
                 waited = clock() - began
-                if error.code not in _TEMPORARY or waited + _RETRY_SECONDS > self._seconds:
+                if error.code not in TEMPORARY or waited + _RETRY_SECONDS > self._seconds:
                     raise
                 self.is_waiting, attempt_seconds = True, _ATTEMPT_SECONDS
                 if waited >= next_report:
@@ -71,16 +70,9 @@ async def until_run_is_over(coordinator: CoordinatorClient) -> None:
 
     A coordinator that is away is asked again. Raises HetnodeError if it refuses this node.
     """
-    while True:
-        try:
-            await coordinator.until_over()
-        except HetnodeError as error:
-            if error.code not in _TEMPORARY:
-                raise
-            log.debug("%s", error)
-        else:
-            return
-        await asyncio.sleep(jittered(_REST_SECONDS))
+    await until_answered(
+        coordinator.until_over, _REST_SECONDS, lambda error: log.debug("%s", error), TEMPORARY
+    )
 
 
 def span(seconds: float) -> str:

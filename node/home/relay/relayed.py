@@ -15,9 +15,9 @@ from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import CoordinatorClient
 from node.net.directory import Directory
 from node.net.link_server import LinkServer
-from node.net.membership import jittered, until_answered
+from node.net.membership import TEMPORARY, until_answered
 from node.net.reach import AUTO, NONE, DirectReach
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import HetnodeError
 from protocol.relay.exposed import RelayedService
 from protocol.server.admitted_sources import AdmittedSources
 from protocol.server.interfaces import own_sources
@@ -153,15 +153,8 @@ class RelayedNode(DirectReach):
     async def _tell(self, exposure: Exposure) -> None:
         """Raises HetnodeError if the coordinator refuses it, other than for the number of calls."""
         told = self.ports.addresses = Addresses(exposure.endpoint, exposure.dht, relayed=True)
-        while True:
-            try:
-                call = partial(self.coordinator.update_addresses, told)
-                self.ports.note_reached(await until_answered(call, _RETRY_SECONDS))
-                return
-            except HetnodeError as error:
-                if error.code is not ErrorCode.RATE_LIMITED:
-                    raise
-            await asyncio.sleep(jittered(_RETRY_SECONDS))
+        call = partial(self.coordinator.update_addresses, told)
+        self.ports.note_reached(await until_answered(call, _RETRY_SECONDS, temporary=TEMPORARY))
 
     def _warn_of_unknown_choice(self) -> None:
         known = [each.endpoint for each in self.relays()]

@@ -20,7 +20,7 @@ WeightedPayload = tuple[bytes, float]
 """A payload, and the weight of the replica that sent it."""
 
 
-class AgreedResult(Protocol):
+class GroupResult(Protocol):
     """The result of a group that agrees on one in place of its payloads."""
 
     def contents(self, layout: PayloadLayout) -> Mapping[str, SentTensor]:
@@ -30,14 +30,14 @@ class AgreedResult(Protocol):
         """What is not in the result of the payload `own` of this replica, which is in it."""
 
 
-Outcome = Sequence[tuple[Payload, float]] | AgreedResult
+Outcome = Sequence[tuple[Payload, float]] | GroupResult
 """Payloads in the order of the manifest, or the one result."""
 
 
 class LocalExchange(Protocol):
     """An exchange of all replicas of a trial, in one process. Its state survives an interruption."""
 
-    def result(self, stage: int, payloads: Sequence[WeightedPayload]) -> AgreedResult:
+    def result(self, stage: int, payloads: Sequence[WeightedPayload]) -> GroupResult:
         """The committed result of a round. Raises HetnodeError PAYLOAD_CORRUPT."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ class AgreedResults(Protocol):
     def most_nbytes(self, spec: RunSpec, stage: int) -> int:
         """The most bytes of what members serve of a stage, payload or result."""
 
-    def read(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[AgreedResult, bool]:
+    def read(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[GroupResult, bool]:
         """The result in `data`, and whether the payload of the member at `position` of the group is in it.
 
         None for a member that is not in the group. Raises HetnodeError PAYLOAD_CORRUPT.

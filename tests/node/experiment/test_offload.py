@@ -366,7 +366,7 @@ class _Light:
     def abandon(self) -> None:
         pass
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def own_tensors(self) -> dict[str, torch.Tensor]:
         return {"tensors": self.tensors}
 
 

@@ -54,7 +54,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import operator_pb2
 from protocol.relay.destinations import Destinations
 from protocol.relay.server import RelayService
-from protocol.status import Explanation, Measurement, fields_of
+from protocol.status import Explanation, Measurement, Statement, fields_of
 from protocol.trust.envelope import enrollment_message, renewal_message
 from protocol.trust.names import OPERATOR_URI, peer_uri
 from protocol.trust.reachability import Addresses, Reached
@@ -163,11 +163,10 @@ class _Server:
         sign_here = partial(sign, number=2)
         past: Any = None
         receipts = Receipts(access, state.spec, state.run, past, past)
-        past: Any = SimpleNamespace(length=0)
 
         async def explain(_: str, question: str) -> Explanation:
-            question_of(question, state, past)
-            return Explanation("t", ())
+            question_of(question, state, events=0)
+            return Explanation(Statement("now"))
 
         decisions: Any = SimpleNamespace(of=_no_decision)
         history: Any = None

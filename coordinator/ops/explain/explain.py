@@ -9,7 +9,7 @@ from typing import Protocol
 from coordinator.ops.explain.known import Known
 from coordinator.ops.explain.now_answer import explain_now
 from coordinator.ops.explain.peer_answer import explain_peer
-from coordinator.ops.explain.questions import AboutEvents, AboutNow, AboutPeer, AboutRound, question_of
+from coordinator.ops.explain.questions import question_of
 from coordinator.ops.explain.round_answer import explain_round
 from coordinator.ops.explain.sentences import sentence
 from coordinator.ops.explain.statements import Code, say
@@ -42,15 +42,15 @@ def explain(text: str, state: State, history: SqliteHistory, read: Read, now: fl
         HetnodeError: as :func:`question_of`; NO_HISTORY; and what `read` raises.
     """
     known = Known(state, history, now)
-    match question_of(text, state, known.length):
-        case AboutNow():
-            title, *found = explain_now(known)
-        case AboutRound(number=number):
-            title, *found = explain_round(known, number)
-        case AboutPeer(peer=peer):
-            title, *found = explain_peer(known, peer)
-        case AboutEvents(numbers=numbers):
-            title, *found = _events(numbers, read)
+    question = question_of(text, state, known.length)
+    if question.events:
+        title, *found = _events(question.events, read)
+    elif question.peer is not None:
+        title, *found = explain_peer(known, question.peer)
+    elif question.round_number:
+        title, *found = explain_round(known, question.round_number)
+    else:
+        title, *found = explain_now(known)
     if left := len(found) - MOST_STATEMENTS:
         found = found[:MOST_STATEMENTS] + ([say(Code.MORE, count=left)] if left > 0 else [])
     texts = (replace(each, text=f"{sentence(each)}.") for each in found)

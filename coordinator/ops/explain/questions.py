@@ -17,32 +17,15 @@ _EVENT = re.compile(r"events?((?:[\s,]+\d{1,15})+)")
 
 
 @dataclass(frozen=True)
-class AboutNow:
-    """What does the run wait for, and what would make it faster?"""
+class Question:
+    """What is asked: why a round took so long or was aborted, why a peer does not train, what events say.
 
+    Without any of these: what the run waits for, and what would make it faster.
+    """
 
-@dataclass(frozen=True)
-class AboutRound:
-    """Why did this round take so long, or why was it aborted?"""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class AboutPeer:
-    """What does this peer do, and why does it not train?"""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True)
-class AboutEvents:
-    """What do these events of the log say?"""
-
-    numbers: tuple[int, ...]
-
-
-Question = AboutNow | AboutRound | AboutPeer | AboutEvents
+    round_number: int = 0
+    peer: PeerId | None = None
+    events: tuple[int, ...] = ()
 
 
 def question_of(text: str, state: State, events: int) -> Question:
@@ -53,26 +36,26 @@ def question_of(text: str, state: State, events: int) -> Question:
     """
     text = text[: MOST_CHARACTERS + 1].strip()
     if text.lower() in ("", "now"):
-        return AboutNow()
+        return Question()
     if found := _EVENT.fullmatch(text.lower()):
         numbers = tuple(dict.fromkeys(int(each) for each in re.findall(r"\d+", found[1])))
         if len(numbers) > MOST_ASKED_EVENTS:
             raise _bad(f"{len(numbers)} events are more than {MOST_ASKED_EVENTS}.")
         if wrong := [each for each in numbers if not 1 <= each <= events]:
             raise _bad(f"There is no event {wrong[0]}: the log has {events} so far.")
-        return AboutEvents(numbers)
+        return Question(events=numbers)
     if re.fullmatch(r"(round\s*)?\d{1,9}", text.lower()):
-        return _about_round(int(re.findall(r"\d+", text)[0]), state)
-    return AboutPeer(_peer(text, state))
+        return Question(_round(int(re.findall(r"\d+", text)[0]), state))
+    return Question(peer=_peer(text, state))
 
 
-def _about_round(number: int, state: State) -> AboutRound:
+def _round(number: int, state: State) -> int:
     if not state.plans:
         raise _bad("The run has no round yet: it waits for its first peers.")
     most = min(state.current_round, state.spec.rounds)
     if not 1 <= number <= most:
         raise _bad(f"There is no round {number} so far: rounds 1 to {most} have begun.")
-    return AboutRound(number)
+    return number
 
 
 def _peer(text: str, state: State) -> PeerId:

@@ -126,27 +126,8 @@ FINDINGS = Metric("hetnode_health_findings", "What is unusual in the newest roun
 ALARM = Metric("hetnode_training_alarm", "1 while an alarm about the training is open, else 0.")
 LOG_BYTES = Metric("hetnode_event_log_bytes", "Size of the event log on disk.")
 
-METRICS = (
-    *(RUN, PHASE, PLANNED, DECIDED, COMMITTED, ABORTED, ROLLBACKS, TOKENS, LAST_COMMIT, ROUND_BEGAN),
-    ROUND_SECONDS,
-    *(
-        STALLED,
-        PAUSED,
-        AGREE,
-        PEERS,
-        QUARANTINED,
-        BANNED,
-        CHANGES,
-        REFUSALS,
-        EPOCH,
-        REPLICAS,
-        COMPLETE,
-        MEMBERS,
-    ),
-    *(MEASURED_ROUND, VALIDATION_LOSS, TRAIN_LOSS, SPEED, PHASE_SECONDS, LINK_BYTES, PAYLOAD_BYTES),
-    *(HEALTH_ROUND, COSINE, PAIR_COSINE, NORM, MEAN_NORM, ERROR_SHARE, FINDINGS, ALARM),
-    LOG_BYTES,
-)
+METRICS = tuple(each for each in globals().values() if isinstance(each, Metric))
+"""All of the above, in their order."""
 
 
 class RunMetrics:

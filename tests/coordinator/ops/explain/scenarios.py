@@ -1,4 +1,4 @@
-"""Runs to be asked about: by name, what has happened, and the question.
+"""Runs to be asked about: by name, what has happened, the question, and what was measured.
 
 ``python -m tests.coordinator.ops.explain.scenarios`` writes the sentences of all answers to sentences.json.
 """
@@ -7,454 +7,211 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from coordinator.run.state.commands import (
-    Attest,
-    Ban,
-    Drain,
-    Heartbeat,
-    Leave,
-    Offer,
-    PauseRun,
-    RaiseAlarm,
-    Report,
-    ResumeRun,
-    Retreat,
-    RollBack,
-    Start,
-    Tick,
-    UpdateAddresses,
-)
+from coordinator.run.state import commands as c
+from coordinator.run.state.commands import Offer, Report, Start
 from protocol.status import Explanation, Measurement
 from protocol.types import PausedBy, Reachability, Role
-from tests.builders import spec_of
-from tests.support.coordinator_run import (
-    Run,
-    join,
-    measure,
-    pass_time,
-    play_rounds,
-    started,
-    started_and_attested,
-)
+from tests.builders import Keyed, spec_of
+from tests.support.coordinator_run import Run, measure, pass_time, play_rounds, started, started_and_attested
 from tests.support.explaining import Asked
 from tests.support.timed_rounds import A, B, C, D, E, timed_round, usual_rounds
 
 GOLDEN = Path(__file__).with_name("sentences.json")
-USUAL, SLOW_B = {A: 10.0, B: 10.5, C: 10.2}, {A: 10.0, B: 19.0, C: 10.2}
-Asking = tuple[Run, object, tuple[Measurement, ...]]
-SCENARIOS: dict[str, Callable[[], Asking]] = {}
+USUAL, SLOW = {A: 10.0, B: 10.5, C: 10.2}, {A: 10.0, B: 19.0, C: 10.2}
+BUSY = Measurement(B.peer, 5, 1, 0, inner_seconds=18.0, compute_seconds=3.0)
+STAGES = (0, 1)
 
 
-def scenario(make: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
-    def asking() -> Asking:
-        run, question, *measured = make()
-        return run, question, tuple(measured)
+def after(run: Run, *steps: Any) -> Run:
+    """`run` after steps: seconds, times of offers in a round, functions of the run, or commands."""
+    for step in steps:
+        if isinstance(step, float):
+            run.now += step
+        elif isinstance(step, dict):
+            timed_round(run, step)
+        elif callable(step):
+            step(run)
+        else:
+            run.accept(step)
+    return run
 
-    SCENARIOS[make.__name__] = asking
-    return make
+
+def full(**settings: Any) -> Run:
+    return started(3, rounds=20, **settings)
+
+
+def usual(**settings: Any) -> Run:
+    return after(full(**settings), usual_rounds)
+
+
+def mixed(*counts: int, rounds: int = 1, **settings: Any) -> Run:
+    run = started_and_attested(*counts, rounds=20, **settings)
+    play_rounds(run, rounds)
+    return run
+
+
+def measured(*speeds: tuple[Keyed, float, float]) -> Callable[[Run], None]:
+    def step(run: Run) -> None:
+        for peer, flops, bandwidth in speeds:
+            measure(run, peer, flops=flops, bandwidth=bandwidth)
+
+    return step
+
+
+def offered(*peers: Keyed) -> Callable[[Run], None]:
+    def step(run: Run) -> None:
+        for peer in peers:
+            for stage in STAGES:
+                run.accept(Offer(peer.peer, peer.payload(run.spec, stage, 5)))
+
+    return step
+
+
+def joined(peer: Keyed, **changes: Any) -> Callable[[Run], object]:
+    return lambda run: run.accept(peer.join(run.spec, Role.STAGE, **changes))
+
+
+def silent(seconds: float, *alive: Keyed) -> Callable[[Run], None]:
+    return lambda run: pass_time(run, seconds, *alive)
+
+
+def one_offer_and_report(run: Run) -> None:
+    run.now += 10
+    payload = A.payload(run.spec, 0, 5)
+    after(run, Offer(A.peer, payload), Report(A.peer, 0, 5, (payload,)))
+
+
+def without_a_report(run: Run) -> None:
+    for stage in STAGES:
+        payloads = tuple(peer.payload(run.spec, stage, 5) for peer in (A, B, C))
+        after(run, *(Report(peer.peer, stage, 5, payloads) for peer in (A, B)))
+
+
+def slow_gathering() -> Run:
+    run = started(2, rounds=20, stages=1)
+    for _ in range(4):
+        timed_round(run, {A: 10.0, B: 10.5}, reports=0.5)
+    payloads = tuple(peer.payload(run.spec, 0, 5) for peer in (A, B))
+    offers = [Offer(payload.owner, payload) for payload in payloads]
+    return after(run, 10.0, *offers, Report(A.peer, 0, 5, payloads), 8.0, Report(B.peer, 0, 5, payloads))
+
+
+def rolled_back() -> Run:
+    run = started_and_attested(2, rounds=9, recovery__checkpoint_every=1)
+    for number in range(5):
+        after(run, *(c.Attest(each.peer, 0, number, "embedding", f"{number:064x}") for each in (A, B)))
+        play_rounds(run, int(number < 4))
+    after(run, *(c.Heartbeat(each.peer, 1, 0, kept=(2,)) for each in (A, B)))
+    return after(run, c.RollBack(2, "the loss has risen"))
+
+
+def with_alarm() -> Run:
+    run = started_and_attested(2, rounds=9)
+    play_rounds(run, 2)
+    return after(run, c.RaiseAlarm(2, 1, "the loss rose to 9.0.", False))
+
+
+def turns() -> Run:
+    return after(started(rounds=9, outer__turns=2, outer__overlap=1), lambda run: play_rounds(run, 3))
+
+
+def gathering() -> Run:
+    run = Run(spec_of(2, 3))
+    return after(run, Start(), A.join(run.spec), 30.0)
+
+
+def slow_line() -> Run:
+    run = started_and_attested(1, 1, rounds=20, link__k=16)
+    after(run, measured((A, 1e9, 1e6), (C, 1e9, 1e6), (B, 1e9, 1e4)), lambda run: play_rounds(run, 1))
+    return after(run, joined(D), measured((D, 1e9, 1e6)))
+
+
+def uncompressed(**settings: Any) -> Run:
+    run = started_and_attested(1, 1, rounds=20, link__k=0, **settings)
+    return after(run, measured(*((peer, 1e9, 1e4) for peer in (A, B, C))))
+
+
+PAUSE, GONE_C = c.PauseRun(PausedBy.OPERATOR, "the loss has risen"), c.Leave(C.peer, "no power")
+ABORTED = one_offer_and_report, silent(600.0, A, B, C)
+REJECTED = partial(timed_round, offers=USUAL, rejected=B)
+UNBALANCED = {"grouping__balance": False}
+VARIED = measured((A, 4e9, 4e6), (B, 1e9, 1e6), (C, 4e9, 4e6))
+WEAK = measured((A, 4e6, 1e6), (B, 1e6, 1e6), (C, 4e6, 1e6))
+ADAPTIVE = {"link__least_k": 4, "link__most_k": 8, "link__uncompressed": True}
+MOVED = c.UpdateAddresses(B.peer, "h:2", Reachability.OPEN, "h:2", "")
+SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "slow_replica": lambda: (after(usual(), SLOW), 5, BUSY),
+    "slow_machine": lambda: (after(full(**UNBALANCED), VARIED, *[{A: 10.0, B: 18.0, C: 10.2}] * 4), 4),
+    "lost_member": lambda: (
+        after(usual(timing__lost_after=15.0), silent(20.0, A, C), {A: 1.0, C: 1.2}),
+        5,
+    ),
+    "moved_member": lambda: (after(usual(), MOVED, SLOW), 5),
+    "rejected_payload": lambda: (after(usual(), REJECTED), 5),
+    "aborted_round": lambda: (after(usual(), *ABORTED), 5),
+    "after_an_abort": lambda: (after(usual(), *ABORTED), "now"),
+    "restarted_coordinator": lambda: (after(usual(), 90.0, Start(), USUAL), 5),
+    "slow_gathering": lambda: (slow_gathering(), 5),
+    "missing_report": lambda: (
+        after(usual(), 10.0, offered(A, B, C), without_a_report, silent(600.0, A, B, C)),
+        5,
+    ),
+    "new_plan": lambda: (after(mixed(2, 1, rounds=2), GONE_C, lambda run: play_rounds(run, 1)), 3),
+    "open_round": lambda: (after(usual(), 30.0), 5),
+    "first_round": lambda: (after(full(), USUAL), 1),
+    "skipped_stage": lambda: (turns(), 2),
+    "alarm_in_a_round": lambda: (with_alarm(), 3),
+    "rollback": lambda: (rolled_back(), 5),
+    "after_a_pause": lambda: (after(usual(), PAUSE, USUAL, 600.0, c.ResumeRun(), USUAL), 6),
+    "alarm_now": lambda: (with_alarm(), "now"),
+    "paused_now": lambda: (after(usual(), PAUSE, USUAL, 600.0), "now"),
+    "waiting_now": lambda: (after(usual(), 10.0, offered(A), 3.0), "now"),
+    "late_now": lambda: (after(usual(), 10.0, offered(A, C), 8.0), "now"),
+    "gathering_payloads_now": lambda: (after(usual(), 10.0, offered(A, B, C), 2.0), "now"),
+    "slow_machine_now": lambda: (after(full(), WEAK, lambda run: play_rounds(run, 1)), "now"),
+    "slow_line_now": lambda: (slow_line(), "now"),
+    "uncompressed_now": lambda: (uncompressed(), "now"),
+    "adaptive_now": lambda: (uncompressed(**ADAPTIVE), "now"),
+    "stalled_now": lambda: (after(mixed(0, 1), c.Leave(A.peer, "no power"), 6.0, c.Tick()), "now"),
+    "before_the_run_now": lambda: (gathering(), ""),
+    "finished_now": lambda: (after(started(3, rounds=2), USUAL, USUAL, c.Tick()), "now"),
+    "before_the_run_peer": lambda: (gathering(), A.peer),
+    "uncompressed_peer": lambda: (uncompressed(), B.peer),
+    "training_peer": lambda: (usual(), B.peer[-8:]),
+    "banned_peer": lambda: (after(usual(), c.Ban(B.peer, "it sends rubbish")), f"..{B.peer[-6:]}"),
+    "quarantined_peer": lambda: (after(full(), *[REJECTED] * 3), B.peer),
+    "lost_peer": lambda: (after(usual(timing__lost_after=15.0), silent(20.0, A, C)), B.peer),
+    "left_peer": lambda: (after(usual(), GONE_C, 20.0), C.peer),
+    "draining_peer": lambda: (after(full(), c.Drain(B.peer, "a test")), B.peer),
+    "spare_without_memory": lambda: (after(mixed(1, 1), joined(E, memory_bytes=1000)), E.peer),
+    "spare_without_neighbours": lambda: (
+        after(mixed(1, 1), joined(D, endpoint=""), joined(E, endpoint="")),
+        E.peer,
+    ),
+    "follower": lambda: (after(mixed(1, 1, rounds=4), joined(D), joined(E)), E.peer),
+    "retreated_peer": lambda: (
+        after(mixed(2, 1, rounds=2), c.Retreat(C.peer, 1, "the neighbour does not answer")),
+        C.peer,
+    ),
+    "slow_peer": lambda: (after(full(**UNBALANCED), VARIED, *[SLOW] * 3), B.peer),
+    "events_of_the_log": lambda: (full(), "event 1, 2"),
+}
 
 
 @cache
 def answer(name: str) -> tuple[Asked, Explanation]:
-    run, question, measured = SCENARIOS[name]()
+    run, question, *measurements = SCENARIOS[name]()
     ask = Asked(run.state, run.events, run.now)
-    return ask, ask(question, measured)
+    return ask, ask(question, measurements)
 
 
 def sentences() -> dict[str, list[str]]:
     found = {name: answer(name)[1] for name in sorted(SCENARIOS)}
     return {name: [each.title.text, *(it.text for it in each.statements)] for name, each in found.items()}
-
-
-def usual(**settings: Any) -> Run:
-    run = started(3, rounds=20, **settings)
-    usual_rounds(run)
-    return run
-
-
-def offers(run: Run, *peers: Any) -> None:
-    for peer in peers:
-        for stage in (0, 1):
-            run.accept(Offer(peer.peer, peer.payload(run.spec, stage, 5)))
-
-
-@scenario
-def slow_replica() -> Any:
-    run = usual()
-    timed_round(run, SLOW_B)
-    busy = Measurement(B.peer, 5, 1, 0, inner_seconds=18.0, compute_seconds=3.0)
-    return run, 5, busy
-
-
-@scenario
-def slow_machine() -> Any:
-    run = started(3, rounds=20, grouping__balance=False)
-    for peer, flops in ((A, 4e9), (B, 1e9), (C, 4e9)):
-        measure(run, peer, flops=flops)
-    for _ in range(4):
-        timed_round(run, {A: 10.0, B: 18.0, C: 10.2})
-    return run, 4
-
-
-@scenario
-def lost_member() -> Any:
-    run = usual(timing__lost_after=15.0)
-    pass_time(run, 20.0, A, C)
-    timed_round(run, {A: 1.0, C: 1.2})
-    return run, 5
-
-
-@scenario
-def moved_member() -> Any:
-    run = usual()
-    run.accept(UpdateAddresses(B.peer, "h:2", Reachability.OPEN, "h:2", ""))
-    timed_round(run, SLOW_B)
-    return run, 5
-
-
-@scenario
-def rejected_payload() -> Any:
-    run = usual()
-    timed_round(run, USUAL, rejected=B)
-    return run, 5
-
-
-@scenario
-def aborted_round() -> Any:
-    run = usual()
-    run.now += 10
-    run.accept(Offer(A.peer, A.payload(run.spec, 0, 5)))
-    run.accept(Report(A.peer, 0, 5, (A.payload(run.spec, 0, 5),)))
-    pass_time(run, 600.0, A, B, C)
-    return run, 5
-
-
-@scenario
-def after_an_abort() -> Any:
-    return aborted_round()[0], "now"
-
-
-@scenario
-def restarted_coordinator() -> Any:
-    run = usual()
-    run.now += 90
-    run.accept(Start())
-    timed_round(run, USUAL)
-    return run, 5
-
-
-@scenario
-def slow_gathering() -> Any:
-    run = started(2, rounds=20, stages=1)
-    for _ in range(4):
-        timed_round(run, {A: 10.0, B: 10.5}, reports=0.5)
-    payloads = tuple(peer.payload(run.spec, 0, 5) for peer in (A, B))
-    run.now += 10
-    for payload in payloads:
-        run.accept(Offer(payload.owner, payload))
-    run.accept(Report(A.peer, 0, 5, payloads))
-    run.now += 8
-    run.accept(Report(B.peer, 0, 5, payloads))
-    return run, 5
-
-
-@scenario
-def missing_report() -> Any:
-    run = usual()
-    run.now += 10
-    offers(run, A, B, C)
-    for stage in (0, 1):
-        payloads = tuple(peer.payload(run.spec, stage, 5) for peer in (A, B, C))
-        for peer in (A, B):
-            run.accept(Report(peer.peer, stage, 5, payloads))
-    pass_time(run, 600.0, A, B, C)
-    return run, 5
-
-
-@scenario
-def new_plan() -> Any:
-    run = started_and_attested(2, 1, rounds=20)
-    play_rounds(run, 2)
-    run.accept(Leave(C.peer, "the owner needs the machine"))
-    play_rounds(run, 1)
-    return run, 3
-
-
-@scenario
-def open_round() -> Any:
-    run = usual()
-    run.now += 30
-    return run, 5
-
-
-@scenario
-def first_round() -> Any:
-    run = started(3, rounds=20)
-    timed_round(run, USUAL)
-    return run, 1
-
-
-@scenario
-def skipped_stage() -> Any:
-    run = started(rounds=9, outer__turns=2, outer__overlap=1)
-    play_rounds(run, 3)
-    return run, 2
-
-
-def _alarm() -> Run:
-    run = started_and_attested(2, rounds=9)
-    play_rounds(run, 2)
-    run.accept(RaiseAlarm(2, 1, "the loss rose to 9.0.", False))
-    return run
-
-
-@scenario
-def alarm_now() -> Any:
-    return _alarm(), "now"
-
-
-@scenario
-def alarm_in_a_round() -> Any:
-    return _alarm(), 3
-
-
-@scenario
-def rollback() -> Any:
-    run = started_and_attested(2, rounds=9, recovery__checkpoint_every=1)
-    for number in range(5):
-        for peer in (A, B):
-            run.accept(Attest(peer.peer, 0, number, "embedding", f"{number:064x}"))
-        play_rounds(run, int(number < 4))
-    for peer in (A, B):
-        run.accept(Heartbeat(peer.peer, 1, 0, kept=(2,)))
-    run.accept(RollBack(2, "the loss has risen"))
-    return run, 5
-
-
-def _paused() -> Run:
-    run = usual()
-    run.accept(PauseRun(PausedBy.OPERATOR, "the loss has risen"))
-    timed_round(run, USUAL)
-    run.now += 600
-    return run
-
-
-@scenario
-def paused_now() -> Any:
-    return _paused(), "now"
-
-
-@scenario
-def after_a_pause() -> Any:
-    run = _paused()
-    run.accept(ResumeRun())
-    timed_round(run, USUAL)
-    return run, 6
-
-
-@scenario
-def waiting_now() -> Any:
-    run = usual()
-    run.now += 10
-    offers(run, A)
-    run.now += 3
-    return run, "now"
-
-
-@scenario
-def late_now() -> Any:
-    run = usual()
-    run.now += 10
-    offers(run, A, C)
-    run.now += 8
-    return run, "now"
-
-
-@scenario
-def gathering_payloads_now() -> Any:
-    run = usual()
-    run.now += 10
-    offers(run, A, B, C)
-    run.now += 2
-    return run, "now"
-
-
-@scenario
-def slow_machine_now() -> Any:
-    run = started(3, rounds=20)
-    for peer, flops in ((A, 4e6), (B, 1e6), (C, 4e6)):
-        measure(run, peer, flops=flops, bandwidth=1e6)
-    play_rounds(run, 1)
-    return run, "now"
-
-
-@scenario
-def slow_line_now() -> Any:
-    run = started_and_attested(1, 1, rounds=20, link__k=16)
-    for peer in (A, B, C):
-        measure(run, peer, flops=1e9, bandwidth=1e6)
-    measure(run, B, flops=1e9, bandwidth=1e4)
-    play_rounds(run, 1)
-    join(run, D)
-    measure(run, D, flops=1e9, bandwidth=1e6)
-    return run, "now"
-
-
-def _uncompressed(**settings: Any) -> Run:
-    run = started_and_attested(1, 1, rounds=20, link__k=0, **settings)
-    for peer in (A, B, C):
-        measure(run, peer, flops=1e9, bandwidth=1e4)
-    return run
-
-
-@scenario
-def uncompressed_now() -> Any:
-    return _uncompressed(), "now"
-
-
-@scenario
-def adaptive_now() -> Any:
-    return _uncompressed(link__least_k=4, link__most_k=8, link__uncompressed=True), "now"
-
-
-@scenario
-def uncompressed_peer() -> Any:
-    return _uncompressed(), B.peer
-
-
-@scenario
-def stalled_now() -> Any:
-    run = started_and_attested(0, 1, rounds=20)
-    play_rounds(run, 1)
-    run.accept(Leave(A.peer, "no power"))
-    run.now += 6
-    run.accept(Tick())
-    return run, "now"
-
-
-def _gathering() -> Run:
-    run = Run(spec_of(2, 3))
-    run.accept(Start())
-    run.accept(A.join(run.spec))
-    run.now += 30
-    return run
-
-
-@scenario
-def before_the_run_now() -> Any:
-    return _gathering(), ""
-
-
-@scenario
-def before_the_run_peer() -> Any:
-    return _gathering(), A.peer
-
-
-@scenario
-def finished_now() -> Any:
-    run = started(3, rounds=2)
-    usual_rounds(run, 2)
-    run.accept(Tick())
-    return run, "now"
-
-
-@scenario
-def training_peer() -> Any:
-    return usual(), B.peer[-8:]
-
-
-@scenario
-def banned_peer() -> Any:
-    run = usual()
-    run.accept(Ban(B.peer, "it sends rubbish"))
-    return run, f"..{B.peer[-6:]}"
-
-
-@scenario
-def quarantined_peer() -> Any:
-    run = started(3, rounds=20)
-    for _ in range(3):
-        timed_round(run, USUAL, rejected=B)
-    return run, B.peer
-
-
-def _gone() -> Run:
-    run = usual(timing__lost_after=15.0)
-    run.accept(Leave(C.peer, "no power"))
-    pass_time(run, 20.0, A)
-    return run
-
-
-@scenario
-def lost_peer() -> Any:
-    return _gone(), B.peer
-
-
-@scenario
-def left_peer() -> Any:
-    return _gone(), C.peer
-
-
-@scenario
-def draining_peer() -> Any:
-    run = started(3, rounds=20)
-    run.accept(Drain(B.peer, "a test"))
-    return run, B.peer
-
-
-def _mixed(rounds: int = 1, replicas: int = 1) -> Run:
-    run = started_and_attested(replicas, 1, rounds=20)
-    play_rounds(run, rounds)
-    return run
-
-
-@scenario
-def spare_without_memory() -> Any:
-    run = _mixed()
-    run.accept(E.join(run.spec, Role.STAGE, memory_bytes=1000))
-    return run, E.peer
-
-
-@scenario
-def spare_without_neighbours() -> Any:
-    run = _mixed()
-    run.accept(D.join(run.spec, Role.STAGE, endpoint=""))
-    run.accept(E.join(run.spec, Role.STAGE, endpoint=""))
-    return run, E.peer
-
-
-@scenario
-def follower() -> Any:
-    run = _mixed(4)
-    run.accept(D.join(run.spec, Role.STAGE))
-    run.accept(E.join(run.spec, Role.STAGE))
-    return run, E.peer
-
-
-@scenario
-def retreated_peer() -> Any:
-    run = _mixed(2, replicas=2)
-    run.accept(Retreat(C.peer, 1, "the neighbour does not answer"))
-    return run, C.peer
-
-
-@scenario
-def slow_peer() -> Any:
-    run = started(3, rounds=20, grouping__balance=False)
-    for peer, flops, bandwidth in ((A, 4e9, 4e6), (B, 1e9, 1e6), (C, 4e9, 4e6)):
-        measure(run, peer, flops=flops, bandwidth=bandwidth)
-    for _ in range(3):
-        timed_round(run, SLOW_B)
-    return run, B.peer
-
-
-@scenario
-def events_of_the_log() -> Any:
-    return started(3, rounds=20), "event 1, 2"
 
 
 if __name__ == "__main__":

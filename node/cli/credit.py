@@ -49,13 +49,8 @@ def _file_of(run: str | None) -> Path:
     """The history of a run. One that is not there is an error where it is read."""
     from coordinator.store.history_file import HISTORY_FILE  # noqa: PLC0415
 
-    # The folder of a coordinator that ran elsewhere, such as a copy, need not have its operator's files.
-    folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]
-    for folder in folders:
-        if (folder / HISTORY_FILE).exists():
-            return folder / HISTORY_FILE
-    if folders and folders[0].is_dir():
-        return folders[0] / HISTORY_FILE
+    if folder := known_runs.coordinator_folder(run, HISTORY_FILE) or known_runs.coordinator_folder(run):
+        return folder / HISTORY_FILE
     if run is None:
         known_runs.only_coordinator()  # says why there is none
     raise HetnodeError(

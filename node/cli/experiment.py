@@ -259,8 +259,8 @@ def _show(result: Result, file: Path) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     from node.experiment.results import loss_text, mean, perplexity  # noqa: PLC0415
-    from node.views.experiment import duration  # noqa: PLC0415
     from node.views.run_history import size  # noqa: PLC0415
+    from node.views.text import duration  # noqa: PLC0415
 
     facts = Table.grid(padding=(0, 2))
     facts.add_row(

@@ -15,12 +15,12 @@ from node.command_runner import bad_option
 if TYPE_CHECKING:
     from coordinator.ops.incident.file import Incident
 
-incident_app = typer.Typer(no_args_is_help=True)
+incident_app = typer.Typer(help="Event logs of runs as files that can be shared.", no_args_is_help=True)
 
 
 @incident_app.callback()
 def _incident() -> None:
-    """Event logs of runs as files that can be shared."""
+    """Makes a family of the only command."""
 
 
 @incident_app.command("export")
@@ -55,13 +55,9 @@ def export(
 
 def _coordinator_folder(run: str | None) -> Path:
     """Raises BAD_OPTION, NO_CREDENTIALS."""
-    from coordinator.store.log_copy import has_log  # noqa: PLC0415
+    from coordinator.store.log_copy import LOG_FILE  # noqa: PLC0415
 
-    if run is None:
-        return known_runs.only_coordinator()
-    if has_log(Path(run)):
-        return Path(run)
-    found = next((each for each in known_runs.coordinator_folders(run) if has_log(each)), None)
+    found = known_runs.only_coordinator() if run is None else known_runs.coordinator_folder(run, LOG_FILE)
     if found is None:
         raise bad_option(
             f"No coordinator of {run} has its folder on this machine.",

@@ -148,6 +148,12 @@ def coordinator_folders(run: str | None) -> Iterator[Path]:
             yield folder
 
 
+def coordinator_folder(run: str | None, file: str = "") -> Path | None:
+    """The folder with `file` of the coordinator of `run`, perhaps a copy without its operator's files."""
+    folders = [*coordinator_folders(run), *([Path(run)] if run else [])]
+    return next((folder for folder in folders if (folder / file).exists()), None)
+
+
 def runs_here() -> list[str]:
     """The runs that this machine was let into; if there are none, the folders of its coordinators.
 

@@ -6,10 +6,12 @@ wait for imports of the large ones. Heavy imports of a command are inside its fu
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,12 +24,23 @@ from protocol.errors import ExitCode
 class LazyCommand:
     """A command or a family of commands: `attribute` of the module is a function or a typer application.
 
-    `module` is in node.cli; `help` is the first sentence of its own help.
+    `module` is in node.cli.
     """
 
     module: str
     attribute: str
-    help: str
+
+    @property
+    def help(self) -> str:
+        """The first paragraph of its help, from the text of the module, which is not imported."""
+        for node in ast.parse(Path(__file__).with_name(f"{self.module}.py").read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name == self.attribute:
+                return " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == self.attribute:
+                assert isinstance(node.value, ast.Call)
+                named = {each.arg: each.value for each in node.value.keywords}
+                return str(ast.literal_eval(named["help"]))
+        raise AssertionError(f"node.cli.{self.module} has no {self.attribute}")
 
     def load(self, name: str) -> Any:
         """The command as typer runs it."""
@@ -42,92 +55,35 @@ class LazyCommand:
 
 
 COMMANDS = {
-    "doctor": LazyCommand(
-        "doctor",
-        "doctor",
-        "Check and measure this machine: device, memory, disk, clock, connections and speed, with a remedy "
-        "each.",
-    ),
-    "generate": LazyCommand(
-        "model", "generate", "Continue a text with the model of a run, to see what it has learned."
-    ),
-    "eval": LazyCommand(
-        "model", "evaluate", "Measure how well a model predicts text: loss, perplexity, bits per byte."
-    ),
-    "export": LazyCommand(
-        "model", "export", "Write the model of a run as a folder that transformers loads without remote code."
-    ),
-    "import": LazyCommand(
-        "model",
-        "import_model",
-        "Start a run from an existing model: writes a run file and the parameters with which it begins.",
-    ),
-    "leave": LazyCommand(
-        "own_node", "leave", "Let this machine's node leave its run in order, and wait until it has."
-    ),
-    "pause": LazyCommand(
-        "own_node", "pause", "Let this machine's node leave its run for now, and wait until it has."
-    ),
-    "resume": LazyCommand(
-        "own_node", "resume", "Let a node take part again that 'hetnode pause' has paused."
-    ),
-    "service": LazyCommand(
-        "service", "service_app", "A node that this machine keeps running, also after a restart."
-    ),
-    "coordinator": LazyCommand(
-        "coordinator",
-        "coordinator",
-        "Run the coordinator of one training run: membership, placement, the commit log and the DHT's first "
-        "peer.",
-    ),
-    "join": LazyCommand(
-        "join",
-        "join",
-        "Take part in a run: train, exchange pseudo-gradients, and keep this node's part of the model.",
-    ),
-    "relay": LazyCommand(
-        "relay",
-        "relay",
-        "Carry connections to nodes that others cannot dial, such as those in homes behind a router.",
-    ),
-    "health": LazyCommand("health", "health", "Say whether a node or a coordinator of this machine is well."),
-    "status": LazyCommand(
-        "status", "status", "Show what a run is doing, who takes part, and how the loss goes."
-    ),
-    "credit": LazyCommand(
-        "credit", "credit", "Show what each peer has contributed: stage tokens, stage rounds and bytes."
-    ),
-    "watch": LazyCommand(
-        "watch", "watch", "Watch a run and this machine's node live in the terminal; '?' shows the keys."
-    ),
-    "explain": LazyCommand(
-        "explain", "explain", "Say why a round was slow, why a peer does not train, or what would be faster."
-    ),
-    "swarm": LazyCommand("swarm", "swarm_app", "A whole swarm of real processes on this machine."),
-    "spec": LazyCommand("spec", "spec_app", "Run specifications."),
-    "run": LazyCommand("operator", "run_app", "A whole run, by its operator: pause it, and let it go on."),
-    "rollback": LazyCommand(
-        "operator",
-        "rollback",
-        "Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.",
-    ),
-    "invite": LazyCommand("operator", "invite_app", "Invites: who may come into a run."),
-    "peers": LazyCommand("operator", "peers_app", "Peers that were let in or are kept out."),
-    "incident": LazyCommand("incident", "incident_app", "Event logs of runs as files that can be shared."),
-    "receipt": LazyCommand(
-        "receipt", "receipt_app", "Receipts: what a peer has done for a run, signed by its coordinator."
-    ),
-    "plan": LazyCommand(
-        "plan",
-        "plan",
-        "What a swarm would do before any peer joins: pipelines, tokens per second, traffic, bottleneck.",
-    ),
-    "experiment": LazyCommand(
-        "experiment",
-        "experiment_app",
-        "Train all replicas of a run on this machine, to compare algorithms. No network takes part.",
-    ),
+    "doctor": LazyCommand("doctor", "doctor"),
+    "generate": LazyCommand("model", "generate"),
+    "eval": LazyCommand("model", "evaluate"),
+    "export": LazyCommand("model", "export"),
+    "import": LazyCommand("model", "import_model"),
+    "leave": LazyCommand("own_node", "leave"),
+    "pause": LazyCommand("own_node", "pause"),
+    "resume": LazyCommand("own_node", "resume"),
+    "service": LazyCommand("service", "service_app"),
+    "coordinator": LazyCommand("coordinator", "coordinator"),
+    "join": LazyCommand("join", "join"),
+    "relay": LazyCommand("relay", "relay"),
+    "health": LazyCommand("health", "health"),
+    "status": LazyCommand("status", "status"),
+    "credit": LazyCommand("credit", "credit"),
+    "watch": LazyCommand("watch", "watch"),
+    "explain": LazyCommand("explain", "explain"),
+    "swarm": LazyCommand("swarm", "swarm_app"),
+    "spec": LazyCommand("spec", "spec_app"),
+    "run": LazyCommand("operator", "run_app"),
+    "rollback": LazyCommand("operator", "rollback"),
+    "invite": LazyCommand("operator", "invite_app"),
+    "peers": LazyCommand("operator", "peers_app"),
+    "incident": LazyCommand("incident", "incident_app"),
+    "receipt": LazyCommand("receipt", "receipt_app"),
+    "plan": LazyCommand("plan", "plan"),
+    "experiment": LazyCommand("experiment", "experiment_app"),
 }
+"""In the order in which the help lists them."""
 
 
 class LazyGroup(TyperGroup):

@@ -82,10 +82,9 @@ def stored_status(run: str | None) -> RunStatus | None:
 
 def stored_run(run: str | None) -> Path | None:
     """The folder of the coordinator of `run` on this machine, with its log; None where there is none."""
-    from coordinator.store.log_copy import has_log  # noqa: PLC0415
+    from coordinator.store.log_copy import LOG_FILE  # noqa: PLC0415
 
-    folders = [*known_runs.coordinator_folders(run), *([Path(run)] if run else [])]
-    return next((folder for folder in folders if has_log(folder)), None)
+    return known_runs.coordinator_folder(run, LOG_FILE)
 
 
 def _show(status: RunStatus, as_json: bool, live: bool) -> None:

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from node.checkpoint.private_state import StageState
 from node.core.optimizer.outcome import Outcome, WeightedPayload, agreed_results
 from node.core.worker.compute import Compute
 from node.data.stream import SampleStream, open_stream
 from node.experiment import swarm_checkpoint
 from node.experiment.in_process_replica import LocalReplica, average_gradients, plan_of
 from node.experiment.offload import ReplicaOffload
-from node.experiment.swarm_checkpoint import Progress, SavedPhase
+from node.experiment.swarm_checkpoint import SavedReplica
 from node.experiment.variation import UNVARIED, Variation
 from node.experiment.variation_runner import VariationRunner, plans_of, varied
 from node.ipc.worker_calls import InnerResult
@@ -36,6 +36,10 @@ from protocol.math.turns import due_stages
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
+
+
+_PHASE = "losses", "tokens", "steps", "skipped_steps", "norm"
+"""What is saved of the inner phase of a member (node.core.worker.phase)."""
 
 
 @dataclass(frozen=True)
@@ -201,11 +205,10 @@ class LocalSwarm:
         """
         assert self._phases is None, "a swarm can be saved only between two rounds"
 
-        def replicas() -> Iterator[tuple[Progress, Mapping[int, StageState]]]:
+        def replicas() -> Iterator[SavedReplica]:
             for replica in self.replicas:
-                phases = tuple(SavedPhase.of(member.phase) for member in replica.members)
-                progress = Progress(bytes_sent=replica.bytes_sent, phases=phases)
-                yield progress, replica.private_states()
+                phases = [{name: getattr(member.phase, name) for name in _PHASE} for member in replica.members]
+                yield SavedReplica(replica.bytes_sent, phases, replica.private_states())
 
         held = self.replicas[0]
         stages = range(self.spec.swarm.stages)
@@ -214,7 +217,7 @@ class LocalSwarm:
         if self.exchange_of_all is not None:
             steering |= self.exchange_of_all.state_dict()
         swarm_checkpoint.write(
-            folder, self.spec, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
+            folder, self._terms, self.position, self._link_bytes, steering, anchors, replicas()
         )
 
     def restore(self, folder: Path) -> bool:
@@ -224,14 +227,16 @@ class LocalSwarm:
         log has the reason.
         """
         assert self.position == 0, "a swarm can be restored only before its first round"
-        found = swarm_checkpoint.newest(folder, self.spec, self._terms)
+        found = swarm_checkpoint.newest(folder, self._terms)
         if found is None:
             return False
-        shared: dict[int, dict[str, Tensor]] = {}
+        shared, phases = dict[int, dict[str, Tensor]](), list[list[dict[str, Any]]]()
         for index, replica in enumerate(self.replicas):
-            replica.load_checkpoint(found.position, found.anchors, found.private_of(index))
+            saved = found.replica(index)
+            phases.append(saved.phases)
+            replica.load_checkpoint(found.position, found.anchors, saved.private)
             replica.share_committed(shared)
-            replica.bytes_sent = found.replicas[index].bytes_sent
+            replica.bytes_sent = saved.bytes_sent
         self._initial.clear()
         self.position, self._link_bytes = found.position, found.link_bytes
         self.steering.load_state_dict(found.steering)
@@ -241,19 +246,18 @@ class LocalSwarm:
         if found.position < self.spec.rounds:
             self._trained = self._open_round(found.position + 1)
 
-        progress = found.replicas
-
         def resume(position: int, replica: LocalReplica) -> None:
-            for member, phase in zip(replica.members, progress[position].phases, strict=True):
-                phase.load_into(member.phase)
+            for member, phase in zip(replica.members, phases[position], strict=True):
+                for name, value in phase.items():
+                    setattr(member.phase, name, value)
 
         self.replicas.each(resume)
         return True
 
     @property
     def _terms(self) -> str:
-        """Digest of everything except the spec that affects the bits: variation and plan."""
-        terms = {"variation": self._variation.changes, "plan": repr(self.plan)}
+        """Digest of everything that affects the bits: specification, variation and plan."""
+        terms = {"spec": self.spec.hash, "variation": self._variation.changes, "plan": repr(self.plan)}
         return hashlib.sha256(json.dumps(terms, sort_keys=True).encode()).hexdigest()
 
     def _begin_round(self, round_number: int) -> None:

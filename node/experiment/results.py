@@ -33,32 +33,16 @@ Loss = Annotated[float | None, AfterValidator(lambda loss: None if loss is None 
 """Nats per token; None where it is not a finite number."""
 
 
-class _Read(BaseModel):
-    """A part of a specification. Other fields may be unknown to this version."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class _Data(_Read):
-    source: str
-    text_field: str
-    tokenizer: str
-    tokenizer_sha256: str
-
-
-class _Model(_Read):
-    vocabulary: int
-
-
-class _Swarm(_Read):
-    replicas: int = Field(ge=0)
-    pipelines: int = Field(ge=0)
-
-
-class _Spec(_Read):
-    data: _Data
-    model: _Model
-    swarm: _Swarm
+_READ = {
+    ("data", "source"): str,
+    ("data", "text_field"): str,
+    ("data", "tokenizer"): str,
+    ("data", "tokenizer_sha256"): str,
+    ("model", "vocabulary"): int,
+    ("swarm", "replicas"): int,
+    ("swarm", "pipelines"): int,
+}
+"""What is read of a specification. Other fields may be unknown to this version."""
 
 
 class Result(BaseModel):
@@ -100,7 +84,10 @@ class Result(BaseModel):
     @field_validator("spec")
     @classmethod
     def _can_be_read(cls, spec: Mapping[str, Any]) -> Mapping[str, Any]:
-        _Spec.model_validate(spec)
+        for (section, name), kind in _READ.items():
+            value = spec[section].get(name) if isinstance(spec.get(section), Mapping) else None
+            if type(value) is not kind or (isinstance(value, int) and value < 0):
+                raise ValueError(f"{section}.{name} of its specification is {value!r:.40}")
         return spec
 
     @model_validator(mode="after")

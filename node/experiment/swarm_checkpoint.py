@@ -2,128 +2,79 @@
 
 The folder of the swarm has only the newest round::
 
-    round-NNNNNN/anchors                a checkpoint of all stages (node.checkpoint.global_model)
-    round-NNNNNN/replica-MMMMM          private state of a replica (node.checkpoint.private_state)
-    round-NNNNNN/steering.safetensors   state of a variation, if it has any
-    round-NNNNNN/swarm.json             identity of the run, counters, current inner phases
+    round-NNNNNN/swarm.pt           run and variation, counters, anchors, the state of a variation
+    round-NNNNNN/replica-MMMMM.pt   counters and private state of a replica
+    round-NNNNNN/digests.json       sha-256 of each file
 
-A round appears complete or not at all. Size and hash are verified before use. Nothing is unpickled.
+A round appears complete or not at all. The digests are verified before use, and no code is unpickled.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from node.checkpoint import global_model, private_state
-from node.checkpoint.files import (
-    FileEntry,
-    NotNegative,
-    Parameters,
-    SealedFile,
-    Sha256,
-    corrupt,
-    load_tensors,
-    publish,
-    verify_tensors,
-    write_tensors,
-)
+from node.checkpoint.files import Parameters, corrupt, publish, write_bytes
 from node.checkpoint.layout import ANY_ROUND, round_folder, rounds_below
-from node.checkpoint.private_state import StageState
-from node.core.worker.phase import InnerPhase
+from node.checkpoint.private_state import StageState, TableState
 from protocol.errors import HetnodeError
-from protocol.spec.run import RunSpec
 
 log = logging.getLogger(__name__)
 
-_ANCHORS, _STEERING, _RECORD = "anchors", "steering.safetensors", "swarm.json"
+_SWARM, _DIGESTS = "swarm.pt", "digests.json"
 
 
 @dataclass(frozen=True)
-class SavedPhase:
-    """The current inner phase of a member. Floats are hexadecimal, because JSON has no NaN."""
-
-    losses: tuple[str, ...]
-    tokens: int
-    steps: int
-    skipped_steps: int
-    norm: str
-
-    @classmethod
-    def of(cls, phase: InnerPhase) -> SavedPhase:
-        losses = tuple(float(loss).hex() for loss in phase.losses)
-        return cls(losses, phase.tokens, phase.steps, phase.skipped_steps, phase.norm.hex())
-
-    def load_into(self, phase: InnerPhase) -> None:
-        """Let `phase` continue as if these steps had been taken in it."""
-        phase.losses = [torch.tensor(float.fromhex(loss)) for loss in self.losses]
-        phase.tokens, phase.steps, phase.skipped_steps = self.tokens, self.steps, self.skipped_steps
-        phase.norm = float.fromhex(self.norm)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Counters of a replica between two rounds: `bytes_sent` of LocalReplica, the phase of each member."""
+class SavedReplica:
+    """A replica between two rounds: `bytes_sent` of LocalReplica, phases of members, private states."""
 
     bytes_sent: int
-    phases: tuple[SavedPhase, ...]
+    phases: list[dict[str, Any]]
+    private: Mapping[int, StageState]
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A verified swarm after `position` rounds. The private state of each replica is read on demand."""
+class SavedSwarm:
+    """A verified swarm after `position` rounds. Replicas are read on demand, by position in the plan."""
 
+    folder: Path
     position: int
     link_bytes: int
     anchors: Mapping[int, Parameters]
     steering: Mapping[str, Tensor]
-    replicas: tuple[Progress, ...]
-    private_of: Callable[[int], Mapping[int, StageState]]
-    """Reads the private state by position in the plan. CHECKPOINT_CORRUPT if the file has changed since."""
 
-
-@dataclass(frozen=True)
-class _TensorEntry:
-    shape: tuple[int, ...]
-    dtype: Literal["float32", "float64"]
-
-
-@dataclass(frozen=True)
-class _Swarm:
-    format: Literal[1]
-    spec_hash: Sha256
-    terms: Sha256
-    position: NotNegative
-    link_bytes: int
-    replicas: tuple[Progress, ...]
-    steering: FileEntry | None
-    tensors: Mapping[str, _TensorEntry]
-
-
-_FILE = SealedFile(_Swarm)
+    def replica(self, index: int) -> SavedReplica:
+        tree = _load(self.folder / _file_of(index))
+        private = {
+            stage: StageState(**each, table=None if table is None else TableState(*table))
+            for stage, (each, table) in tree["private"].items()
+        }
+        return SavedReplica(tree["bytes_sent"], tree["phases"], private)
 
 
 def write(
     root: Path,
-    spec: RunSpec,
     terms: str,
     position: int,
     link_bytes: int,
     steering: Mapping[str, Tensor],
     anchors: Mapping[int, Parameters],
-    replicas: Iterable[tuple[Progress, Mapping[int, StageState]]],
+    replicas: Iterable[SavedReplica],
 ) -> None:
     """Write the swarm after `position` rounds below `root`, then remove other rounds there.
 
     Args:
-        terms: digest (hex) of the conditions besides the spec that must be equal when it is restored.
+        terms: digest (hex) of the run and all other conditions that must be equal when it is restored.
         replicas: in the order of the plan. They are taken one at a time.
 
     Raises:
@@ -132,32 +83,21 @@ def write(
     folder = root / round_folder(position)
 
     def fill(partial: Path) -> None:
-        global_model.write(partial / _ANCHORS, spec, position, anchors)
-        entries = []
-        for index, (progress, private) in enumerate(replicas):
-            place = partial / _folder_of(index)
-            place.mkdir()
-            private_state.write(place, spec, position, private)
-            entries.append(progress)
-        learned = None
-        if steering:
-            # The file format knows only float32, so a float64 value is stored as two float32 values.
-            halves = {name: value.contiguous().view(torch.float32) for name, value in steering.items()}
-            learned = write_tensors(partial / _STEERING, halves)
-        record = _Swarm(
-            format=1,
-            spec_hash=spec.hash,
-            terms=terms,
-            position=position,
-            link_bytes=link_bytes,
-            replicas=tuple(entries),
-            steering=learned,
-            tensors={
-                name: _TensorEntry(shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))  # type: ignore[arg-type]
-                for name, value in steering.items()
-            },
-        )
-        _FILE.write(partial / _RECORD, record)
+        digests = {}
+
+        def keep(name: str, tree: Mapping[str, Any]) -> None:
+            buffer = io.BytesIO()
+            torch.save(tree, buffer)
+            digests[name] = sha256(buffer.getbuffer()).hexdigest()
+            write_bytes(partial / name, buffer.getbuffer())
+
+        for index, each in enumerate(replicas):
+            private = {stage: _tree_of(state) for stage, state in each.private.items()}
+            keep(_file_of(index), {"bytes_sent": each.bytes_sent, "phases": each.phases, "private": private})
+        held = {stage: dict(anchor) for stage, anchor in anchors.items()}
+        counters = {"terms": terms, "position": position, "link_bytes": link_bytes}
+        keep(_SWARM, {**counters, "anchors": held, "steering": dict(steering)})
+        write_bytes(partial / _DIGESTS, json.dumps(digests, separators=(",", ":")).encode())
 
     publish(folder, fill, series=ANY_ROUND)
     for other in rounds_below(root).values():
@@ -165,60 +105,37 @@ def write(
             shutil.rmtree(other, ignore_errors=True)
 
 
-def newest(root: Path, spec: RunSpec, terms: str) -> Saved | None:
-    """The newest valid swarm below `root` with the same spec and `terms`, or None.
-
-    Unusable ones are skipped with a warning.
-    """
+def newest(root: Path, terms: str) -> SavedSwarm | None:
+    """The newest valid swarm below `root` with the same `terms`, or None. The log has the reason."""
     for folder in rounds_below(root).values():
         try:
-            return _read(folder, spec, terms)
-        except HetnodeError as error:
-            log.warning("skipping a saved swarm: %s", error)
+            return _read(folder, terms)
+        except (HetnodeError, OSError, ValueError) as error:
+            log.warning("the swarm saved in %s is not used: %s", folder, error)
     return None
 
 
-def _read(folder: Path, spec: RunSpec, terms: str) -> Saved:
-    record = _FILE.read(folder / _RECORD)
-    if (record.spec_hash, record.terms) != (spec.hash, terms):
+def _read(folder: Path, terms: str) -> SavedSwarm:
+    # All replicas are verified now: a restore must not fail after it has changed some of them.
+    for name, digest in json.loads((folder / _DIGESTS).read_bytes()).items():
+        with (folder / name).open("rb") as file:
+            if file_digest(file, "sha256").hexdigest() != digest:
+                raise corrupt(folder / name, "it has another digest")
+    tree = _load(folder / _SWARM)
+    if tree.pop("terms") != terms:
         raise corrupt(folder, "its run, variation or plan is different")
-    found = global_model.read(folder / _ANCHORS)
-    global_model.require_complete(found)
-    if (found.spec, found.round_number) != (spec, record.position):
-        raise corrupt(folder / _ANCHORS, "its run or round is different")
-
-    def private_of(index: int) -> dict[int, StageState]:
-        return private_state.read(folder / _folder_of(index), spec, record.position, range(spec.swarm.stages))
-
-    # Verify all replicas now: a restore must not fail after it has changed some of them.
-    for index in range(len(record.replicas)):
-        private_of(index)
-    return Saved(
-        record.position,
-        record.link_bytes,
-        found.stages,
-        _steering(folder, record),
-        record.replicas,
-        private_of,
-    )
+    return SavedSwarm(folder, **tree)
 
 
-def _steering(folder: Path, record: _Swarm) -> dict[str, Tensor]:
-    if record.steering is None:
-        return {}
-    path = folder / _STEERING
-    if any(not each.shape for each in record.tensors.values()):
-        raise corrupt(folder / _RECORD, "it has tensors without a shape")
-    halves = {
-        name: (*each.shape[:-1], each.shape[-1] * (2 if each.dtype == "float64" else 1))
-        for name, each in record.tensors.items()
-    }
-    verify_tensors(path, record.steering, halves)
-    return {
-        name: value.view(getattr(torch, record.tensors[name].dtype))
-        for name, value in load_tensors(path, halves).items()
-    }
+def _tree_of(state: StageState) -> tuple[dict[str, Any], tuple[Parameters, Any] | None]:
+    own = {"error": dict(state.error), "local": dict(state.local), "moments": state.moments}
+    return own, None if state.table is None else (dict(state.table.values), state.table.moments)
 
 
-def _folder_of(index: int) -> str:
-    return f"replica-{index:05d}"
+def _load(file: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return tree
+
+
+def _file_of(index: int) -> str:
+    return f"replica-{index:05d}.pt"

@@ -17,6 +17,7 @@ from node.experiment.matrix import Matrix
 from node.experiment.results import Loss, Result, loss_text, mean
 from node.experiment.resumable_trial import RoundRecord
 from node.experiment.trial import Planned
+from node.views.text import duration
 from protocol.errors import HetnodeError
 
 
@@ -162,14 +163,6 @@ def matrix_view(matrix: Matrix, results: Mapping[str, Result], jobs: int) -> Ren
     time_left = "time unknown before a similar trial has run" if seconds is None else duration(seconds)
     text = f"{len(left)} of {len(matrix.trials)} trials left: {time_left} with {jobs} at a time"
     return Group(*shown, text if left else "all trials are done")
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, such as "45 s", "12 min" or "2 h 05 min"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _named(planned: Planned) -> str:

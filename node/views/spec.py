@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -9,10 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 
 from node.core.model.payloads import payload_layout
-from node.core.model.shapes import parameter_count, parameter_shapes
+from node.core.model.shapes import parameter_count
 from node.views import run_history
-from protocol.codec.payload import PayloadLayout
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
+from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 
@@ -50,13 +51,8 @@ def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield "link tables", f"{count:,} parameters, {size} with moments, for each member behind a link"
     if spec.outer.turns > 1:
         yield "turns", "a round exchanges every second stage, in turn, and the last round all"
-    if spec.outer.exchange == "reduced":
-        shapes = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
-        own = sum(PayloadLayout(each, spec.outer).nbytes for each in shapes)
-        result = sum(PayloadLayout(each, spec.outer.of_result).nbytes for each in shapes)
-        # Of R equal replicas: (R - 1) / R of that; each part has its own header and magnitudes.
-        size = run_history.size(2 * own + result)
-        yield "exchange", f"reduced: about {size} up and as much down per replica and round"
+    if place := EXCHANGES[spec.outer.exchange].view:
+        yield "exchange", pkgutil.resolve_name(place)(spec)
 
 
 def spec_view(spec: RunSpec) -> RenderableType:

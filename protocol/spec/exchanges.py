@@ -19,11 +19,13 @@ class ExchangeEntry:
             payloads.
         members: module, within the package of the transport, and class of the
             :class:`node.exchange.transport.MemberExchange` in which members of a group agree; "" likewise.
+        view: module and function of the sentence that ``hetnode spec show`` has about it; "" for none.
     """
 
     settlement: str
     results: str = ""
     members: str = ""
+    view: str = ""
 
 
 EXCHANGES: Mapping[str, ExchangeEntry] = {
@@ -32,6 +34,7 @@ EXCHANGES: Mapping[str, ExchangeEntry] = {
         "coordinator.reduction.settlement.ReducedSettlement",
         "node.reduction.results.ReducedResults",
         "reduction.reduction_peer.ReductionPeer",
+        "node.reduction.volume.volume_text",
     ),
 }
 """By the name in ``outer.exchange``."""

@@ -19,7 +19,7 @@ from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
 from node.experiment.report import report_of
 from node.experiment.results import Result, perplexity
 from node.experiment.resumable_trial import RoundRecord
-from node.views.experiment import ExperimentView, duration, matrix_view
+from node.views.experiment import ExperimentView, matrix_view
 from tests.support.experiment_results import by_key, result_of
 
 MATRIX = """
@@ -274,7 +274,3 @@ def test_the_list_shows_what_is_known_and_how_long_the_rest_takes(matrix: Matrix
     assert "2.9000" in text
     assert "to do" in text
     assert "2 of 12 trials left: 10 s with 2 at a time" in text
-
-
-def test_durations_read_well() -> None:
-    assert [duration(seconds) for seconds in (4.4, 89, 600, 7500)] == ["4 s", "89 s", "10 min", "2 h 05 min"]

@@ -19,7 +19,7 @@ LIGHT_COMMANDS = [
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_list_of_commands_repeats_the_help_of_each(name: str) -> None:
+def test_the_list_of_commands_has_the_help_of_each(name: str) -> None:
     own = COMMANDS[name].load(name).help.split("\n\n")[0]
     assert " ".join(own.split()) == COMMANDS[name].help
 

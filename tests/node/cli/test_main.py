@@ -36,22 +36,35 @@ def check(result: subprocess.CompletedProcess[str], status: int, code: str, *wor
         assert word in result.stderr
 
 
-def test_an_unknown_preset(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--preset", "giant", folder=tmp_path), 2, "unknown-preset", "giant", "tiny")
-
-
-def test_k_larger_than_d(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--set", "link.k=4096", folder=tmp_path), 2, "bad-spec", "4096", "128")
-
-
-def test_more_stages_than_layers(tmp_path: Path) -> None:
-    check(hetnode("swarm", "up", "--stages", "9", folder=tmp_path), 2, "bad-spec", "9", "4")
-
-
-def test_data_that_cannot_be_read(tmp_path: Path) -> None:
-    result = hetnode("swarm", "up", "--data", "text:/no/such/file.txt", folder=tmp_path)
-    check(result, 3, "data-unreadable", "/no/such/file.txt")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("line", "status", "code", "words"),
+    [
+        ("swarm up --preset giant", 2, "unknown-preset", ("giant", "tiny")),
+        ("swarm up --set link.k=4096", 2, "bad-spec", ("4096", "128")),
+        ("swarm up --set link.k", 2, "bad-option", ("--set", "NAME=VALUE")),
+        ("swarm up --set link.q=1", 2, "bad-spec", ("link.q",)),
+        ("swarm up --stages 9", 2, "bad-spec", ("9", "4")),
+        ("swarm up --data text:/no/such/file.txt", 3, "data-unreadable", ("/no/such/file.txt",)),
+        ("spec show none.toml", 2, "bad-spec", ("none.toml",)),
+        ("coordinator --folder run --metrics 7790", 4, "bad-address", ("--metrics", "7790")),
+        ("coordinator --folder run --listen localhost", 4, "bad-address", ("localhost",)),
+        ("join a-run --metrics 7790", 4, "bad-address", ("--metrics", "7790")),
+        ("join a-run --relay ::1:7703", 4, "bad-address", ("--relay", "::1:7703")),
+        ("join a-run --role stage --folder /proc/nowhere", 2, "bad-option", ("/proc/nowhere",)),
+        ("join --identity key", 2, "bad-option", ("INVITE",)),
+        ("join --invite-file none", 2, "bad-option", ("none",)),
+        ("join tiny-000000000000", 7, "no-credentials", ("tiny-000000000000",)),
+        ("join tiny-000000000000 --identity key", 7, "no-credentials", ("tiny-000000000000",)),
+        ("status tiny-000000000000", 7, "no-credentials", ("tiny-000000000000",)),
+        ("status --dashboard nowhere", 7, "no-credentials", ("nowhere",)),
+        ("generate .", 3, "checkpoint-missing", ("no checkpoint",)),
+    ],
+)
+def test_bad_input_is_one_message_and_makes_nothing(
+    tmp_path: Path, line: str, status: int, code: str, words: tuple[str, ...]
+) -> None:
+    check(hetnode(*line.split(), folder=tmp_path), status, code, *words)
+    assert {path.name for path in tmp_path.iterdir()} <= {"key", "key.lock"}
 
 
 def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
@@ -60,8 +73,10 @@ def test_a_run_file_that_is_no_toml(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
+    """The folder that was made is its owner's alone."""
     result = hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
     check(result, 4, "port-in-use", str(busy_port))
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
 
 
 def test_a_metrics_port_in_use(busy_port: int, tmp_path: Path) -> None:
@@ -72,17 +87,6 @@ def test_a_metrics_port_in_use(busy_port: int, tmp_path: Path) -> None:
     invite = Invite("127.0.0.1:1", "127.0.0.1:1", bytes(32), "00" * 6, bytes(16)).encode()
     own = ("--identity", str(tmp_path / "key"), "--folder", str(tmp_path / "node"))
     check(hetnode("join", invite, *taken, *own), 4, "port-in-use", str(busy_port), "--metrics")
-
-
-def test_a_metrics_address_that_is_none(tmp_path: Path) -> None:
-    for command in (("coordinator", "--folder"), ("join", "a-run", "--folder")):
-        result = hetnode(*command, str(tmp_path), "--metrics", "7790")
-        check(result, 4, "bad-address", "--metrics", "7790")
-
-
-def test_an_address_that_is_none(tmp_path: Path) -> None:
-    result = hetnode("coordinator", "--listen", "localhost", "--folder", str(tmp_path))
-    check(result, 4, "bad-address", "localhost")
 
 
 def test_a_coordinator_that_is_not_there(closed_port: int, tmp_path: Path) -> None:
@@ -106,26 +110,11 @@ def test_an_invite_with_a_letter_wrong_is_refused_and_not_repeated(tmp_path: Pat
     check(result, 2, "bad-invite")
 
 
-def test_neither_invite_nor_run(tmp_path: Path) -> None:
-    check(hetnode("join", "--identity", str(tmp_path / "key")), 2, "bad-option", "INVITE")
-    check(hetnode("join", "--invite-file", str(tmp_path / "none")), 2, "bad-option", "none")
-
-
-def test_a_run_that_this_machine_was_never_in(tmp_path: Path) -> None:
-    for identity in ((), ("--identity", str(tmp_path / "key"))):
-        check(hetnode("join", "tiny-000000000000", *identity), 7, "no-credentials", "tiny-000000000000")
-    check(hetnode("status", "tiny-000000000000"), 7, "no-credentials", "tiny-000000000000")
-
-
 def test_a_role_that_is_none_is_wrong_usage() -> None:
     result = hetnode("join", "a-run", "--role", "boss")
     assert result.returncode == 2
     assert "boss" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
-    check(hetnode("generate", str(tmp_path)), 3, "checkpoint-missing", str(tmp_path))
 
 
 def test_a_run_folder_that_is_not_empty(tmp_path: Path) -> None:
@@ -143,11 +132,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, command: tuple[str, ...
         *command, "--preset", "nano", "--folder", str(tmp_path / place), "--listen", "127.0.0.1:0"
     )
     check(result, 2, "bad-option", "--folder", place)
-
-
-def test_a_node_folder_that_cannot_be_written_is_noticed_before_joining(closed_port: int) -> None:
-    result = hetnode("join", f"127.0.0.1:{closed_port}", "--role", "stage", "--folder", "/proc/nowhere")
-    check(result, 2, "bad-option", "/proc/nowhere")
 
 
 def test_a_device_that_is_not_there_is_noticed_before_joining(closed_port: int, tmp_path: Path) -> None:
@@ -177,29 +161,6 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback() -> None:
     said = process.stderr.read()
     assert process.wait(30) == -signal.SIGINT
     assert b"Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *((), ("coordinator",), ("join",), ("swarm", "up"), ("spec", "show"), ("status",)),
-        *(("generate",), ("export",), ("import",), ("eval",)),
-    ],
-)
-def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
-    result = hetnode(*command, "--help")
-    assert result.returncode == 0
-    assert "Usage" in result.stdout
-
-
-def test_the_folder_of_a_new_coordinator_is_its_owners_alone(busy_port: int, tmp_path: Path) -> None:
-    hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
-    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
-
-
-def test_a_relay_that_is_no_address_is_refused_before_anything_else(tmp_path: Path) -> None:
-    result = hetnode("join", "a-run-not-known-here", "--relay", "::1:7703", folder=tmp_path)
-    check(result, 4, "bad-address", "--relay", "::1:7703")
 
 
 @pytest.mark.parametrize(

@@ -304,16 +304,3 @@ def test_full_replicas_may_weigh_more() -> None:
     swarm.train_round()
     usual.train_round()
     assert not torch.equal(parameters(swarm.replicas[0])["0.wq"], parameters(usual.replicas[0])["0.wq"])
-
-
-def test_what_steers_can_be_kept_and_taken_up_again() -> None:
-    first = LocalSwarm(pair(), variation=Variation(grassmann_every=2))
-    for _ in range(3):
-        first.train_round()
-    second = LocalSwarm(pair(), variation=Variation(grassmann_every=2))
-    second.steering.load_state_dict(first.steering.state_dict())
-    second.steering.connect(3, second.replicas)
-    state, again = first.steering.state_dict(), second.steering.state_dict()
-    assert state.keys() == again.keys()
-    assert all(torch.equal(value, again[name]) for name, value in state.items())
-    assert torch.equal(links(second.replicas[1])[1].basis_dk, links(first.replicas[1])[1].basis_dk)

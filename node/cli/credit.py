@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from coordinator.store.history_answers import CreditOrder, Page
+from coordinator.store.history_answers import CreditOrder, Credits, Page
 from node.cli import known_runs
 from node.cli.options import option
+from node.views.run_history import size
+from node.views.text import count, plain, short_id
 from protocol.errors import ErrorCode, HetnodeError
 
 
@@ -36,13 +40,42 @@ def credit(
     Reads the history in the folder of the coordinator, whether that runs or not.
     """
     from coordinator.store.history import SqliteHistory  # noqa: PLC0415
-    from node.views.credit import credit_view  # noqa: PLC0415
 
     found = SqliteHistory(_file_of(run)).credits(by, Page(0, most))
     if as_json:
         typer.echo(json.dumps(asdict(found), allow_nan=False))
     else:
         Console(highlight=False).print(credit_view(found))
+
+
+def credit_view(credits: Credits) -> RenderableType:
+    """The first peers, and the sums over all peers."""
+    if not credits.peers:
+        return Text("No peer has joined yet.")
+    table = Table(title=f"credit in {plain(credits.run, 60)}", title_justify="left")
+    for name in ("", "peer", "stage tokens", "share", "stage rounds", "payloads", "links"):
+        table.add_column(name, justify="left" if name == "peer" else "right", no_wrap=True)
+    for rank, each in enumerate(credits.credits, start=1):
+        share = each.stage_tokens / credits.stage_tokens if credits.stage_tokens else 0.0
+        table.add_row(
+            f"{rank}",
+            short_id(each.peer),
+            count(each.stage_tokens),
+            f"{share:.1%}",
+            f"{each.stage_rounds:,}",
+            size(each.payload_bytes),
+            size(each.link_bytes) if each.link_bytes else "",
+        )
+    stages = f"{credits.stages} stages" if credits.stages > 1 else "1 stage"
+    shown = len(credits.credits)
+    lines = [
+        f"{count(credits.tokens)} tokens are committed. A token that one stage has committed is one stage "
+        f"token: {count(credits.stage_tokens)}, at {stages}.",
+        "Payloads are the bytes that counted. Links are what each peer says that it has sent.",
+    ]
+    if shown < credits.peers:
+        lines.append(f"{shown} of {credits.peers} peers are shown; --most shows more.")
+    return Group(table, *(Text(line) for line in lines))
 
 
 def _file_of(run: str | None) -> Path:

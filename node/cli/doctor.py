@@ -31,7 +31,7 @@ from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
-from protocol.trust.tls import certified_peer, pin_of
+from protocol.trust.tls import certified_peer
 from protocol.types import Capacity, PeerId
 
 
@@ -137,13 +137,9 @@ def _known(text: str) -> tuple[Invite | None, tuple[str, Credentials] | None]:
     wanted = known_runs.destination(text).invite
     if wanted is None:
         return None, known_runs.member(text) or known_runs.operator_or_member(text)
-    for folder in sorted(user_config_path("hetnode").glob("peer-*.runs/*")):
-        if credentials.exist(folder):
-            kept = credentials.load(folder)
-            authority = x509.load_pem_x509_certificate(kept.tls.authority)
-            if pin_of(authority) == wanted.pin:
-                return wanted, (wanted.api, kept.tls)
-    return wanted, None
+    keys = sorted(user_config_path("hetnode").glob("peer-*.key"))
+    found = (kept for key in keys if (kept := credentials.of_authority(key, wanted.pin)) is not None)
+    return wanted, next(((wanted.api, each.tls) for each in found), None)
 
 
 def _peer_of(tls: Credentials) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
 
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
 from node.cli.status import AWAY, stored_run
+from node.views.text import as_text
 from protocol.errors import HetnodeError
 from protocol.status import Explanation
+
+_MOST_CHARACTERS, _MOST_SENTENCES, _INDENT = 1000, 100, 2
 
 What = Annotated[
     list[str] | None,
@@ -46,13 +50,33 @@ def explain(
     events from which it follows; 'hetnode explain event N...' shows them. Predictions come from the cost
     model, and say so. While the coordinator does not run, this reads its folder, if that is on this machine.
     """
-    from node.views.explanation import ExplanationView  # noqa: PLC0415
-
     answer = _answer(run, " ".join(what or ["now"]))
     if as_json:
         typer.echo(json.dumps(asdict(answer)))
     else:
         Console(highlight=False).print(ExplanationView(answer))
+
+
+@dataclass(frozen=True)
+class ExplanationView:
+    """The title, then one paragraph for each sentence, with the numbers of its events dimmed at the end.
+
+    The coordinator bounds its sentences; this shows no more than that of any other, and nothing but text.
+    """
+
+    explanation: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(20, options.max_width)
+        yield as_text(self.explanation.title.text, "bold", _MOST_CHARACTERS)
+        for each in self.explanation.statements[:_MOST_SENTENCES]:
+            shown = as_text(each.text, most=_MOST_CHARACTERS)
+            if each.events:
+                shown.append(f" [{', '.join(map(str, each.events))}]", style="dim")
+            # Not rich's padding, which fills each line with blanks.
+            for line in shown.wrap(console, width - _INDENT):
+                line.rstrip()
+                yield Text(" " * _INDENT) + line
 
 
 def _answer(run: str | None, question: str) -> Explanation:

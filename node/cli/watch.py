@@ -12,8 +12,8 @@ import typer
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.own_node import Node, ask_to_leave, nodes_here
-from node.folder import run_in, running_process
+from node.cli.own_node import Node, ask_to_leave, chosen, nodes_here
+from node.folder import run_in
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -72,25 +72,11 @@ def watched(run: str | None) -> tuple[tuple[Node, Path] | None, Find | None, Pat
 
 def _node(run: str | None) -> tuple[Node, Path] | None:
     """The running node that `run` means, if exactly one does; without `run` the only one here."""
-    found = []
-    if run is not None and run_in(Path(run)):
-        folder = Path(run).absolute()
-        node = next(
-            (each for each in nodes_here() if each.folder == folder), Node(run_in(folder), None, folder)
-        )
-        found = [node] if running_process(folder) is not None else []
-    else:
-        names = {run} if run is None else {run, _run_of(run)}
-        found = [each for each in nodes_here() if each.pid is not None and (run is None or each.run in names)]
-    if len(found) != 1 or found[0].folder is None:
+    try:
+        node = chosen(run, list(nodes_here()))
+    except HetnodeError:
         return None
-    return found[0], found[0].folder.absolute()
-
-
-def _run_of(run: str) -> str:
-    """The name of the run whose credentials are in the folder `run`; "" where there are none."""
-    folder = Path(run)
-    return credentials.load(folder).run if credentials.exist(folder) else ""
+    return None if node.folder is None or node.pid is None else (node, node.folder.absolute())
 
 
 def _credentials_below(folder: Path) -> Iterator[Path]:

@@ -53,10 +53,10 @@ def draw_figures(matrix: Matrix, results: Mapping[str, Result], folder: Path) ->
     def draw(table: Table, name: str, caption: str, content: Draw, height: float = 4.2) -> None:
         path = folder / f"{table.name}-{name}.png"
         if _written(path, height, lambda axes: content(axes, table, matrix.seeds, results)):
-            figures.append(Figure(path, f"{caption}: {table.title}.", table.name))
+            figures.append(Figure(path, f"{caption}: {table.section.title}.", table.name))
 
     for table in matrix.tables:
-        if table.orderings and len({row.k for row in table.rows if row.k is not None}) > 1:
+        if table.section.orderings and len({row.k for row in table.rows if row.k is not None}) > 1:
             draw(table, "loss", "Validation loss by k/d", _losses_by_k)
             draw(table, "training", "Training loss by inner step", _training)
     for table in matrix.tables:

@@ -133,14 +133,14 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its rows, in the order of the file."""
+    """A table of the file with its rows, in their order; a list of k has given several."""
 
-    name: str
-    title: str
-    text: str
-    notes: tuple[str, ...]
-    orderings: bool
+    section: TableSection
     rows: tuple[MatrixRow, ...]
+
+    @property
+    def name(self) -> str:
+        return self.section.name
 
     def row(self, name: str) -> MatrixRow:
         return next(row for row in self.rows if row.name == name)
@@ -150,9 +150,7 @@ class Table:
 class Matrix:
     """All tables of one file."""
 
-    title: str
-    text: tuple[str, ...]
-    made_with: str
+    file: MatrixFile
     seeds: tuple[int, ...]
     tables: tuple[Table, ...]
 
@@ -210,7 +208,7 @@ def build_matrix(file: Path, read: MatrixFile, tokenizers: Mapping[str, Tokenize
         raise _bad(file, f"two tables have the name {repeated}")
     builder = _Builder(file, read, tokenizers)
     tables = tuple(map(builder.table, read.table))
-    return Matrix(read.title, read.text, read.made_with, read.seeds, tables)
+    return Matrix(read, read.seeds, tables)
 
 
 def data_of(read: MatrixFile) -> tuple[str, str]:
@@ -273,7 +271,7 @@ class _Builder:
                 raise self._bad_row(
                     table, row.name, f"its baseline '{row.baseline}' is not a row of the table"
                 )
-        return Table(table.name, table.title, table.text, table.notes, table.orderings, tuple(rows))
+        return Table(table, tuple(rows))
 
     def _row(self, table: TableSection, section: RowSection, k: int | None) -> MatrixRow:
         of_mode = self.read.data_parallel if section.mode is Mode.DATA_PARALLEL else {}

@@ -38,8 +38,8 @@ def report_of(
         out: the folder of the results, as a path for commands; by default one in runs.
     """
     used = [results[each.trial.key] for each in matrix.trials if each.trial.key in results]
-    parts = [f"# {matrix.title}", *matrix.text, _made(matrix, used, source, out), _HOW_TO_READ]
-    verdicts = {table.name: verdicts_of(table, results) for table in matrix.tables if table.orderings}
+    parts = [f"# {matrix.file.title}", *matrix.file.text, _made(matrix, used, source, out), _HOW_TO_READ]
+    verdicts = {table.name: verdicts_of(table, results) for table in matrix.tables if table.section.orderings}
     if verdicts:
         # If two tables make the same claim about the same rows, it counts once.
         once = {
@@ -47,11 +47,11 @@ def report_of(
         }
         parts += ["## Verdicts", _summary(list(once.values()))]
     for table in matrix.tables:
-        parts += [f"## {table.title}"]
-        parts += [table.text] if table.text else []
+        section = table.section
+        parts += [f"## {section.title}", *([section.text] if section.text else [])]
         parts += [_table(table, matrix.seeds, results)]
         parts += [_verdict_table(verdicts[table.name], matrix.seeds)] if table.name in verdicts else []
-        parts += ["\n".join(f"- {note}" for note in table.notes)] if table.notes else []
+        parts += ["\n".join(f"- {note}" for note in section.notes)] if section.notes else []
         parts += [f"![{figure.caption}]({link})" for figure, link in figures if figure.table == table.name]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -59,7 +59,7 @@ def report_of(
 def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None) -> str:
     """What was run on which devices, and how to run it again."""
     out = out or Path("runs", source.stem)
-    again = matrix.made_with or (
+    again = matrix.file.made_with or (
         f"hetnode experiment run {source} --out {out}\n"
         f"    hetnode experiment report {source} --results {out}/results.jsonl \\\n"
         f"        --write {out}/page.md --figures {out}/figures"

@@ -152,7 +152,9 @@ def matrix_view(matrix: Matrix, results: Mapping[str, Result], jobs: int) -> Ren
     """Every row of a matrix with its losses, and the remaining time."""
     shown: list[RenderableType] = []
     for table in matrix.tables:
-        rows = Table("row", "mode", "k", *(f"seed {seed}" for seed in matrix.seeds), title=table.title)
+        rows = Table(
+            "row", "mode", "k", *(f"seed {seed}" for seed in matrix.seeds), title=table.section.title
+        )
         for row in table.rows:
             found = [results.get(row.trials[seed].trial.key) for seed in matrix.seeds]
             cells = [loss_text(result.loss) if result else "to do" for result in found]

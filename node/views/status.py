@@ -11,19 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.status.cause_text import cause_text, status_text
-from node.views.health import alarm_line, health_view
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
 from protocol.math.batch import batch_of
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
-from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus
+from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus, StageHealth, TrainingHealth
 from protocol.types import Estimates, Lifecycle, Replica
 
 _WIDE = 110
 """Columns from which measured speeds and connections have their own columns."""
-_MOST_NOTES = 12
-"""Sentences about peers. More would push the run off the screen."""
+_MOST_NOTES, _MOST_STAGES, _MOST_FINDINGS = 12, 8, 6
+"""Sentences about peers, stages and findings. More would push the run off the screen."""
+_ALARM_CHARACTERS = 1000
 
 STATE_STYLES = {
     Lifecycle.TRAINING: "green",
@@ -106,6 +106,49 @@ def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:
 
 def _cause_note(cause: Cause) -> tuple[str, str]:
     return cause_text(cause), "red" if cause.code is CauseCode.LINK_CLOSED else "yellow"
+
+
+def alarm_line(status: RunStatus) -> Iterator[Text]:
+    """What the alarm has seen, if there is one."""
+    if status.alarm:
+        yield as_text(f"ALARM: {cause_text(status.alarm)}", "bold red", _ALARM_CHARACTERS)
+
+
+def health_view(health: TrainingHealth | None) -> Iterator[RenderableType]:
+    """How far payloads agree, by stage, and what is unusual; nothing before a round was judged."""
+    if health is None:
+        return
+    share = "" if health.error_share is None else f", error feedback {health.error_share:.0%}"
+    usual = "" if health.findings else ": nothing unusual"
+    yield as_text(f"training in round {health.round_number}{share}{usual}")
+    for finding in health.findings[:_MOST_FINDINGS]:
+        yield as_text(finding.sentence, "yellow")
+    if hidden := len(health.findings) - _MOST_FINDINGS:
+        yield from [Text(f"and {hidden} more", "yellow")] * (hidden > 0)
+    if any(stage.payloads > 1 for stage in health.stages):
+        yield _agreement_table(health.stages)
+
+
+def _agreement_table(stages: Sequence[StageHealth]) -> Table:
+    """The stages whose payloads agree least, in their order."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold underline")
+    table.add_column("stage")
+    for name in ("payloads", "agree", "least", "full", "pipeline", "same kind", "other", "norm"):
+        table.add_column(name, justify="right", no_wrap=True)
+    by_cosine = sorted(stages, key=lambda each: 1.0 if each.least_cosine is None else each.least_cosine)
+    for each in sorted(by_cosine[:_MOST_STAGES], key=lambda each: each.stage):
+        cosines = (each.cosine, each.least_cosine, each.full_cosine, each.pipeline_cosine)
+        pairs = (each.alike, each.unlike)
+        table.add_row(
+            str(each.stage), str(each.payloads), *map(_cosine, (*cosines, *pairs)), f"{each.norm:.3g}"
+        )
+    if len(stages) > _MOST_STAGES:
+        table.caption = f"the {_MOST_STAGES} of {len(stages)} stages that agree least"
+    return table
+
+
+def _cosine(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 class PeerTable:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from coordinator.store.history_answers import Credit, Credits
-from node.views.credit import credit_view
+from node.cli.credit import credit_view
 from protocol.types import PeerId
 from tests.builders import keyed
 from tests.support import commands

@@ -58,11 +58,8 @@ def test_the_only_node_here_and_its_run_are_watched(nodes: list[Node], tmp_path:
     assert watch.watched("third")[0] == (nodes[2], tmp_path / "third")
 
 
-def test_a_node_is_watched_by_its_folder(
-    nodes: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_is_watched_by_its_folder(nodes: list[Node], tmp_path: Path) -> None:
     (tmp_path / "run").write_text("tiny-1 P")
-    monkeypatch.setattr(watch, "running_process", lambda folder: 7)
     node, find, _ = watch.watched(str(tmp_path))
     assert node is not None
     assert (node[0].run, node[1]) == ("tiny-1", tmp_path)

@@ -17,6 +17,7 @@ from protocol.codec.payload import decode
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
+from tests.support.local_swarms import anchors, parameters
 from tests.support.running_replica import RunningReplica, plain_loop, spec_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,25 +29,8 @@ def mixed(**overrides: Any) -> RunSpec:
     return spec_of(**{**small, **overrides})
 
 
-def anchors(swarm: LocalSwarm) -> list[list[str]]:
-    """Digests by replica: of every stage's anchor, then of the embedding of every member."""
-    return [
-        [member.outer[stage].digest() for member in replica.members for stage in member.stages]
-        for replica in swarm.replicas
-    ]
-
-
 def embeddings(swarm: LocalSwarm) -> set[str]:
     return {member.outer.embedding_digest() for replica in swarm.replicas for member in replica.members}
-
-
-def parameters(swarm: LocalSwarm, replica: int = 0) -> dict[str, torch.Tensor]:
-    return {
-        name: parameter.detach()
-        for member in swarm.replicas[replica].members
-        for module in member.modules.values()
-        for name, parameter in module.canonical_parameters().items()
-    }
 
 
 def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages() -> None:
@@ -103,7 +87,7 @@ async def test_a_round_equals_that_of_members_that_talk_over_real_links_in_every
         assert report.train_loss == loss
         assert swarm.validate() == [await real.validate(1)]
     expected = real.parameters()
-    assert all(torch.equal(value, expected[name]) for name, value in parameters(swarm).items())
+    assert all(torch.equal(value, expected[name]) for name, value in parameters(swarm.replicas[0]).items())
 
 
 def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
@@ -114,7 +98,7 @@ def test_one_full_replica_with_dense_exchange_equals_the_plain_loop() -> None:
     losses = [swarm.train_round().train_loss for _ in range(3)]
     per_round = [sum(pair) / 2 for pair in zip(expected_losses[::2], expected_losses[1::2], strict=True)]
     assert losses == pytest.approx(per_round, rel=1e-4)
-    for name, value in parameters(swarm).items():
+    for name, value in parameters(swarm.replicas[0]).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
@@ -131,8 +115,10 @@ def test_overlap_delays_the_update_by_its_steps_and_the_last_round_ends_on_the_a
         # What was learned in the overlapping steps is not in the anchor yet.
         assert _is_at_anchor(usual)
         assert _is_at_anchor(overlapped) == (round_number == 3)
-    expected = parameters(usual)
-    for name, value in parameters(overlapped).items():  # the estimate of a single replica is right
+    expected = parameters(usual.replicas[0])
+    for name, value in parameters(
+        overlapped.replicas[0]
+    ).items():  # the estimate of a single replica is right
         torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-5, msg=name)
 
 
@@ -143,7 +129,7 @@ def _is_at_anchor(swarm: LocalSwarm) -> bool:
         for outer in member.outer.values()
         for name, value in outer.anchor.items()
     }
-    return all(torch.equal(value, anchor[name]) for name, value in parameters(swarm).items())
+    return all(torch.equal(value, anchor[name]) for name, value in parameters(swarm.replicas[0]).items())
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from node.experiment.offload import ReplicaOffload, large_tensors
 from node.experiment.variation import Variation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+from tests.support.local_swarms import anchors
 from tests.support.running_replica import spec_of
 
 ROUNDS = 3
@@ -56,13 +57,6 @@ def coarse() -> RunSpec:
 @pytest.fixture(scope="module")
 def stream() -> SampleStream:
     return open_stream(mixed())
-
-
-def anchors(swarm: LocalSwarm) -> list[list[str]]:
-    return [
-        [member.outer[stage].digest() for member in replica.members for stage in member.stages]
-        for replica in swarm.replicas
-    ]
 
 
 def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:

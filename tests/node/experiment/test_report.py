@@ -192,7 +192,8 @@ def test_the_page_says_how_it_is_made_again(matrix: Matrix) -> None:
     page = report_of(matrix, results_of(matrix, LOSSES), Path("m.toml"), out=Path("there/out"))
     assert "hetnode experiment run m.toml --out there/out\n" in page
     assert "--results there/out/results.jsonl" in page
-    page = report_of(replace(matrix, made_with="make page"), {}, Path("m.toml"), out=Path("there/out"))
+    made = replace(matrix, file=matrix.file.model_copy(update={"made_with": "make page"}))
+    page = report_of(made, {}, Path("m.toml"), out=Path("there/out"))
     assert "\n    make page\n" in page
     assert "hetnode experiment" not in page
 

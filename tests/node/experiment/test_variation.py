@@ -21,6 +21,7 @@ from node.experiment.variation_runner import grassmann_step
 from protocol.math.embedding_snapshot import active_snapshot
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.spec.run import RunSpec
+from tests.support.local_swarms import parameters
 from tests.support.running_replica import spec_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,15 +39,6 @@ def mixed(**overrides: Any) -> RunSpec:
 def pair(**overrides: Any) -> RunSpec:
     """One full replica and one pipeline."""
     return mixed(**{"swarm.replicas": 1, "swarm.pipelines": 1, "inner.steps": 1, **overrides})
-
-
-def parameters(replica: LocalReplica) -> dict[str, Tensor]:
-    return {
-        name: parameter.detach()
-        for member in replica.members
-        for module in member.modules.values()
-        for name, parameter in module.canonical_parameters().items()
-    }
 
 
 def links(replica: LocalReplica) -> list[Any]:

@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from node.views.explanation import ExplanationView
+from node.cli.explain import ExplanationView
 from protocol.status import Explanation, Statement
 
 

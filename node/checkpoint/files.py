@@ -205,7 +205,7 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Write and flush a small file. Raises OSError."""
     path.write_bytes(content)
     flush(path)

@@ -2,16 +2,16 @@
 
 The folder of the swarm has only the newest round::
 
-    round-NNNNNN/swarm.pt           run and variation, counters, anchors, the state of a variation
-    round-NNNNNN/replica-MMMMM.pt   counters and private state of a replica
-    round-NNNNNN/digests.json       sha-256 of each file
+    round-NNNNNN/swarm.safetensors           run and variation, counters, anchors, the state of a variation
+    round-NNNNNN/replica-MMMMM.safetensors   counters and private state of a replica
+    round-NNNNNN/digests.json                sha-256 of each file
 
-A round appears complete or not at all. The digests are verified before use, and no code is unpickled.
+A round appears complete or not at all. The digests are verified before use. Nothing is unpickled: a file has
+its tensors by number, and as metadata the JSON of the tree in which they stand.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import shutil
@@ -21,7 +21,8 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from node.checkpoint.files import Parameters, corrupt, publish, write_bytes
@@ -31,7 +32,7 @@ from protocol.errors import HetnodeError
 
 log = logging.getLogger(__name__)
 
-_SWARM, _DIGESTS = "swarm.pt", "digests.json"
+_SWARM, _DIGESTS = "swarm.safetensors", "digests.json"
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ def write(
         digests = {}
 
         def keep(name: str, tree: Mapping[str, Any]) -> None:
-            buffer = io.BytesIO()
-            torch.save(tree, buffer)
-            digests[name] = sha256(buffer.getbuffer()).hexdigest()
-            write_bytes(partial / name, buffer.getbuffer())
+            tensors = dict[str, Tensor]()
+            text = json.dumps(_packed(tree, tensors))
+            content = save(tensors, {"tree": text})
+            digests[name] = sha256(content).hexdigest()
+            write_bytes(partial / name, content)
 
         for index, each in enumerate(replicas):
             private = {stage: _tree_of(state) for stage, state in each.private.items()}
@@ -133,9 +135,37 @@ def _tree_of(state: StageState) -> tuple[dict[str, Any], tuple[Parameters, Any] 
 
 
 def _load(file: Path) -> dict[str, Any]:
-    tree: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    with safe_open(file, framework="pt") as opened:
+        tree: dict[str, Any] = _unpacked(json.loads(opened.metadata()["tree"]), opened)
+        return tree
+
+
+def _packed(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    """`tree` as JSON knows it; its tensors are added to `tensors`, and their names stand in their places."""
+    match tree:
+        case Tensor():
+            name = str(len(tensors))
+            tensors[name] = (
+                tree.detach().cpu().contiguous().clone()
+            )  # the format wants memory of its own for each
+            return {"tensor": name}
+        case Mapping():  # keys may be numbers
+            return {"pairs": [[key, _packed(value, tensors)] for key, value in tree.items()]}
+        case list() | tuple():
+            return [_packed(each, tensors) for each in tree]
     return tree
 
 
+def _unpacked(packed: Any, opened: Any) -> Any:
+    match packed:
+        case {"tensor": name}:
+            return opened.get_tensor(name).clone()
+        case {"pairs": pairs}:
+            return {key: _unpacked(value, opened) for key, value in pairs}
+        case list():
+            return [_unpacked(each, opened) for each in packed]
+    return packed
+
+
 def _file_of(index: int) -> str:
-    return f"replica-{index:05d}.pt"
+    return f"replica-{index:05d}.safetensors"

@@ -206,13 +206,13 @@ def _busy(status: RunStatus, peer: str) -> float | None:
 
 def node_view(
     state: GuestState,
-    report: NodeReport | None,
+    report: NodeReport,
     rates: Rates,
     gpus: Sequence[Gpu],
     status: RunStatus | None,
     width: int,
 ) -> RenderableType:
-    """This machine's node. `report` is None where the node is of a former version."""
+    """This machine's node."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style=_DIM, no_wrap=True)
     table.add_column(overflow="fold")
@@ -224,14 +224,11 @@ def node_view(
 
 
 def _node_rows(
-    state: GuestState, report: NodeReport | None, rates: Rates, status: RunStatus | None, width: int
+    state: GuestState, report: NodeReport, rates: Rates, status: RunStatus | None, width: int
 ) -> Iterator[tuple[str, RenderableType]]:
     yield "state", _activity(state, report)
     if state.silent_seconds >= 1:
         yield "", Text(f"the coordinator has not answered it for {duration(state.silent_seconds)}", "red")
-    if report is None:
-        yield "", "a node of a former version, which tells no more"
-        return
     yield (
         "waits for",
         Text(", ".join(map(plain, report.waits)) or "nothing", "yellow" if report.waits else ""),
@@ -266,12 +263,12 @@ def _node_rows(
     yield "peer", as_text(report.peer)
 
 
-def _activity(state: GuestState, report: NodeReport | None) -> Text:
+def _activity(state: GuestState, report: NodeReport) -> Text:
     if state.reason and not state.is_here:
         return as_text(f"rests: {state.reason}", "yellow")
     if state.reason:
         return as_text(f"leaves for now: {state.reason}", "yellow")
-    if report is not None and report.activity:
+    if report.activity:
         return as_text(report.activity, "green" if report.activity == "training" else "yellow")
     return Text("takes part" if state.has_joined else "starts, or waits for its coordinator")
 

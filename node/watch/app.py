@@ -196,8 +196,7 @@ class WatchApp(App[None]):
         try:
             self._look = await node.look()
             self._node_trouble = None
-            if self._look.report is not None:
-                self._rates = self._meter.note(self._clock(), self._look.report)
+            self._rates = self._meter.note(self._clock(), self._look.report)
         except HetnodeError as error:
             self._node_trouble = error
 
@@ -257,8 +256,8 @@ class WatchApp(App[None]):
         return Text("") if self._status is None else run_view(self._status, self._losses, width)
 
     def _swarm_text(self, width: int) -> RenderableType:
-        report = self._look.report if self._look else None
-        return Text("") if self._status is None else swarm_view(self._status, report.peer if report else "")
+        own = self._look.report.peer if self._look else ""
+        return Text("") if self._status is None else swarm_view(self._status, own)
 
     def _node_text(self, width: int) -> RenderableType:
         if self._node is None:

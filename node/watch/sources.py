@@ -28,10 +28,10 @@ _MOST_HISTORY_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class NodeLook:
-    """One look at the node of this machine. `report` is None where it tells none."""
+    """One look at the node of this machine."""
 
     state: GuestState
-    report: NodeReport | None = None
+    report: NodeReport
     gpus: tuple[Gpu, ...] = ()
     log: tuple[str, ...] = field(default=(), repr=False)
 
@@ -146,10 +146,6 @@ class OwnNode:
         state = ask(self._folder, Ask.STATE)
         if self._looks % _LOOKS_PER_SENSORS == 0:
             self._gpus = tuple(gpus())
-        self._looks, found = self._looks + 1, self._gpus
-        try:
-            report = report_from(ask_for(self._folder, Ask.REPORT))
-            lines = ask_for(self._folder, Ask.LOG)
-        except (HetnodeError, TypeError, AttributeError):
-            return NodeLook(state, None, found)
-        return NodeLook(state, report, found, tuple(map(str, lines)))
+        self._looks += 1
+        report, lines = report_from(ask_for(self._folder, Ask.REPORT)), ask_for(self._folder, Ask.LOG)
+        return NodeLook(state, report, self._gpus, tuple(map(str, lines)))

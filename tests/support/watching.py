@@ -44,7 +44,7 @@ class ScriptedRun:
 class ScriptedNode:
     """A node that trains; `calls` are the controls that were used. `trouble` is raised by every call."""
 
-    report: NodeReport | None = field(default_factory=NodeReport)
+    report: NodeReport = field(default_factory=NodeReport)
     log: tuple[str, ...] = ()
     reason: str = ""
     trouble: HetnodeError | None = None

@@ -37,7 +37,6 @@ from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
-
 _PHASE = "losses", "tokens", "steps", "skipped_steps", "norm"
 """What is saved of the inner phase of a member (node.core.worker.phase)."""
 
@@ -207,7 +206,9 @@ class LocalSwarm:
 
         def replicas() -> Iterator[SavedReplica]:
             for replica in self.replicas:
-                phases = [{name: getattr(member.phase, name) for name in _PHASE} for member in replica.members]
+                phases = [
+                    {name: getattr(member.phase, name) for name in _PHASE} for member in replica.members
+                ]
                 yield SavedReplica(replica.bytes_sent, phases, replica.private_states())
 
         held = self.replicas[0]

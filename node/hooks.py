@@ -1,7 +1,7 @@
 """The places at which a test can watch or disturb a node. Production has :class:`Hooks`, which does nothing.
 
-There are four of them: calls to the worker, calls to the coordinator, frames of the links to both
-neighbours, and the bytes of payloads. Two more hooks are for the clock and the reachability of other peers.
+There are three of them: calls to the worker, calls to the coordinator, and the bytes of payloads. Two more
+hooks are for the clock and the reachability of other peers.
 
 A hook can wait, which delays its caller; raise, which its caller sees as a failure of the call itself; or
 end the process.
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
-from protocol.types import Frame, PeerId
+from protocol.types import PeerId
 
 
 class Hooks:
@@ -38,15 +38,9 @@ class Hooks:
         Raises HetnodeError COORDINATOR_UNREACHABLE to play an answer that was lost.
         """
 
-    async def before_frame(self, frame: Frame) -> None:
-        """Runs before the payload of a frame is written to a link."""
-
     def outgoing(self, round_number: int, stage: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The pieces of a payload that are sent to another peer in place of `pieces`."""
         return pieces
-
-    async def after_chunk(self, nbytes: int) -> None:
-        """Runs after a chunk of a payload or checkpoint has arrived from another peer."""
 
     def before_contact(self, peer: PeerId | str) -> None:
         """Runs before a call to or from `peer`.

@@ -152,6 +152,5 @@ async def receive_exactly(
             data += chunk.data
         else:
             arrival.add(chunk.data)
-        await hooks.current().after_chunk(len(chunk.data))
         await line.down.take(len(chunk.data))
     return data

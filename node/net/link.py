@@ -19,7 +19,6 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from node import hooks
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.streams import STREAM_ERRORS, is_cancelled
 from protocol.codec.link_message import LinkMessage
@@ -120,12 +119,9 @@ class LiveLink:
             async with asyncio.timeout(deadline), self._send_lock:
                 is_under_way = True
                 pieces = self._paced(chunks(frame))
-                # The hook stands between the header and the payload, so that a slow payload is timed.
                 if self._must_be_timed(frame):
                     await self._write(LinkMessage(header=header))
-                    await hooks.current().before_frame(frame)
                 else:
-                    await hooks.current().before_frame(frame)
                     await self._write(LinkMessage(header=header, chunk=await anext(pieces, None)))
                 async for chunk in pieces:
                     await self._write(LinkMessage(chunk=chunk))

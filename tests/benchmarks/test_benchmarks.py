@@ -19,9 +19,9 @@ import pytest
 from benchmarks import accounting, calls, coordinator, rounds
 from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
 from benchmarks.overlap import round_seconds
-from benchmarks.pipeline import MODEL, Chain, arguments_of, compute_seconds, handling_seconds, predict
+from benchmarks.pipeline import MODEL, Chain, compute_seconds, handling_seconds, predict
 from benchmarks.pipeline_member import PipelineMember, replica_of
-from benchmarks.pipeline_results import Case, Result, document_of, median_of, rows_of, summary_of
+from benchmarks.pipeline_results import Case, Result, document_of, rows_of, summary_of
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
@@ -77,11 +77,6 @@ def test_a_microbatch_takes_the_median_of_the_steps() -> None:
     assert handling_seconds([steps], paced=True) == (0,)
 
 
-def test_one_slow_repetition_does_not_count() -> None:
-    quick, slow = result(0, 4.0), result(0, 9.0)
-    assert median_of([slow, quick, quick]) == quick
-
-
 def test_every_member_of_a_chain_hosts_its_share_of_the_stages() -> None:
     for members in (2, 4):
         replica = replica_of(SPEC, members, 8, 4)
@@ -112,24 +107,12 @@ def test_the_table_compares_with_uncompressed_activations() -> None:
     assert found[2].startswith("0 of 3")
 
 
-def test_the_quick_table_is_a_part_of_the_whole_one() -> None:
-    whole, quick = arguments_of([]), arguments_of(["--quick"])
-    assert (whole.members, whole.ratios, whole.bandwidths) == ([2, 4], [0, 1, 8, 32], [0, 10, 50, 100])
-    for part, all_ in ((quick.members, whole.members), (quick.ratios, whole.ratios)):
-        assert set(part) < set(all_)
-
-
 def test_a_table_in_markdown_has_numbers_to_the_right_and_no_stray_bars() -> None:
     table = Table("Title", "command", ("name", "bytes"), (("a|b", "1,234.5"), ("c", "-2 %")), ("A note.",))
     assert table.markdown.splitlines() == [
         *("### Title", "", "    command", ""),
         *("| name | bytes |", "| --- | ---: |", r"| a\|b | 1,234.5 |", "| c | -2 % |", "", "- A note."),
     ]
-
-
-def test_a_row_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table("Title", "command", ("name", "bytes"), (("a",),))
 
 
 def test_the_line_about_the_machine_names_neither_host_nor_path() -> None:
@@ -188,14 +171,6 @@ def test_a_payload_lies_between_the_entropy_bound_and_twelve_bit_indices() -> No
     assert bound < enumerative < 42.2 < elias_fano < twelve
 
 
-def test_accounting_adds_up_the_stages() -> None:
-    layouts = accounting.layouts_of(resolve("nano"))
-    rows = {row[0]: row for row in accounting.rows_of(layouts, steps=2)}
-    parameters = sum(math.prod(shape) for layout in layouts.values() for shape in layout.shapes.values())
-    assert float(rows["DiLoCo, float32 pseudo-gradient"][3]) == pytest.approx(4e-6 * parameters, abs=5e-4)
-    assert rows["DiLoCo, float32 pseudo-gradient"][4] == "1x"
-
-
 LISTING = """\
 ESTAB 0 0 10.78.0.1:4000 10.78.0.2:5000 users:(("p2pd",pid=7,fd=9)) cubic rto:204 bytes_sent:150 \
 bytes_retrans:50 bytes_acked:100 bytes_received:23 segs_out:3
@@ -225,12 +200,6 @@ def test_a_round_is_held_against_what_the_link_can_carry() -> None:
         "4.20",
         f"{4.2 / ideal:.2f}",
     )
-
-
-def test_an_unshaped_round_has_no_ideal() -> None:
-    case = rounds.Case("name", (1000,), math.inf)
-    [row] = rounds.rows_of([rounds.Result(case, 2, 2010.0, 0.5)])
-    assert row[2:] == ("unshaped", "2.0", "2.0", "0.50 %", "", "0.50", "")
 
 
 def decision(round_number: int, time: float, stage: int = 0, committed: bool = True) -> dict[str, object]:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,47 +43,33 @@ def trained() -> Mapping[str, Any]:
 def _computed(folder: Path) -> Mapping[str, Any]:
     from tests.support.fault_script import Action, Moment  # noqa: PLC0415
     from tests.support.faults import FaultPlan  # noqa: PLC0415
-    from tests.virtual import swarm as virtual  # noqa: PLC0415
-    from tests.virtual.rollback import roll_back_and_end  # noqa: PLC0415
-    from tests.virtual.scenario import FULL, MIXED, return_after, swarm_spec  # noqa: PLC0415
+    from tests.virtual.scenario import (  # noqa: PLC0415
+        FULL,
+        MIXED,
+        Play,
+        return_after,
+        roll_back_and_resume,
+    )
     from tests.virtual.swarm import VirtualSwarm  # noqa: PLC0415
 
-    async def undisturbed(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
+    def final(swarm: VirtualSwarm) -> Mapping[str, str]:
+        return {str(stage): digest for stage, digest in sorted(swarm.anchors("a").items())}
 
-    async def killed(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await return_after(swarm, "q", 5)
-        await swarm.until_over()
-        swarm.assert_all_agree()
-
-    async def rolled_back(swarm: VirtualSwarm) -> None:
-        await roll_back_and_end(swarm, at=3, restore_round=1)
-
-    def play(
-        name: str,
-        scenario: Callable[[VirtualSwarm], Awaitable[None]],
-        members: Mapping[str, Any],
-        rounds: int,
-        **overrides: Any,
-    ) -> Mapping[str, str]:
+    def play(name: str) -> Callable[..., VirtualSwarm]:
         plan = FaultPlan(folder / name / "faults")
-        if scenario is killed:
+        if name == "killed":
             plan.fail_at("q", None, 3, Moment.INNER_STEP, Action.KILL)
+        return Play(folder / name, plan).to_the_end
 
-        async def observed(swarm: VirtualSwarm) -> Mapping[str, str]:
-            await scenario(swarm)
-            return {str(stage): digest for stage, digest in sorted(swarm.anchors("a").items())}
-
-        spec = swarm_spec(members, rounds, **overrides)
-        return virtual.play(observed, spec, folder / name, members, plan=plan)
-
+    momentum = {"link.dtype": "int4", "outer.optimizer": "nesterov"}
+    killed = play("killed")(lambda swarm: return_after(swarm, "q", 5), MIXED, 5, **momentum)
+    back = play("back")(
+        lambda swarm: roll_back_and_resume(swarm, 3, 1), FULL, 4, **{"recovery.checkpoint_every": 1}
+    )
     return {
-        "killed": play("killed", killed, MIXED, 5, **{"link.dtype": "int4", "outer.optimizer": "nesterov"}),
-        "rolled back": play("back", rolled_back, FULL, 4, **{"recovery.checkpoint_every": 1}),
-        "late updates": play("late", undisturbed, MIXED, 3, **{"outer.overlap": 1}),
+        "killed": final(killed),
+        "rolled back": final(back),
+        "late updates": final(play("late")(None, MIXED, 3, **{"outer.overlap": 1})),
         "exported": _exported(folder),
     }
 

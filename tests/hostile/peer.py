@@ -268,6 +268,15 @@ async def _call(
         raise Refused(error) from None
 
 
+async def join_all(invite: str, peers: Iterable[Peer]) -> list[Peer]:
+    """Enroll all `peers` and let them join the run."""
+    joined = list(peers)
+    for peer in joined:
+        await peer.enroll(invite)
+        await peer.join()
+    return joined
+
+
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """End tasks of a script."""
     for task in tasks:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -22,27 +24,15 @@ async def test_large_calls_of_a_stranger_take_no_memory(tmp_path: Path, attack: 
     identity, honest = (open_identity(tmp_path / f"{name}.key") for name in ("first", "member"))
     first = await start_transport(identity, entry_of(identity, members=(honest.peer,)))
     member = await start_as(honest, tmp_path / "member", (), first.addresses)
+    ttls = count(600)
+
+    async def publish() -> None:
+        await member.transport.publish(record_of(honest), ttl=next(ttls))
+
     try:
-        await member.transport.publish(record_of(honest), ttl=600)
+        await publish()
         await first.lookup()
-        rest = resident(first)
-        stranger = str(open_identity(tmp_path / "stranger.key").path)
-        flood = asyncio.create_task(
-            asyncio.to_thread(
-                commands.run, "tests.support.hive_attacker", attack, first.addresses[0], stranger
-            )
-        )
-        most, published = dict(rest), 0
-        while not flood.done():
-            await member.transport.publish(record_of(honest), ttl=600 + published)
-            published += 1
-            await asyncio.wait({flood}, timeout=0.2)
-            now = resident(first)
-            assert now.keys() == rest.keys(), "the processes are the same"
-            most = {process: max(size, now[process]) for process, size in most.items()}
-        growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
-        print(f"{flood.result().stdout.strip()}; {published} records published meanwhile; growth: {growth}")
-        assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
+        await assert_no_growth(first, attack, tmp_path / "stranger.key", publish)
         assert honest.peer in await first.lookup()
     finally:
         await member.transport.close()
@@ -57,22 +47,33 @@ async def test_large_questions_of_a_member_to_the_dht_of_libp2p_take_no_memory_o
         open_identity(tmp_path / "node.key"), tmp_path / "node", (), first.transport.addresses
     )
     try:
-        rest = resident(node.transport)
-        member = str(open_identity(tmp_path / "member.key").path)
-        attack = ("tests.support.hive_attacker", "flood-libp2p", node.transport.addresses[0], member)
-        flood = asyncio.create_task(asyncio.to_thread(commands.run, *attack))
-        most = dict(rest)
-        while not flood.done():
-            await asyncio.wait({flood}, timeout=0.2)
-            now = resident(node.transport)
-            assert now.keys() == rest.keys(), "the processes are the same"
-            most = {process: max(size, now[process]) for process, size in most.items()}
-        growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
-        print(f"{flood.result().stdout.strip()}; growth: {growth}")
-        assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
+        await assert_no_growth(node.transport, "flood-libp2p", tmp_path / "member.key")
     finally:
         await node.transport.close()
         await first.transport.close()
+
+
+async def nothing() -> None:
+    pass
+
+
+async def assert_no_growth(
+    target: HiveTransport, attack: str, key: Path, meanwhile: Callable[[], Awaitable[None]] = nothing
+) -> None:
+    """Attack the peer, and do `meanwhile` again and again: none of its processes ends or grows much."""
+    rest = resident(target)
+    attacker = ("tests.support.hive_attacker", attack, target.addresses[0], str(open_identity(key).path))
+    flood = asyncio.create_task(asyncio.to_thread(commands.run, *attacker))
+    most = dict(rest)
+    while not flood.done():
+        await meanwhile()
+        await asyncio.wait({flood}, timeout=0.2)
+        now = resident(target)
+        assert now.keys() == rest.keys(), "the processes are the same"
+        most = {process: max(size, now[process]) for process, size in most.items()}
+    growth = {process.name(): f"{(most[process] - rest[process]) >> 20} MiB" for process in rest}
+    print(f"{flood.result().stdout.strip()}; growth: {growth}")
+    assert all(most[process] < rest[process] + MOST_GROWTH for process in rest)
 
 
 def resident(transport: HiveTransport) -> dict[psutil.Process, int]:

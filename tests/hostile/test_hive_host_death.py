@@ -22,7 +22,6 @@ from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import decode
 from protocol.types import Role
-from tests.support import commands
 from tests.support.hive_nodes import start_transport
 from tests.support.processes import COORDINATOR, ProcessSwarm
 from tests.support.waiting import is_alive
@@ -94,9 +93,9 @@ class Newcomer:
     def __init__(self, swarm: ProcessSwarm, folder: Path) -> None:
         self._swarm = swarm
         self._identity: Identity = open_identity(folder / "newcomer.key")
-        invite = commands.hetnode("invite", "create", "--folder", str(swarm.run), check=True).stdout
-        text = next(word for word in invite.split() if word.startswith("hetnode1-"))
-        self._credentials: RunCredentials = asyncio.run(enroll(decode(text), self._identity, SECONDS))
+        self._credentials: RunCredentials = asyncio.run(
+            enroll(decode(swarm.invite()), self._identity, SECONDS)
+        )
         port = (swarm.run / "dht-port").read_text()
         self._first = f"/ip4/127.0.0.1/tcp/{port}/p2p/{self._credentials.coordinator}"
 
@@ -142,7 +141,7 @@ def test_a_dead_process_of_hivemind_starts_again_and_the_run_goes_on(
             before = swarm.round_number
             swarm.members[LATE] = Role.REPLICA
             swarm.start_node(LATE)
-            swarm.wait_until(lambda: "joined run" in swarm.log(LATE), SECONDS, "the late node to join")
+            swarm.wait_log(LATE, "joined run", SECONDS)
             newcomer.wait_for_records_of({swarm.peer(name) for name in swarm.members})
         swarm.wait_round(before + 2, SECONDS)
         swarm.wait_until(lambda: bool(swarm.contributions(LATE)), SECONDS, "a payload of the late node")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from tests.hostile.coordinator import Coordinator, coordinator
+from protocol.types import Role
+from tests.builders import spec_of
 from tests.hostile.link import Link, number
-from tests.hostile.peer import Peer, Refused, cancel
+from tests.hostile.peer import Peer, Refused, cancel, join_all
 from tests.support import commands
+from tests.support.processes import ProcessSwarm
 
 ROUNDS, STEPS = 2, 2
 
 
 async def test_a_record_in_the_dht(tmp_path: Path) -> None:
-    with coordinator(tmp_path, "--stages", "1", "--replicas", "1", "--pipelines", "0") as run:
-        peer = Peer()
-        await peer.enroll(run.invite())
-        await peer.join()
+    with ProcessSwarm(spec_of(1, 1), tmp_path, {}) as run:
+        run.start_coordinator()
+        [peer] = await join_all(run.invite(), [Peer()])
         given: dict[str, Any] = {
             "run": peer.run,
             "endpoint": "127.0.0.1:7",
@@ -34,17 +34,6 @@ async def test_a_record_in_the_dht(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["stored", peer.id, "127.0.0.1:7"]
         await peer.close()
-
-
-def start_node(run: Coordinator, folder: Path) -> Any:
-    (folder / "invite").write_text(run.invite())
-    return commands.start(
-        *("join", "--invite-file", str(folder / "invite"), "--role", "stage", "--no-measure"),
-        *("--folder", str(folder / "node"), "--identity", str(folder / "node.key"), "--threads", "1"),
-        *("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"),
-        log=folder / "node.log",
-        environment=dict(os.environ),
-    )
 
 
 async def inner_phase(link: Link, spec: dict[str, Any], round_number: int, k: int, step: int = 0) -> int:
@@ -109,10 +98,9 @@ async def dial_with_retries(peer: Peer, plan: Any, round_number: int) -> tuple[L
 
 
 async def test_a_pipeline_of_a_node_and_a_scripted_member(tmp_path: Path) -> None:
-    shape = ("--stages", "2", "--replicas", "0", "--pipelines", "1")
-    options = ("--rounds", str(ROUNDS), "--inner-steps", str(STEPS), *shape)
-    with coordinator(tmp_path, *options) as run:
-        node = start_node(run, tmp_path)
+    spec = spec_of(2, 0, 1, rounds=ROUNDS, inner__steps=STEPS)
+    with ProcessSwarm(spec, tmp_path, {"node": Role.STAGE}) as run:
+        run.start()
         peer = Peer()
         await peer.enroll(run.invite())
         await wait_for_node(peer)
@@ -120,21 +108,21 @@ async def test_a_pipeline_of_a_node_and_a_scripted_member(tmp_path: Path) -> Non
         capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
         await peer.join(role="stage", capacity=capacity)
         alive = asyncio.create_task(peer.keep_alive(1.0))
-        spec, plan = json.loads(peer.spec_json), await peer.first_plan()
+        fields, plan = json.loads(peer.spec_json), await peer.first_plan()
         await peer.attest(1, 0)
         link, k = await dial_with_retries(peer, plan, 1)
-        await validation(link, spec, 0)
+        await validation(link, fields, 0)
         for round_number in range(1, ROUNDS + 1):
-            assert await inner_phase(link, spec, round_number, k) == STEPS
+            assert await inner_phase(link, fields, round_number, k) == STEPS
             decision = await peer.contribute(1, round_number)
             assert decision.committed
             assert (await peer.call("AwaitDecision", stage=0, round=round_number)).committed
-            await inner_phase(link, spec, round_number, k, STEPS + 1)
-            await validation(link, spec, round_number)
+            await inner_phase(link, fields, round_number, k, STEPS + 1)
+            await validation(link, fields, round_number)
         await link.part()
         await cancel(alive)
         await peer.call("Leave", reason="finished")
-        assert node.wait(60) == 0, (tmp_path / "node.log").read_text()
+        run.wait_over(60, "node")
         await link.close()
         await peer.close()
         assert [line["committed"] for line in run.decisions()] == [True] * ROUNDS * 2

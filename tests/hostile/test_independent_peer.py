@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.coordinator import coordinator, join_all
-from tests.hostile.peer import Peer, Refused, cancel
+from tests.builders import spec_of
+from tests.hostile.peer import Peer, Refused, cancel, join_all
+from tests.support.processes import COORDINATOR, ProcessSwarm
 
 ROUNDS, STAGES = 4, (0, 1)
 
@@ -31,9 +32,9 @@ def test_the_peer_imports_nothing_of_hetnode(module: str) -> None:
 
 
 async def test_scripted_peers_commit_every_round_of_a_run(tmp_path: Path) -> None:
-    options = ("--rounds", str(ROUNDS), "--stages", "2", "--replicas", "3", "--pipelines", "0")
-    with coordinator(tmp_path, *options) as run:
-        peers = await join_all(run, [Peer() for _ in range(3)])
+    with ProcessSwarm(spec_of(2, 3, rounds=ROUNDS), tmp_path, {}) as run:
+        run.start_coordinator()
+        peers = await join_all(run.invite(), [Peer() for _ in range(3)])
         alive = [asyncio.create_task(peer.keep_alive(1.0)) for peer in peers]
         plans = await asyncio.gather(*(peer.first_plan() for peer in peers))
         members = {member.peer for replica in plans[0].replicas for member in replica.members}
@@ -55,13 +56,13 @@ async def test_scripted_peers_commit_every_round_of_a_run(tmp_path: Path) -> Non
         for peer in peers:
             await peer.call("Leave", reason="finished")
             await peer.close()
-        assert run.process.wait(60) == 0, run.log()
+        run.wait_over(60, COORDINATOR)
         assert [line["committed"] for line in run.decisions()] == [True] * ROUNDS * len(STAGES)
 
 
 async def test_a_peer_that_stays_away_is_no_member(tmp_path: Path) -> None:
-    options = ("--rounds", "4", "--stages", "1", "--replicas", "1", "--pipelines", "0")
-    with coordinator(tmp_path, *options) as run:
+    with ProcessSwarm(spec_of(1, 1), tmp_path, {}) as run:
+        run.start_coordinator()
         stranger = Peer()
         await stranger.enroll(run.invite())
         with pytest.raises(Refused) as refused:

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.coordinator import Coordinator, coordinator
+from tests.builders import spec_of
 from tests.hostile.measure import unharmed
 from tests.hostile.peer import Peer, Refused
 from tests.hostile.wire import Invite
+from tests.support.processes import ProcessSwarm
 
 PEERS, HEARTBEATS = 1000, 10_000
 AT_ONCE = 32
@@ -60,7 +61,7 @@ async def timed(what: str, calls: Iterable[Callable[[], Awaitable[object]]], at_
     return Figures(what, each, time.perf_counter() - began)
 
 
-async def load(run: Coordinator, count: int, heartbeats: int) -> list[Figures]:
+async def load(run: ProcessSwarm, count: int, heartbeats: int) -> list[Figures]:
     """Enroll and join `count` peers, then send `heartbeats` from all of them in turn."""
     invite = run.invite(uses=count)
     first = Peer()
@@ -80,9 +81,9 @@ async def load(run: Coordinator, count: int, heartbeats: int) -> list[Figures]:
     ]
     beats = [lambda peer=peers[i % count]: peer.call("Heartbeat") for i in range(heartbeats)]
     found.append(await timed("heartbeats", beats, AT_ONCE))
-    status = await peers[0].call("Status")
-    assert {each.peer for each in status.peers} == {peer.id for peer in peers}
-    assert all(each.lifecycle != "gone" for each in status.peers)
+    known = (await peers[0].call("Status")).peers
+    assert {each.peer for each in known} == {peer.id for peer in peers}
+    assert all(each.lifecycle != "gone" for each in known)
     await asyncio.gather(*(peer.close() for peer in peers))
     return found
 
@@ -102,12 +103,12 @@ async def with_retries(call: Callable[[], Awaitable[object]]) -> None:
 
 @pytest.mark.hostile
 async def test_a_thousand_peers_come_in_at_once(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
     # A busy machine is slow, but it must lose no peer: the heartbeats begin when all have joined.
-    file.write_text("[timing]\nheartbeat = 60.0\nlost_after = 600.0\n")
-    shape = ("--stages", "1", "--replicas", str(PEERS), "--pipelines", "0")
-    with coordinator(tmp_path, "--config", str(file), *shape) as run, unharmed(run, _GROWTH) as watch:
-        print(f"\nload of this machine before: {os.getloadavg()[0]:.1f}")
-        for figures in await load(run, PEERS, HEARTBEATS):
-            print(figures)
-        print(watch.report())
+    spec = spec_of(1, PEERS, timing__heartbeat=60.0, timing__lost_after=600.0)
+    with ProcessSwarm(spec, tmp_path, {}) as run:
+        run.start_coordinator()
+        with unharmed(run, _GROWTH) as watch:
+            print(f"\nload of this machine before: {os.getloadavg()[0]:.1f}")
+            for figures in await load(run, PEERS, HEARTBEATS):
+                print(figures)
+            print(watch.report())

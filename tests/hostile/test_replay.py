@@ -8,25 +8,27 @@ from pathlib import Path
 import pytest
 from cryptography.exceptions import InvalidSignature
 
+from tests.builders import spec_of
 from tests.hostile import wire
-from tests.hostile.coordinator import Coordinator, coordinator, join_all
-from tests.hostile.peer import Peer, Refused
+from tests.hostile.peer import Peer, Refused, join_all
 from tests.hostile.wire import Identity
+from tests.support.processes import COORDINATOR, ProcessSwarm
 
-OPTIONS = ("--rounds", "4", "--stages", "1", "--replicas", "2", "--pipelines", "0")
+SPEC = spec_of(1, 2, rounds=4)
 
 
-async def enter(run: Coordinator, *identities: Identity) -> list[Peer]:
-    peers = await join_all(run, map(Peer, identities))
+async def enter(run: ProcessSwarm, *identities: Identity) -> list[Peer]:
+    """Start the coordinator, and let the peers join."""
+    run.start_coordinator()
+    peers = await join_all(run.invite(), map(Peer, identities))
     await asyncio.gather(*(peer.first_plan() for peer in peers))
     return peers
 
 
 async def test_a_payload_of_one_run_is_no_evidence_in_another(tmp_path: Path) -> None:
     identities = Identity(), Identity()
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    with coordinator(tmp_path / "a", *OPTIONS) as first, coordinator(tmp_path / "b", *OPTIONS) as second:
+    runs = [ProcessSwarm(SPEC, tmp_path / name, {}) for name in ("a", "b")]
+    with runs[0] as first, runs[1] as second:
         old, new = await enter(first, *identities), await enter(second, *identities)
         assert old[0].spec_hash == new[0].spec_hash
         assert old[0].run != new[0].run
@@ -43,13 +45,13 @@ async def test_a_payload_of_one_run_is_no_evidence_in_another(tmp_path: Path) ->
             *(peer.call("Report", stage=0, round=1, held=offers) for peer in new)
         )
         assert all(len(decision.entries) == 2 for decision in decisions)
-        assert "STRIKE" not in second.log()
+        assert "STRIKE" not in second.log(COORDINATOR)
         for peer in (*old, *new):
             await peer.close()
 
 
 async def test_a_plan_of_one_run_is_not_signed_for_another(tmp_path: Path) -> None:
-    with coordinator(tmp_path, *OPTIONS) as run:
+    with ProcessSwarm(SPEC, tmp_path, {}) as run:
         peers = await enter(run, Identity(), Identity())
         update = await anext(update async for update, plan in peers[0].updates() if plan is not None)
         other = wire.run_id("nano", peers[0].spec_hash, bytes(32))

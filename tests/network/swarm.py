@@ -53,12 +53,6 @@ class NetworkSwarm(ProcessSwarm):
         joined = self.log(name).count("relay of run")
         self.wait_until(lambda: self.log(name).count("relay of run") > joined, 120, f"the relay {name}")
 
-    def wait_log(self, name: str, text: str, seconds: float = 120, count: int = 1) -> None:
-        """Wait until `text` is in the log of a node `count` times."""
-        self.wait_until(
-            lambda: self.log(name).count(text) >= count, seconds, f"{text!r} in the log of {name}"
-        )
-
     def wait_contributions(self, *names: str, seconds: float = 180) -> int:
         """Wait until each of these nodes has a payload in a round that is not decided yet.
 

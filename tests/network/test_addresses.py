@@ -11,18 +11,24 @@ from tests.network.swarm import NetworkSwarm
 from tests.network.world import Home, World
 
 REPLICA, STAGE = Role.REPLICA, Role.STAGE
+OTHERS = {name: (REPLICA, ()) for name in ("dc1", "dc2")}
+"""Two full replicas have two thirds of the weight: a round can be committed without the pipeline."""
+SPEC = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
 MOVED, NEW_LEASE = "44.10.0.99", "44.10.0.199"
 FLAPS, DOWN_SECONDS, UP_SECONDS = 5, 1.0, 2.0  # as fast as 20 in a minute
 
 
+def assert_undisturbed(swarm: NetworkSwarm, since: int) -> None:
+    assert swarm.aborted == 0
+    assert not any(swarm.missed_rounds(name, since) for name in OTHERS)
+    assert not any(map(swarm.times_lost, swarm.members))
+
+
 def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
-    """Two full replicas have two thirds of the weight: a round can be committed without the pipeline."""
-    others = ("dc1", "dc2")
-    members = {name: (REPLICA, ()) for name in others} | {"pub": (STAGE, ()), "home": (STAGE, ())}
-    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
+    members = OTHERS | {"pub": (STAGE, ()), "home": (STAGE, ())}
     with (
-        World(["coord", "pub", *others], {"home": Home()}) as world,
-        NetworkSwarm(spec, tmp_path, world, members) as swarm,
+        World(["coord", "pub", *OTHERS], {"home": Home()}) as world,
+        NetworkSwarm(SPEC, tmp_path, world, members) as swarm,
     ):
 
         def wait_until_home_and_pub_contribute(after: str) -> None:
@@ -45,7 +51,7 @@ def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
 
         world.move_public("pub", MOVED)
         told = f"others reach this node at {MOVED}:"
-        swarm.wait_until(lambda: told in swarm.log("pub"), 60, "the node to tell its new address")
+        swarm.wait_log("pub", told, 60)
         wait_until_home_and_pub_contribute("a new address of a public peer")
 
         world.move_router("home", NEW_LEASE)
@@ -60,20 +66,15 @@ def test_addresses_change_in_mid_round_and_a_line_flaps(tmp_path: Path) -> None:
             time.sleep(UP_SECONDS)
         wait_until_home_and_pub_contribute("flaps")
 
-        assert swarm.aborted == 0
-        for name in others:
-            assert not swarm.missed_rounds(name, first)
-        assert not any(map(swarm.times_lost, members))
+        assert_undisturbed(swarm, first)
 
 
 def test_an_open_laptop_that_is_carried_into_a_home_takes_a_relay(tmp_path: Path) -> None:
     """Its neighbour is at a home as well, so they need one."""
-    others = ("dc1", "dc2")
-    members = {name: (REPLICA, ()) for name in others} | {"laptop": (STAGE, ()), "home": (STAGE, ())}
-    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
+    members = OTHERS | {"laptop": (STAGE, ()), "home": (STAGE, ())}
     with (
-        World(["coord", "laptop", *others], {"home": Home(), "cafe": Home()}) as world,
-        NetworkSwarm(spec, tmp_path, world, members) as swarm,
+        World(["coord", "laptop", *OTHERS], {"home": Home(), "cafe": Home()}) as world,
+        NetworkSwarm(SPEC, tmp_path, world, members) as swarm,
     ):
         swarm.start()
         first = swarm.wait_contributions(*members)
@@ -84,20 +85,15 @@ def test_an_open_laptop_that_is_carried_into_a_home_takes_a_relay(tmp_path: Path
         told = time.monotonic() - began
         swarm.wait_contributions("laptop", "home")
         print(f"told after {told:.1f} s, contributed after {time.monotonic() - began:.1f} s")
-        assert swarm.aborted == 0
-        for name in others:
-            assert not swarm.missed_rounds(name, first)
-        assert not any(map(swarm.times_lost, members))
+        assert_undisturbed(swarm, first)
 
 
 def test_a_peer_changes_between_ipv4_and_ipv6(tmp_path: Path) -> None:
     """The coordinator has a name with addresses of both, and so have the other peers."""
-    others = ("dc1", "dc2")
-    members = {name: (REPLICA, ()) for name in others} | {"pub": (STAGE, ()), "near": (STAGE, ())}
-    spec = spec_of(replicas=2, pipelines=1, rounds=200, inner__steps=8, grouping__balance=False)
+    members = OTHERS | {"pub": (STAGE, ()), "near": (STAGE, ())}
     with (
-        World(["coord", "pub", "near", *others], names={"coord.test": "coord"}) as world,
-        NetworkSwarm(spec, tmp_path, world, members, "[::]:7700") as swarm,
+        World(["coord", "pub", "near", *OTHERS], names={"coord.test": "coord"}) as world,
+        NetworkSwarm(SPEC, tmp_path, world, members, "[::]:7700") as swarm,
     ):
         world.drop("pub", 6)
         swarm.start_coordinator("--relay", "none", "--advertise", "coord.test")
@@ -117,7 +113,4 @@ def test_a_peer_changes_between_ipv4_and_ipv6(tmp_path: Path) -> None:
             print(
                 f"IPv{gone} to IPv{back}: told after {at:.1f} s, contributed {time.monotonic() - began:.1f}"
             )
-        assert swarm.aborted == 0
-        for name in others:
-            assert not swarm.missed_rounds(name, first)
-        assert not any(map(swarm.times_lost, members))
+        assert_undisturbed(swarm, first)

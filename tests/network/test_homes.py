@@ -37,19 +37,15 @@ def swarm_in(
         yield world, swarm
 
 
-def wait_for(swarm: NetworkSwarm, name: str, text: str, seconds: float = 90) -> None:
-    swarm.wait_until(lambda: text in swarm.log(name), seconds, f"{text!r} in the log of {name}")
-
-
 def test_homes_with_default_options_are_not_believed_and_told_why(tmp_path: Path) -> None:
     members = {"dc": (REPLICA, ()), "h1": (STAGE, ()), "h2": (STAGE, ())}
     with swarm_in(tmp_path, ["dc"], HOMES, members) as (world, swarm):
         for home in HOMES:
-            wait_for(swarm, home, f"does not reach this node at {world.address[home]}:")
+            swarm.wait_log(home, f"does not reach this node at {world.address[home]}:")
             assert "--advertise" in swarm.log(home)
-            wait_for(swarm, home, "cannot be neighbours")
-        wait_for(swarm, "dc", f"others reach this node at {world.address['dc']}:")
-        wait_for(swarm, "coordinator", "cannot be neighbours; one of these peers must be reached by others")
+            swarm.wait_log(home, "cannot be neighbours")
+        swarm.wait_log("dc", f"others reach this node at {world.address['dc']}:")
+        swarm.wait_log("coordinator", "cannot be neighbours; one of these peers must be reached by others")
         status = swarm.status_text()
         assert status.count("does not reach this node") == 2
         assert not swarm.decisions()
@@ -59,7 +55,7 @@ def test_two_replicas_that_only_dial_are_told_at_once(tmp_path: Path) -> None:
     members = {"h1": (REPLICA, DIAL), "h2": (REPLICA, ())}
     with swarm_in(tmp_path, [], HOMES, members) as (_, swarm):
         for name in ("coordinator", "h1", "h2"):
-            wait_for(swarm, name, "only dial, so their replicas cannot exchange payloads")
+            swarm.wait_log(name, "only dial, so their replicas cannot exchange payloads")
         assert not swarm.decisions()
 
 
@@ -83,9 +79,9 @@ def test_a_forwarded_port_makes_a_home_open(tmp_path: Path) -> None:
             swarm.start_coordinator(*NO_RELAY)
             swarm.start_node("h2")
             # The first is to have stage 0, so that only a home that cannot be dialled has its payloads.
-            wait_for(swarm, "h2", "waiting for 1 more stage peer")
+            swarm.wait_log("h2", "waiting for 1 more stage peer")
             swarm.start_node("h1")
-            wait_for(swarm, "h1", "others reach this node at 44.10.0.101:7710 (links) and 44.10.0.101:7711")
+            swarm.wait_log("h1", "others reach this node at 44.10.0.101:7710 (links) and 44.10.0.101:7711")
             swarm.wait_over(120, *members)
             assert "replica-0, stage 0" in swarm.log("h2")
             assert swarm.aborted == 0
@@ -102,12 +98,12 @@ def test_a_link_that_cannot_open_is_named_and_costs_its_own_pipeline_only(tmp_pa
             swarm.start_coordinator(*NO_RELAY)
             for name in members:
                 swarm.start_node(name)
-            wait_for(swarm, "coordinator", "cannot open its link to", 120)
+            swarm.wait_log("coordinator", "cannot open its link to", 120)
             dialled = {name for name in "ab" if "cannot be opened yet" in swarm.log(name)}
             (dialler,) = dialled
             address = world.address["b" if dialler == "a" else "a"]
             for name in ("a", "b"):
-                wait_for(swarm, name, f"at {address}:")
+                swarm.wait_log(name, f"at {address}:")
             swarm.wait_over(180, "dc")
             assert swarm.aborted == 0
             assert swarm.contributions("dc") == {1, 2, 3, 4}

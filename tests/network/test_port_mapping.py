@@ -45,9 +45,7 @@ def test_homes_are_open_by_upnp_and_by_nat_pmp(tmp_path: Path) -> None:
                 f"the router forwards ports of {public} to this machine ({protocol})",
                 f"others reach this node at {public}:",
             ):
-                swarm.wait_until(
-                    lambda text=text, name=name: text in swarm.log(name), 120, f"{text!r} in {name}"
-                )
+                swarm.wait_log(name, text)
             own = [each.rpartition(":")[0] for each in forwarded(world, name)]
             assert own == [world.address[name]] * 2
         swarm.wait_until(lambda: all(map(swarm.contributions, members)), 120, "a round of both")

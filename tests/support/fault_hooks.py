@@ -6,8 +6,6 @@ payload, and CHECKPOINT from :func:`checkpoint_faults`, because no call is made 
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ from node.ipc import worker_calls as calls
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.run import RunSpec
-from protocol.types import Frame, PeerId
+from protocol.types import PeerId
 from tests.support.fault_script import Action, Moment, Script
 
 
@@ -75,9 +73,6 @@ class FaultHooks(hooks.Hooks):
         elif method in ("Report", "AwaitDecision"):
             await self.script.reach(Moment.DECIDED, request.round, request.stage)
 
-    async def before_frame(self, frame: Frame) -> None:
-        await self._carry(len(frame.payload))
-
     async def outgoing(
         self, round_number: int, stage: int, pieces: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
@@ -96,9 +91,6 @@ class FaultHooks(hooks.Hooks):
             yield rest
         async for piece in pieces:
             yield piece
-
-    async def after_chunk(self, nbytes: int) -> None:
-        await self._carry(nbytes)
 
     def before_contact(self, peer: PeerId | str) -> None:
         if self.script.is_cut_off():
@@ -134,11 +126,6 @@ class FaultHooks(hooks.Hooks):
         self._decided = max(self._decided, round_number)
         await self.script.reach(Moment.APPLIED, round_number, stage)
 
-    async def _carry(self, nbytes: int) -> None:
-        """Take as long as a slow link does for `nbytes`."""
-        if (bandwidth := self.script.bandwidth()) is not None:
-            await asyncio.sleep(nbytes / bandwidth)
-
     def _check_coordinator(self) -> None:
         if self.script.is_cut_off():
             raise HetnodeError(
@@ -158,21 +145,9 @@ def checkpoint_faults() -> Iterator[None]:
 
     def write_or_fail(folder: Path, spec: RunSpec, round_number: int, stages: Any) -> None:
         found = hooks.current()
-        fault = None
         if isinstance(found, FaultHooks):
-            fault = found.script.reach_now(Moment.CHECKPOINT, round_number)
-        if fault is not None and fault.action is Action.CORRUPT:
-            flip_last_bit(min(folder.glob("stage-*.safetensors")))
+            found.script.reach_now(Moment.CHECKPOINT, round_number)
         write(folder, spec, round_number, stages)
 
     with patch.object(private_state, "write", write_or_fail):
         yield
-
-
-def flip_last_bit(path: Path) -> None:
-    """Flip the lowest bit of the last byte of a file."""
-    with path.open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read(1)[0]
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last ^ 1]))

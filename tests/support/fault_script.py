@@ -67,16 +67,15 @@ class Action(StrEnum):
 
     To the processes of the node: KILL (SIGKILL), STOP (SIGSTOP of all of them for `seconds`), DELAY (of the
     task that has reached the moment, by `seconds`), FULL (its disk has no room for what is written). To its
-    network: SLOW (links carry `bytes_per_second` for `seconds`), PARTITION (nothing leaves or arrives for
-    `seconds`). SKEW: its clock is `seconds` ahead from now on. DROP, CORRUPT and DENY are for the hook
-    that has reached the moment: it loses the rest of a payload, flips one bit, or reports only its own one.
+    network: PARTITION (nothing leaves or arrives for `seconds`). SKEW: its clock is `seconds` ahead from now
+    on. DROP, CORRUPT and DENY are for the hook that has reached the moment: it loses the rest of a payload,
+    flips one bit, or reports only its own one.
     """
 
     KILL = "kill"
     STOP = "stop"
     DELAY = "delay"
     FULL = "full"
-    SLOW = "slow"
     PARTITION = "partition"
     SKEW = "skew"
     DROP = "drop"
@@ -96,7 +95,6 @@ class Fault:
     stage: int | None = None
     round_number: int | None = None
     seconds: float = 0.0
-    bytes_per_second: float = 0.0
     times: int = 1
     step: int | None = None
 
@@ -125,7 +123,6 @@ class Fired:
     pid: int
     time: float
     seconds: float
-    bytes_per_second: float
 
 
 class Killed(BaseException):
@@ -202,16 +199,6 @@ class Script:
             fired.action == Action.PARTITION and now < fired.time + fired.seconds for fired in self._fired()
         )
 
-    def bandwidth(self) -> float | None:
-        """Bytes per second of each link while SLOW is in force; else None."""
-        now = self._clock()
-        slow = [
-            fired.bytes_per_second
-            for fired in self._fired()
-            if fired.action == Action.SLOW and now < fired.time + fired.seconds
-        ]
-        return min(slow, default=None)
-
     def skew(self) -> float:
         """How many seconds the clock of the node is ahead."""
         return sum(fired.seconds for fired in self._fired() if fired.action == Action.SKEW)
@@ -243,7 +230,6 @@ class Script:
                     os.getpid(),
                     self._clock(),
                     fault.seconds,
-                    fault.bytes_per_second,
                 )
                 self._left[number] = fault.times if _claim(self._report, line) else 0
             if self._left[number] > 0:

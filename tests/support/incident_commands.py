@@ -6,7 +6,7 @@ order in which to try them. A tick may lead to almost any event, so it comes las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import inf, nextafter
 from typing import Any
@@ -64,22 +64,6 @@ def _signed(descriptor: PayloadDescriptor, signers: Signers) -> PayloadDescripto
     return sign_descriptor(descriptor, signers[descriptor.owner])
 
 
-def _start(state: State, event: Event, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Start()
-
-
-def _own_relay(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.TellOwnRelay(event.endpoint, event.uplink)
-
-
-def _pause(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.PauseRun(event.by, event.reason)
-
-
-def _resume(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.ResumeRun()
-
-
 def _join(state: State, event: Event, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
     """A join may first take the peer for lost, or change the roles of others."""
     joined = next((each for each in upcoming if isinstance(each, events.PeerJoined)), None)
@@ -97,36 +81,6 @@ def _join(state: State, event: Event, upcoming: Sequence[Event], signers: Signer
             joined.problem,
             names[0] if names else state.name_of(joined.peer),
         )
-
-
-def _named(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Unname(event.peer, allow=not event.refused)
-
-
-def _addresses(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.UpdateAddresses(
-        event.peer, event.endpoint, event.reachability, event.claimed, event.problem
-    )
-
-
-def _link(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.ReportLink(event.peer, event.epoch, event.neighbour, event.address, event.reason)
-
-
-def _measured(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Heartbeat(event.peer, state.current_round, 0, event.estimates)
-
-
-def _drain(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Drain(event.peer, event.reason)
-
-
-def _leave(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Leave(event.peer, event.reason)
-
-
-def _retreat(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Retreat(event.peer, event.epoch, event.reason)
 
 
 def _create_invite(
@@ -150,14 +104,6 @@ def _revoke_invite(
     if banned is not None:
         yield commands.Ban(banned.peer, banned.reason, revoke_invites=True)
     yield commands.RevokeInvite(event.invite)
-
-
-def _ban(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Ban(event.peer, event.reason)
-
-
-def _unban(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Unban(event.peer)
 
 
 def _offer(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
@@ -196,18 +142,6 @@ def _report(state: State, event: Event, upcoming: Sequence[Event], signers: Sign
     yield commands.Report(told.peer, told.stage, told.round_number, held, rejected, result)
 
 
-def _appoint(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.AppointArbiter(event.peer)
-
-
-def _arbitrate(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Arbitrate(event.stage, event.round_number, event.owner, event.verdict)
-
-
-def _attest(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
-    yield commands.Attest(event.peer, event.stage, event.round_number, event.part, event.digest)
-
-
 def _diverge(state: State, event: Any, upcoming: Sequence[Event], signers: Signers) -> Iterator[Command]:
     """An offer from another anchor is refused, and not stored."""
     number = event.round_number + 1
@@ -231,35 +165,63 @@ def _repeated_reports(state: State) -> Iterator[Command]:
             yield commands.Report(reporter, stage, number, ())
 
 
-_Candidates = Callable[[State, Any, Sequence[Event], Signers], Iterator[Command]]
+_Candidates = Callable[[State, Any, Sequence[Event], Signers], Iterable[Command]]
 _CANDIDATES: tuple[tuple[type[Event], _Candidates], ...] = (
-    (events.CoordinatorStarted, _start),
-    (events.OwnRelayTold, _own_relay),
-    (events.RunPaused, _pause),
-    (events.RunResumed, _resume),
+    (events.CoordinatorStarted, lambda state, event, *_: [commands.Start()]),
+    (events.OwnRelayTold, lambda state, event, *_: [commands.TellOwnRelay(event.endpoint, event.uplink)]),
+    (events.RunPaused, lambda state, event, *_: [commands.PauseRun(event.by, event.reason)]),
+    (events.RunResumed, lambda state, event, *_: [commands.ResumeRun()]),
     (events.PeerJoined, _join),
-    (events.PeerNamed, _named),
+    (events.PeerNamed, lambda state, event, *_: [commands.Unname(event.peer, allow=not event.refused)]),
     (events.PeerLost, _join),
     (events.RoleChanged, _join),
-    (events.AddressesChanged, _addresses),
-    (events.LinkFailed, _link),
-    (events.PeerMeasured, _measured),
-    (events.PeerDraining, _drain),
-    (events.PeerLeft, _leave),
-    (events.PeerRetreated, _retreat),
+    (
+        events.AddressesChanged,
+        lambda state, event, *_: [
+            commands.UpdateAddresses(
+                event.peer, event.endpoint, event.reachability, event.claimed, event.problem
+            )
+        ],
+    ),
+    (
+        events.LinkFailed,
+        lambda state, event, *_: [
+            commands.ReportLink(event.peer, event.epoch, event.neighbour, event.address, event.reason)
+        ],
+    ),
+    (
+        events.PeerMeasured,
+        lambda state, event, *_: [commands.Heartbeat(event.peer, state.current_round, 0, event.estimates)],
+    ),
+    (events.PeerDraining, lambda state, event, *_: [commands.Drain(event.peer, event.reason)]),
+    (events.PeerLeft, lambda state, event, *_: [commands.Leave(event.peer, event.reason)]),
+    (
+        events.PeerRetreated,
+        lambda state, event, *_: [commands.Retreat(event.peer, event.epoch, event.reason)],
+    ),
     (events.InviteCreated, _create_invite),
     (events.InviteUsed, _use_invite),
     (events.InviteRevoked, _revoke_invite),
-    (events.PeerBanned, _ban),
-    (events.PeerUnbanned, _unban),
+    (events.PeerBanned, lambda state, event, *_: [commands.Ban(event.peer, event.reason)]),
+    (events.PeerUnbanned, lambda state, event, *_: [commands.Unban(event.peer)]),
     (events.PayloadOffered, _offer),
     (events.PayloadWithheld, _withhold),
     (events.HoldingsReported, _report),
     (events.PayloadRejected, _report),
     (events.ResultReported, _report),
-    (events.ArbiterAppointed, _appoint),
-    (events.PayloadArbitrated, _arbitrate),
-    (events.DigestAttested, _attest),
+    (events.ArbiterAppointed, lambda state, event, *_: [commands.AppointArbiter(event.peer)]),
+    (
+        events.PayloadArbitrated,
+        lambda state, event, *_: [
+            commands.Arbitrate(event.stage, event.round_number, event.owner, event.verdict)
+        ],
+    ),
+    (
+        events.DigestAttested,
+        lambda state, event, *_: [
+            commands.Attest(event.peer, event.stage, event.round_number, event.part, event.digest)
+        ],
+    ),
     (events.AnchorDiverged, _diverge),
 )
 _CONSEQUENCES = (

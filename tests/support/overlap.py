@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -154,14 +153,6 @@ def applied_by(records: Records, *names: str) -> dict[tuple[int, int], set[int]]
         for key, steps in records[name].applied.items():
             found.setdefault(key, set()).add(steps)
     return found
-
-
-def measured_of(swarm: VirtualSwarm) -> dict[tuple[str, int], dict[str, Any]]:
-    """The measurements of the rounds, by node and round."""
-    names = {swarm.peer(name): name for name in swarm.nodes}
-    lines = (swarm.folder / "coordinator" / "metrics.jsonl").read_text().splitlines()
-    found = [line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]]
-    return {(names[line["peer"]], line["round"]): line for line in found}
 
 
 LOSSLESS = {"outer.error_decay": 1.0}

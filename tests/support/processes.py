@@ -124,7 +124,7 @@ class ProcessSwarm:
             where = [str(known)]
             self.restarts += 1
         else:
-            where = ["--invite-file", str(self._invite())]
+            where = ["--invite-file", str(self.invite_file())]
         self._spawn(
             name,
             (
@@ -266,6 +266,12 @@ class ProcessSwarm:
             decided = self.round_number
             self.keep_running_until(goes_on, stall_seconds, f"a decision after round {decided}")
 
+    def wait_log(self, name: str, text: str, seconds: float = 120, count: int = 1) -> None:
+        """Wait until `text` is in the log of a node `count` times."""
+        self.wait_until(
+            lambda: self.log(name).count(text) >= count, seconds, f"{text!r} in the log of {name}"
+        )
+
     def wait_fired(self, name: str, seconds: float, count: int = 1) -> None:
         """Wait until `count` planned faults have struck the node."""
         self.wait_until(
@@ -355,12 +361,15 @@ class ProcessSwarm:
             process = commands.start(*arguments, log=log, environment=clean)
         self.started[name] = Started(process)
 
-    def _invite(self) -> Path:
+    def invite_file(self, uses: int = 100) -> Path:
         """The invite that all nodes use."""
         file = self.folder / "invite"
         if not file.exists():
-            self.ask("invite", "create", "--uses", "100", "--folder", str(self.run), "--out", str(file))
+            self.ask("invite", "create", "--uses", str(uses), "--folder", str(self.run), "--out", str(file))
         return file
+
+    def invite(self, uses: int = 100) -> str:
+        return self.invite_file(uses).read_text().strip()
 
     def ask(self, *arguments: str) -> str:
         """What a command prints, run on the coordinator's host; it must succeed."""

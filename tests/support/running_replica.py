@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -186,14 +186,7 @@ def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch
     stream = open_stream(spec)
     stages = [Stage(spec, stage) for stage in range(spec.swarm.stages)]
     named = {name: p for stage in stages for name, p in stage.canonical_parameters().items()}
-    decayed = [(name, p) for name, p in named.items() if p.dim() == 2 and name != "emb"]
-    plain = [(name, p) for name, p in named.items() if p.dim() != 2 or name == "emb"]
-    optimizer = AdamW(
-        [{"params": decayed, "weight_decay": spec.inner.weight_decay}, {"params": plain, "weight_decay": 0}],
-        lr=spec.inner.learning_rate,
-        betas=(spec.inner.beta1, spec.inner.beta2),
-        eps=spec.inner.epsilon,
-    )
+    optimizer = plain_optimizer(spec, named)
     losses = []
     for step in range(rounds * spec.inner.steps):
         total = 0.0
@@ -216,3 +209,14 @@ def plain_loop(spec: RunSpec, rounds: int) -> tuple[list[float], dict[str, torch
         optimizer.zero_grad()
         losses.append(total / spec.inner.microbatches)
     return losses, {name: parameter.detach() for name, parameter in named.items()}
+
+
+def plain_optimizer(spec: RunSpec, named: Mapping[str, torch.Tensor]) -> AdamW:
+    """AdamW for parameters with these names, of which matrices but the embedding decay."""
+    decays = {name: p.dim() == 2 and name != "emb" for name, p in named.items()}
+    groups = [
+        {"params": [(name, p) for name, p in named.items() if decays[name] is each], "weight_decay": decay}
+        for each, decay in ((True, spec.inner.weight_decay), (False, 0))
+    ]
+    inner = spec.inner
+    return AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), eps=inner.epsilon)

@@ -86,8 +86,7 @@ def test_a_member_that_is_killed_in_a_step_costs_only_that_step(
     survivors = [other for other, role in members.items() if role is Role.STAGE and other != name]
     full = [other for other, role in members.items() if role is Role.REPLICA]
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def killed(swarm: VirtualSwarm) -> None:
         await swarm.until_fired(name)
         for survivor in survivors:
             what = f"the retreat of {survivor}"
@@ -96,22 +95,19 @@ def test_a_member_that_is_killed_in_a_step_costs_only_that_step(
             if in_a_step:  # after the commit, when the validation runs, all progress is sent
                 assert local_progress(swarm, survivor) > 0
         swarm.start(name)
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        for replica in full:
-            assert contributions(swarm, replica) == list(range(1, swarm.spec.rounds + 1))
-        for member in (name, *survivors):
-            rounds = contributions(swarm, member)
-            assert rounds[-1] == swarm.spec.rounds
-            assert (ROUND in rounds) is not in_a_step
 
-    play(scenario, members, microbatch_spec(members))
+    swarm = play.to_the_end(killed, members, spec=microbatch_spec(members))
+    assert all(contributions(swarm, replica) == swarm.rounds for replica in full)
+    for member in (name, *survivors):
+        rounds = contributions(swarm, member)
+        assert rounds[-1] == swarm.spec.rounds
+        assert (ROUND in rounds) is not in_a_step
 
 
 def retreated(swarm: VirtualSwarm) -> dict[str, float]:
     """When each node retreated, by name."""
     names = {swarm.peer(name): name for name in swarm.nodes}
-    return {names[event.peer]: event.at for event in swarm.events if isinstance(event, PeerRetreated)}
+    return {names[event.peer]: event.at for event in swarm.happened(PeerRetreated)}
 
 
 @pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.NORM])
@@ -119,28 +115,25 @@ def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
     plan.fail_at("q", None, ROUND, moment, Action.KILL, step=STEP)
-    members = {**CHAIN, "spare-0": Role.STAGE, "spare-1": Role.STAGE}
     # The loss is known while the next round runs; the one after it has the spare.
     quick = {"timing.heartbeat": 0.5, "timing.lost_after": 1.5, "grouping.spares": 2}
-    spec = microbatch_spec(CHAIN, 6, **quick)
+    spares = dict.fromkeys(("spare-0", "spare-1"), Role.STAGE)
+    lost = []
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start(*CHAIN)
+    async def replaced(swarm: VirtualSwarm) -> None:
         await swarm.until_round(1)
-        swarm.start("spare-0", "spare-1")
+        swarm.start(*spares)
         await swarm.until_fired("q")
-        lost = swarm.state.reservations[swarm.peer("q")].stages
-        staying = ("a", "p", "spare-0", "spare-1")
-        await swarm.until_over(*staying)
-        swarm.assert_all_agree(*staying)
-        assert contributions(swarm, "a") == list(range(1, 7))
-        (stand_in,) = (name for name in ("spare-0", "spare-1") if contributions(swarm, name))
-        assert swarm.state.reservations[swarm.peer(stand_in)].stages == lost
-        assert contributions(swarm, "p")[-1] == contributions(swarm, stand_in)[-1] == 6
-        # The spare had followed all rounds, so it was ready at once.
-        assert contributions(swarm, stand_in)[0] <= ROUND + 2
+        lost.append(swarm.state.reservations[swarm.peer("q")].stages)
 
-    play(scenario, members, spec)
+    spec = microbatch_spec(CHAIN, 6, **quick)
+    swarm = play.to_the_end(replaced, CHAIN, later=spares, ending=("a", "p", *spares), spec=spec)
+    assert contributions(swarm, "a") == swarm.rounds
+    (stand_in,) = (name for name in spares if contributions(swarm, name))
+    assert [swarm.state.reservations[swarm.peer(stand_in)].stages] == lost
+    assert contributions(swarm, "p")[-1] == contributions(swarm, stand_in)[-1] == 6
+    # The spare had followed all rounds, so it was ready at once.
+    assert contributions(swarm, stand_in)[0] <= ROUND + 2
 
 
 LINK_SECONDS = 8.0
@@ -166,8 +159,7 @@ def test_a_silent_neighbour_is_found_within_the_bound(
     plan.fail_at("q", None, ROUND, moment, action, step=STEP, seconds=seconds)
     bounds = {"timing.link": LINK_SECONDS, "timing.lost_after": 60.0}
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def silent(swarm: VirtualSwarm) -> None:
         await swarm.until_fired("q")
         if how == "cut off":
             swarm.network.separate("p", "q")
@@ -178,12 +170,10 @@ def test_a_silent_neighbour_is_found_within_the_bound(
         assert waited <= LINK_SECONDS + 1.0 < SILENCE_SECONDS
         assert not unfinished_work(swarm, "p")
         swarm.network.heal()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert contributions(swarm, "a") == list(range(1, 11))
-        assert contributions(swarm, "p")[-1] == 10
 
-    play(scenario, MIXED, microbatch_spec(MIXED, 10, **bounds))
+    swarm = play.to_the_end(silent, MIXED, spec=microbatch_spec(MIXED, 10, **bounds))
+    assert contributions(swarm, "a") == swarm.rounds
+    assert contributions(swarm, "p")[-1] == 10
 
 
 def test_a_member_that_returns_within_a_round_keeps_its_stage_and_its_optimizer_moments(
@@ -191,8 +181,7 @@ def test_a_member_that_returns_within_a_round_keeps_its_stage_and_its_optimizer_
 ) -> None:
     plan.fail_at("q", None, ROUND, Moment.FORWARD, Action.KILL, step=STEP)
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def returned(swarm: VirtualSwarm) -> None:
         await swarm.until_fired("q")
         place = swarm.state.reservations[swarm.peer("q")]
         stage, former = place.stages.first, swarm.nodes["q"].worker
@@ -207,10 +196,8 @@ def test_a_member_that_returns_within_a_round_keeps_its_stage_and_its_optimizer_
         await swarm.until(lambda _: max(contributions(swarm, "q")) > ROUND, "a payload after its return")
         assert swarm.state.reservations[swarm.peer("q")] == place
         assert moments_of_stage(swarm, "q", stage)["cold_steps"] is None
-        await swarm.until_over()
-        swarm.assert_all_agree()
 
-    play(scenario, PIPE, microbatch_spec(PIPE, 6))
+    play.to_the_end(returned, PIPE, spec=microbatch_spec(PIPE, 6))
 
 
 def is_ready(swarm: VirtualSwarm, name: str, former: VirtualWorker | None) -> bool:

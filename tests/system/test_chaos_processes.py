@@ -59,20 +59,6 @@ def test_killed_nodes_and_one_with_a_wrong_clock_come_back_and_all_anchors_agree
         assert all(26 in swarm.contributions(name) for name in FULL)
 
 
-@pytest.mark.slow  # as above
-def test_a_member_killed_inside_a_step_comes_back_and_the_full_replica_misses_nothing(tmp_path: Path) -> None:
-    plan = FaultPlan(tmp_path / "faults")
-    plan.fail_at("q", None, 3, Moment.COOL_DOWN, Action.KILL, step=5)
-    with ProcessSwarm(spec_of(MIXED, 22), tmp_path, MIXED, plan) as swarm:
-        swarm.start()
-        swarm.keep_running_to_the_end()
-        plan.assert_all_fired()
-        swarm.assert_all_agree()
-        assert swarm.restarts == 1
-        assert swarm.contributions("a") == set(range(1, 23))
-        assert all(22 in swarm.contributions(name) for name in MIXED)
-
-
 def test_nodes_that_are_asked_to_leave_finish_their_round_first(tmp_path: Path) -> None:
     with ProcessSwarm(spec_of(FULL, 10_000), tmp_path, FULL) as swarm:
         swarm.start()

@@ -12,17 +12,14 @@ from node.core.train.inner_phase import InnerLoop
 from protocol.status import Measurement
 from protocol.types import Role
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import Play, contributions, swarm_spec
+from tests.virtual.scenario import Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
 STEPS, ROUNDS = 8, 3
 FIVE = dict.fromkeys("abcde", Role.REPLICA)
 FOUR = dict.fromkeys("abcd", Role.REPLICA)
 # If the window ran from the first offer, at 1 s, honest replicas would have too few steps at its end.
-SHORT = {
-    "inner.steps": STEPS,
-    "inner.microbatches": 1,
-}
+SHORT = {"inner.steps": STEPS, "inner.microbatches": 1}
 
 
 @pytest.fixture
@@ -50,26 +47,14 @@ def offer_early(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_a_minority_that_offers_early_decides_no_round(
     play: Play, offer_early: Callable[..., None], members: dict[str, Role], early: str
 ) -> None:
-    honest = sorted(members.keys() - set(early))
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
-        for name in honest:
-            assert contributions(swarm, name) == [1, 2, 3]
-        weights = [
-            entry.descriptor.weight
-            for each in swarm.decisions
-            for entry in each.entries
-            if entry.descriptor.owner in {swarm.peer(name) for name in honest}
-        ]
-        assert set(weights) == {1.0}, "a round ended before the honest replicas had trained all steps"
-        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
-
     offer_early(early)
-    play(scenario, members, swarm_spec(members, rounds=ROUNDS, **SHORT))
+    swarm = play.to_the_end(None, members, ROUNDS, **SHORT)
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
+    for name in members.keys() - set(early):
+        assert contributions(swarm, name) == swarm.rounds
+        # Otherwise a round ended before the honest replicas had trained all steps.
+        assert set(swarm.weights(name)) == {1.0}
+    assert not swarm.happened(PayloadWithheld)
 
 
 def test_a_peer_that_offers_far_too_early_waits_and_then_counts(
@@ -77,18 +62,14 @@ def test_a_peer_that_offers_far_too_early_waits_and_then_counts(
 ) -> None:
     """Its phases took 8 s. So it may offer after 2 s, but not after 1 s."""
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def watched(swarm: VirtualSwarm) -> None:
         await swarm.until_round(3)
         began = swarm.state.began_at
         await swarm.until(lambda state: bool(state.answered))
         assert 2 <= swarm.loop.time() - began < 4
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        for name in FOUR:
-            assert contributions(swarm, name) == [1, 2, 3]
-        assert "offer-too-early" in caplog.text
 
     caplog.set_level("INFO")
     offer_early("d", from_round=3)
-    play(scenario, FOUR, swarm_spec(FOUR, rounds=ROUNDS, **SHORT))
+    swarm = play.to_the_end(watched, FOUR, ROUNDS, **SHORT)
+    assert all(contributions(swarm, name) == swarm.rounds for name in FOUR)
+    assert "offer-too-early" in caplog.text

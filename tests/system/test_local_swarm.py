@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,13 @@ import psutil
 import pytest
 
 from node.checkpoint import global_model
-from node.security.credentials import load_operator
 from node.views import run_history
-from protocol.spec.resolve import resolve
+from protocol.errors import ExitCode
 from protocol.trust.invite import decode
-from protocol.trust.run_id import run_id_of
+from protocol.types import Role
+from tests.builders import spec_of
 from tests.support.commands import hetnode, start
+from tests.support.processes import ProcessSwarm
 from tests.support.waiting import is_alive, wait_until
 
 pytestmark = pytest.mark.swarm
@@ -35,11 +36,6 @@ def start_as_user(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
     """Start a command as a user does, in a new interpreter."""
     with log.open("wb") as output:
         return subprocess.Popen([sys.executable, "-m", "node", *arguments], stdout=output, stderr=output)
-
-
-def succeed(*arguments: str) -> str:
-    """What a command that must succeed prints."""
-    return hetnode(*arguments, check=True).stdout
 
 
 def mentioning(folder: Path) -> list[psutil.Process]:
@@ -59,10 +55,6 @@ def mentioning(folder: Path) -> list[psutil.Process]:
 
 def gone(processes: list[psutil.Process]) -> bool:
     return not any(map(is_alive, processes))
-
-
-def run_id(run: Path) -> str:
-    return run_id_of(resolve(file=run / "run.toml"), load_operator(run)[1].pin)
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
@@ -85,6 +77,7 @@ def end_of(log: Path) -> str:
     return log.read_text(errors="replace")[-4000:]
 
 
+MEMBERS = {"a": Role.STAGE, "b": Role.STAGE, "c": Role.REPLICA}
 UP = ("swarm", "up", "--preset", "nano", "--folder")
 
 
@@ -255,116 +248,40 @@ def test_a_killed_swarm_leaves_no_process_behind_and_resumes_with_its_former_los
     assert before < 10
 
 
-def test_nodes_started_by_hand_train_and_a_wrong_spec_is_refused_with_both_hashes(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    processes = [
-        start(
-            *("coordinator", "--preset", "nano", "--rounds", "2", "--listen", "127.0.0.1:0"),
-            *("--folder", str(run)),
-            log=tmp_path / "coordinator.log",
-        )
-    ]
-    try:
-        wait_until((run / "address").exists, 60, lambda: end_of(tmp_path / "coordinator.log"))
-        invite = succeed("invite", "create", "--uses", "4", "--expires", "15m", "--folder", str(run)).strip()
-        stranger = start(
-            *("join", invite, "--role", "stage", "--expect-spec", "f" * 64),
-            *("--identity", str(tmp_path / "stranger.key"), "--folder", str(tmp_path / "stranger")),
-            log=tmp_path / "stranger.log",
-        )
-        assert stranger.wait(60) == 5
-        refusal = end_of(tmp_path / "stranger.log")
-        spec_hash = resolve(file=run / "run.toml").hash
-        assert "spec-mismatch" in refusal
-        assert "f" * 64 in refusal
-        assert spec_hash in refusal
-        for name, role in (("a", "stage"), ("b", "stage"), ("c", "replica")):
-            processes.append(
-                start(
-                    *("join", invite, "--role", role, "--identity", str(tmp_path / f"{name}.key")),
-                    *("--folder", str(tmp_path / name), "--threads", "1", "--expect-spec", spec_hash),
-                    log=tmp_path / f"{name}.log",
-                )
-            )
-        for process, name in zip(processes, ("coordinator", "a", "b", "c"), strict=True):
-            assert process.wait(150) == 0, end_of(tmp_path / f"{name}.log")
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    again = start(
-        *("join", run_id(run), "--identity", str(tmp_path / "a.key"), "--join-seconds", "3"),
-        log=tmp_path / "again.log",
-    )
-    assert again.wait(60) == 0  # it has credentials of its own now, and knows that the run is over
-    assert f"The run {run_id(run)} is finished." in end_of(tmp_path / "again.log")
-    parts = [global_model.latest(tmp_path / name / "checkpoint") for name in ("a", "b")]
-    global_model.assemble([part for part in parts if part], tmp_path / "assembled")
-    full = global_model.read(global_model.latest(tmp_path / "c" / "checkpoint") or tmp_path)
-    pipeline = global_model.read(tmp_path / "assembled")
-    for stage, tensors in full.stages.items():
-        for name, tensor in tensors.items():
-            assert tensor.equal(pipeline.stages[stage][name]), f"{name} differs between the replicas"
+class ExpectingSwarm(ProcessSwarm):
+    """Its nodes expect the run's specification."""
+
+    def compute_options(self, name: str) -> Sequence[str]:
+        return (*super().compute_options(name), "--expect-spec", self.spec.hash)
 
 
-def test_certificates_are_renewed_during_a_run_and_a_ban_ends_only_the_streams_of_its_peer(
+def test_a_wrong_spec_is_refused_certificates_are_renewed_and_a_ban_ends_only_the_streams_of_its_peer(
     tmp_path: Path,
 ) -> None:
-    run = tmp_path / "run"
-    log = tmp_path / "coordinator.log"
-    processes = {
-        "coordinator": start(
-            *("coordinator", "--preset", "nano", "--rounds", "100000", "--listen", "127.0.0.1:0"),
-            *("--enrolment-port", "0", "--certificate-life", "10s", "--folder", str(run)),
-            log=log,
-        )
-    }
-    roles = {"a": "stage", "b": "stage", "c": "replica"}
-    try:
-        wait_until((run / "address").exists, 60, lambda: end_of(log))
-        for name, role in roles.items():
-            invite = tmp_path / f"{name}.invite"
-            succeed("invite", "create", "--role", role, "--folder", str(run), "--out", str(invite))
-            processes[name] = start(
-                *("join", "--invite-file", str(invite), "--identity", str(tmp_path / f"{name}.key")),
-                *("--folder", str(tmp_path / name), "--threads", "1"),
-                log=tmp_path / f"{name}.log",
-            )
+    with ExpectingSwarm(spec_of(2, 1, 1, rounds=100_000), tmp_path, MEMBERS) as swarm:
+        swarm.start_coordinator("--certificate-life", "10s")
+        own = ("--identity", str(tmp_path / "stranger.key"), "--folder", str(tmp_path / "stranger"))
+        refused = hetnode("join", swarm.invite(), "--role", "stage", "--expect-spec", "f" * 64, *own)
+        assert refused.returncode == ExitCode.REFUSED
+        assert all(text in refused.stderr for text in ("spec-mismatch", "f" * 64, swarm.spec.hash))
+        for name in MEMBERS:
+            swarm.start_node(name)
+        for name in MEMBERS:
+            swarm.wait_log(name, "certificate was renewed", count=2)
+        swarm.wait_round(1, 120)
+        assert all(decision["committed"] for decision in swarm.decisions())
+        assert all(swarm.log(name).count(" is open") == 1 for name in ("a", "b"))
 
-        def renewals(name: str) -> int:
-            return (tmp_path / f"{name}.log").read_text().count("certificate was renewed")
-
-        def decisions() -> list[dict[str, Any]]:
-            return [event for event in events_of(run) if event["event"] == "decision"]
-
-        wait_until(lambda: all(renewals(name) >= 2 for name in roles) and decisions() != [], 120, "renewals")
-        assert all(decision["committed"] for decision in decisions())
-        assert all((tmp_path / f"{name}.log").read_text().count(" is open") == 1 for name in ("a", "b"))
-
-        succeed("peers", "ban", peer_in(tmp_path / "b.log"), "--reason", "it is a test", "--folder", str(run))
-        assert processes["b"].wait(30) == 5, end_of(tmp_path / "b.log")
-        assert "[banned]" in end_of(tmp_path / "b.log")
-        assert "it is a test" in end_of(tmp_path / "b.log")
-        wait_until(
-            lambda: "following the rounds" in (tmp_path / "a.log").read_text(),
-            60,
-            "the retreat of its neighbour",
-        )
-        last = decisions()[-1]["round"]
-        wait_until(lambda: decisions()[-1]["round"] > last + 5, 60, "rounds of the full replica alone")
-        assert decisions()[-1]["committed"]
-        assert processes["c"].poll() is None
-        assert processes["a"].poll() is None
-        invite = succeed("invite", "create", "--folder", str(run)).strip()
-        back = start("join", invite, "--identity", str(tmp_path / "b.key"), log=tmp_path / "back.log")
-        assert back.wait(60) == 5
-        assert "[banned]" in end_of(tmp_path / "back.log")
-    finally:
-        for process in processes.values():
-            process.kill()
-            process.wait()
-
-
-def peer_in(log: Path) -> str:
-    """The peer id that a node says it has."""
-    return log.read_text().partition(", peer ")[2].partition(",")[0]
+        swarm.ask("peers", "ban", swarm.peer("b"), "--reason", "it is a test", "--folder", str(swarm.run))
+        swarm.wait_until(lambda: not swarm.is_running("b"), 30, "the end of b")
+        assert swarm.status("b") == ExitCode.REFUSED
+        assert "[banned]" in swarm.log("b")
+        assert "it is a test" in swarm.log("b")
+        swarm.wait_log("a", "following the rounds", 60)  # the retreat of its neighbour
+        swarm.wait_round(swarm.round_number + 6, 60)  # the full replica alone
+        assert swarm.decisions()[-1]["committed"]
+        assert swarm.is_running("a")
+        assert swarm.is_running("c")
+        back = hetnode("join", swarm.invite(), "--identity", str(tmp_path / "b" / "identity.key"))
+        assert back.returncode == ExitCode.REFUSED
+        assert "[banned]" in back.stderr

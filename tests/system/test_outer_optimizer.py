@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -15,20 +14,10 @@ from protocol.types import Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.running_replica import spec_of
-from tests.virtual.scenario import MIXED, Play, contributions, return_after, swarm_spec
+from tests.virtual.scenario import MIXED, Play, contributions, return_after
 from tests.virtual.swarm import VirtualSwarm
 
 ROUNDS = 11
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> FaultPlan:
-    return FaultPlan(tmp_path / "faults")
-
-
-@pytest.fixture
-def play(tmp_path: Path, plan: FaultPlan) -> Play:
-    return Play(tmp_path, plan)
 
 
 def final_tensors(swarm: VirtualSwarm, name: str) -> dict[str, Tensor]:
@@ -39,31 +28,25 @@ def final_tensors(swarm: VirtualSwarm, name: str) -> dict[str, Tensor]:
 
 
 def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, plan: FaultPlan) -> None:
-    members = {**MIXED, "late": Role.REPLICA}
     plan.fail_at("b", 0, 3, Moment.DECIDED, Action.KILL)
     plan.fail_at("q", None, 5, Moment.INNER_STEP, Action.KILL)
-    spec = swarm_spec(MIXED, rounds=ROUNDS, **{"outer.optimizer": "nesterov", "inner.microbatches": 1})
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start(*MIXED)
+    async def disturbed(swarm: VirtualSwarm) -> None:
         await return_after(swarm, "b", 5)  # from its checkpoint, and by replay
         await return_after(swarm, "q", 5)  # follows the embedding, with its momentum
         await swarm.until_round(7)
         swarm.start("late")  # from a checkpoint of others
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert contributions(swarm, "late")[-1] == ROUNDS
-        assert contributions(swarm, "b")[-1] == ROUNDS
-        whole = final_tensors(swarm, "a")
-        parameters = {name for name in whole if "/" not in name}
-        assert whole.keys() - parameters == {f"{name}/momentum" for name in parameters}
-        for name in ("b", "late", "p", "q"):
-            found = final_tensors(swarm, name)
-            assert all(torch.equal(tensor, whole[key]) for key, tensor in found.items()), name
-        trainers = [swarm.trainer(name) for name in ("a", "b", "late", "p", "q")]
-        assert len({trainer.outer.embedding_digest() for trainer in trainers}) == 1
 
-    play(scenario, members, spec)
+    settings = {"outer.optimizer": "nesterov", "inner.microbatches": 1}
+    swarm = play.to_the_end(disturbed, MIXED, ROUNDS, later={"late": Role.REPLICA}, **settings)
+    assert contributions(swarm, "late")[-1] == contributions(swarm, "b")[-1] == ROUNDS
+    whole = final_tensors(swarm, "a")
+    parameters = {name for name in whole if "/" not in name}
+    assert whole.keys() - parameters == {f"{name}/momentum" for name in parameters}
+    for name in ("b", "late", "p", "q"):
+        found = final_tensors(swarm, name)
+        assert all(torch.equal(tensor, whole[key]) for key, tensor in found.items()), name
+    assert len({swarm.trainer(name).outer.embedding_digest() for name in swarm.nodes}) == 1
 
 
 def test_an_experiment_with_nesterov_learns_and_is_saved_with_its_momentum(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from coordinator.run.rounds.deadlines import closes_at
 from node.core.model.stage import Stage, next_token_loss
-from node.core.optimizer.adamw import AdamW
 from node.core.optimizer.outer_state import OuterState
 from node.core.optimizer.schedule import learning_rate
 from node.data.stream import open_stream
@@ -27,10 +26,10 @@ from tests.support.overlap import (
     Records,
     applied_by,
     assert_balanced,
-    measured_of,
     spec_of,
     steps_before_the_update,
 )
+from tests.support.running_replica import plain_optimizer
 from tests.virtual.scenario import FULL, MIXED, PIPE, TWO, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
@@ -93,44 +92,23 @@ def test_the_update_comes_after_exactly_d_steps_on_full_and_on_pipeline_replicas
     play: Play, plan: FaultPlan, records: Records, late: bool
 ) -> None:
     spec = spec_of(MIXED, **LOSSLESS)
-    if late:
-        for round_number in range(1, spec.rounds + 1):
-            plan.fail_at("a", 0, round_number, Moment.GATHERED, Action.DELAY, seconds=7)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4, 5]
-        assert all(contributions(swarm, name) == [1, 2, 3, 4, 5] for name in MIXED)
-        expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
-        assert applied_by(records, *MIXED) == expected
-        assert all(set(records[name].trained.values()) == {1} for name in MIXED)
-        found = measured_of(swarm)
-        assert {(each["steps"], each["extra_steps"]) for each in found.values()} == {(4, 0)}
-        # Seven seconds more for the exchange, of which the steps that overlap take two.
-        waited = [
-            each["outer_seconds"] for (_, round_number), each in found.items() if round_number < spec.rounds
-        ]
-        assert all(4.5 < seconds < 7 if late else seconds < 1 for seconds in waited)
-        assert all(4 <= each["inner_seconds"] < 6 for each in found.values())
-        assert_balanced(swarm, records, *MIXED)
-
-    play(scenario, MIXED, spec)
-
-
-def test_every_sample_is_trained_once(play: Play, records: Records) -> None:
-    spec = spec_of(MIXED)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-
-    play(scenario, MIXED, spec)
-    read = Counter(
-        sample for record in records.values() for each in record.samples.values() for sample in each
-    )
-    assert read == Counter(range(3 * spec.rounds * spec.samples_per_round()))
+    for number in range(1, spec.rounds + 1) if late else ():
+        plan.fail_at("a", 0, number, Moment.GATHERED, Action.DELAY, seconds=7)
+    swarm = play.to_the_end(None, MIXED, spec=spec)
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
+    assert all(contributions(swarm, name) == swarm.rounds for name in MIXED)
+    expected = {key: {steps} for key, steps in steps_before_the_update(spec).items()}
+    assert applied_by(records, *MIXED) == expected
+    read = [sample for record in records.values() for each in record.samples.values() for sample in each]
+    assert Counter(read) == Counter(range(3 * spec.rounds * spec.samples_per_round()))
+    assert all(set(records[name].trained.values()) == {1} for name in MIXED)
+    found = swarm.measured()
+    assert {(each["steps"], each["extra_steps"]) for each in found.values()} == {(4, 0)}
+    # Seven seconds more for the exchange, of which the steps that overlap take two.
+    waited = [each["outer_seconds"] for (_, number), each in found.items() if number < spec.rounds]
+    assert all(4.5 < seconds < 7 if late else seconds < 1 for seconds in waited)
+    assert all(4 <= each["inner_seconds"] < 6 for each in found.values())
+    assert_balanced(swarm, records, *MIXED)
 
 
 def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, Tensor]]:
@@ -141,17 +119,8 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
         {(s, n): p for s in stages for n, p in chain[s].canonical_parameters().items()} for chain in chains
     ]
     anchor = {key: value.detach().clone() for key, value in locals_[0].items()}
-    inner, optimizers = spec.inner, []
-    for named in locals_:
-        decayed = [(name, p) for (_, name), p in named.items() if p.dim() == 2 and name != "emb"]
-        plain = [(name, p) for (_, name), p in named.items() if p.dim() != 2 or name == "emb"]
-        groups = [
-            {"params": decayed, "weight_decay": inner.weight_decay},
-            {"params": plain, "weight_decay": 0},
-        ]
-        optimizers.append(
-            AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), eps=inner.epsilon)
-        )
+    inner = spec.inner
+    optimizers = [plain_optimizer(spec, {name: p for (_, name), p in named.items()}) for named in locals_]
 
     def step(replica: int, round_number: int, number: int) -> None:
         size, per_round = inner.microbatch_size, spec.samples_per_round()
@@ -194,15 +163,9 @@ def reference(spec: RunSpec, replicas: int, ahead: int) -> dict[int, dict[str, T
 def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
     dense = {"outer.top_k": 0, "outer.quantizer": "none", "outer.overlap": ahead, "outer.learning_rate": 0.7}
     spec = spec_of(TWO, rounds=4, **dense)
-
-    async def scenario(swarm: VirtualSwarm) -> dict[int, dict[str, Tensor]]:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        return {stage: outer.anchor for stage, outer in swarm.trainer("a").outer.items()}
-
-    found, expected = play(scenario, TWO, spec), reference(spec, 2, ahead)
-    other = reference(spec, 2, ahead + 1 if ahead < 3 else 2)
+    swarm = play.to_the_end(None, TWO, spec=spec)
+    found = {stage: outer.anchor for stage, outer in swarm.trainer("a").outer.items()}
+    expected, other = (reference(spec, 2, each) for each in (ahead, ahead + 1 if ahead < 3 else 2))
     for stage, named in expected.items():
         for name, value in named.items():
             torch.testing.assert_close(found[stage][name], value, rtol=1e-3, atol=1e-5, msg=name)
@@ -212,39 +175,26 @@ def test_the_anchors_are_those_of_a_plain_loop(play: Play, ahead: int) -> None:
 def test_shares_of_the_microbatches_may_change_while_replicas_train_ahead(
     play: Play, records: Records
 ) -> None:
-    spec = spec_of(FULL, rounds=6, **{"inner.microbatches": 4, "grouping.balance": True, **LOSSLESS})
-
-    async def scenario(swarm: VirtualSwarm) -> None:
+    async def slowed(swarm: VirtualSwarm) -> None:
         swarm.nodes["c"].speed = 0.5
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == list(range(1, 7))
-        found = measured_of(swarm)
-        shares = {round_number: found["c", round_number]["microbatches"] for round_number in range(1, 7)}
-        assert shares[1] == 4
-        assert shares[6] < 4
-        assert all(contributions(swarm, name) == list(range(1, 7)) for name in FULL)
-        assert_balanced(swarm, records, *FULL)
 
-    play(scenario, FULL, spec)
+    spec = spec_of(FULL, rounds=6, **{"inner.microbatches": 4, "grouping.balance": True, **LOSSLESS})
+    swarm = play.to_the_end(slowed, FULL, spec=spec)
+    assert swarm.committed(0) == swarm.rounds
+    found = swarm.measured()
+    assert found["c", 1]["microbatches"] == 4
+    assert found["c", 6]["microbatches"] < 4
+    assert all(contributions(swarm, name) == swarm.rounds for name in FULL)
+    assert_balanced(swarm, records, *FULL)
 
 
-def test_a_checkpoint_written_in_the_overlap_holds_the_local_values_and_the_anchor(
-    play: Play, records: Records
-) -> None:
-    spec = spec_of(PIPE, rounds=7, **LOSSLESS)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+def test_a_checkpoint_written_in_the_overlap_holds_the_local_values_and_the_anchor(play: Play) -> None:
+    async def looked_at(swarm: VirtualSwarm) -> None:
         await swarm.until_round(5)
         await swarm.until(lambda state: (0, 5) in state.rounds)
-        learned = {name: private_of(swarm, name, 4) for name in PIPE}
-        assert all(learned.values())
-        await swarm.until_over()
-        swarm.assert_all_agree()
+        assert all(private_of(swarm, name, 4) for name in PIPE)
 
-    play(scenario, PIPE, spec)
+    play.to_the_end(looked_at, PIPE, spec=spec_of(PIPE, rounds=7, **LOSSLESS))
 
 
 def private_of(swarm: VirtualSwarm, name: str, round_number: int) -> tuple[str, ...]:
@@ -263,9 +213,8 @@ def test_the_match_window_counts_the_steps_that_were_trained_ahead(play: Play) -
         **{"inner.steps": 20, "outer.overlap": 15, "timing.match_window": 100.0},
     )
 
-    async def scenario(swarm: VirtualSwarm) -> None:
+    async def slowed(swarm: VirtualSwarm) -> None:
         swarm.nodes["b"].speed = 0.9
-        swarm.start()
         await swarm.until(lambda state: state.current_round == 3 and state.opened_at is not None)
         closes, opened = closes_at(swarm.state), swarm.state.opened_at
         assert closes is not None
@@ -273,8 +222,6 @@ def test_the_match_window_counts_the_steps_that_were_trained_ahead(play: Play) -
         # The window begins with the first offer, but not before the usual time of an offer.
         phase, usual = opened - swarm.state.began_at, (closes - swarm.state.began_at) / (1 + 4)
         assert phase <= usual < 1.5 * phase
-        await swarm.until_over()
-        found = measured_of(swarm)
-        assert {each["steps"] for each in found.values()} == {20}
 
-    play(scenario, TWO, spec)
+    swarm = play.to_the_end(slowed, TWO, spec=spec)
+    assert {each["steps"] for each in swarm.measured().values()} == {20}

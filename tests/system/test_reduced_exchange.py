@@ -12,37 +12,38 @@ from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply
 from protocol.reduction.parts import Reducer
-from protocol.types import Aborted, Committed, Decision, Role
+from protocol.types import Aborted, Committed, CommittedResult, Role
 from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import current_machine
-from tests.virtual.rollback import roll_back_and_end
-from tests.virtual.scenario import FULL, MIXED, Play, contributions, cut_off, return_after, swarm_spec
+from tests.virtual.scenario import (
+    MIXED,
+    Play,
+    contributions,
+    cut_off,
+    return_after,
+    roll_back_and_resume,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 REDUCED = {"outer.exchange": "reduced"}
-ONE = {"a": Role.REPLICA}
 
 
-def decisions(swarm: VirtualSwarm) -> list[Decision]:
-    return decisions_in(swarm.events, Committed)
+def results(swarm: VirtualSwarm) -> list[CommittedResult]:
+    """Of the committed rounds."""
+    found = [decision.result for decision in decisions_in(swarm.events, Committed)]
+    assert None not in found
+    return found
 
 
 @pytest.mark.parametrize("options", [{}, {"outer.overlap": 1}, {"link.embedding_every": 1}])
 def test_full_and_pipeline_replicas_commit_results_and_agree(play: Play, options: dict[str, int]) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4]
-        assert all(contributions(swarm, name) == [1, 2, 3, 4] for name in ("a", "b"))
-        for decision in decisions(swarm):
-            assert decision.result is not None
-            assert len(decision.entries) == 3
-            assert len(decision.result.holders) == 3
-
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=4, **REDUCED, **options))
+    swarm = play.to_the_end(None, MIXED, rounds=4, **REDUCED, **options)
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
+    assert all(contributions(swarm, name) == swarm.rounds for name in ("a", "b"))
+    assert {len(each.holders) for each in results(swarm)} == {3}
+    assert {len(decision.entries) for decision in decisions_in(swarm.events, Committed)} == {3}
 
 
 @pytest.mark.parametrize(
@@ -53,89 +54,63 @@ def test_a_reducer_that_is_killed_at_any_time_costs_a_round_at_most(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
     plan.fail_at("b", 0, 3, moment, Action.KILL)
+    swarm = play.to_the_end(lambda swarm: return_after(swarm, "b", 5), rounds=7, **REDUCED)
+    assert set(swarm.committed(0)) >= {1, 2, 4, 5, 6, 7}
+    assert contributions(swarm, "b")[-1] == 7
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await return_after(swarm, "b", 5)
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert set(swarm.committed(0)) >= {1, 2, 4, 5, 6, 7, 8}
-        assert contributions(swarm, "b")[-1] == 8
 
-    play(scenario, spec=swarm_spec(FULL, rounds=8, **REDUCED))
+async def a_cannot_call_b(swarm: VirtualSwarm) -> None:
+    swarm.network.block_calls("a", "b")
+
+
+async def they_cannot_call_each_other(swarm: VirtualSwarm) -> None:
+    swarm.network.block_calls("a", "b")
+    swarm.network.block_calls("b", "a")
+
+
+async def separated(swarm: VirtualSwarm) -> None:
+    """From the others, but not from the coordinator."""
+    await swarm.until_round(3)
+    for other in ("a", "c"):
+        swarm.network.separate("b", other)
+    await swarm.until_round(8)
+    swarm.network.heal()
 
 
 def test_a_replica_that_cannot_call_one_reducer_fetches_the_result_of_the_others(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.network.block_calls("a", "b")
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == [1, 2, 3]
-        assert contributions(swarm, "a") == [1, 2, 3], "the parts that reach their reducers count"
-        for decision in decisions(swarm):
-            assert decision.result is not None
-            assert swarm.peer("a") not in decision.result.holders
-
-    play(scenario, spec=swarm_spec(FULL, rounds=3, **REDUCED))
+    swarm = play.to_the_end(a_cannot_call_b, rounds=3, **REDUCED)
+    assert swarm.committed(0) == swarm.rounds
+    assert contributions(swarm, "a") == swarm.rounds, "the parts that reach their reducers count"
+    assert not any(swarm.peer("a") in each.holders for each in results(swarm))
 
 
 def test_reducers_that_cannot_call_each_other_cost_one_round(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.network.block_calls("a", "b")
-        swarm.network.block_calls("b", "a")
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == list(range(2, 7))
-        aborted = decisions_in(swarm.events, Aborted)
-        assert {decision.round_number for decision in aborted} == {1}
-        assert all("will reduce nothing" in decision.reason for decision in aborted)
-
-    play(scenario, spec=swarm_spec(FULL, rounds=6, **REDUCED))
+    swarm = play.to_the_end(they_cannot_call_each_other, **REDUCED)
+    assert swarm.committed(0) == [2, 3, 4, 5, 6]
+    aborted = decisions_in(swarm.events, Aborted)
+    assert {decision.round_number for decision in aborted} == {1}
+    assert all("will reduce nothing" in decision.reason for decision in aborted)
 
 
 def test_a_replica_that_is_cut_off_catches_up_by_results(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        await cut_off(swarm, "b")
-        assert swarm.committed(0)[-3:] == [7, 8, 9]
-        assert contributions(swarm, "b")[-1] == 9
-
-    play(scenario, spec=swarm_spec(FULL, rounds=9, **REDUCED))
+    swarm = play.to_the_end(cut_off, rounds=9, **REDUCED)
+    assert swarm.committed(0)[-3:] == [7, 8, 9]
+    assert contributions(swarm, "b")[-1] == 9
 
 
 def test_a_replica_that_is_separated_from_the_others_costs_one_round(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(3)
-        for other in ("a", "c"):
-            swarm.network.separate("b", other)
-        await swarm.until_round(8)
-        swarm.network.heal()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert {4, 5, 6, 7, 8} <= set(swarm.committed(0))
-
-    play(scenario, spec=swarm_spec(FULL, rounds=8, **REDUCED))
+    swarm = play.to_the_end(separated, rounds=8, **REDUCED)
+    assert {4, 5, 6, 7, 8} <= set(swarm.committed(0))
 
 
 def test_one_replica_alone_commits_its_own_results(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == [1, 2, 3]
-
-    play(scenario, ONE, swarm_spec(ONE, rounds=3, **REDUCED))
+    assert play.to_the_end(None, {"a": Role.REPLICA}, 3, **REDUCED).committed(0) == [1, 2, 3]
 
 
 def test_after_a_rollback_all_reduce_again(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        await roll_back_and_end(swarm, at=5, restore_round=2)
-        assert swarm.committed(0) == [1, 2, 3, 4, 6, 7]
-
     options = {**REDUCED, "recovery.checkpoint_every": 1}
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=7, **options))
+    swarm = play.to_the_end(lambda swarm: roll_back_and_resume(swarm, 5, 2), MIXED, 7, **options)
+    assert swarm.committed(0) == [1, 2, 3, 4, 6, 7]
 
 
 FIVE = dict.fromkeys("abcde", Role.REPLICA)
@@ -170,17 +145,12 @@ def test_a_reducer_with_false_sums_is_found_by_its_checker_and_reduces_no_more(
 
     monkeypatch.setattr(PartReducer, "begin", begin)
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == list(range(2, 8))
-        [reason] = aborted_for(swarm).values()
-        assert short(swarm.peer("b")) in reason
-        assert len(lies) == 2, "once for each stage"
-        assert contributions(swarm, "b") == list(range(2, 8)), "its own payloads count"
-
-    play(scenario, FIVE, swarm_spec(FIVE, rounds=7, **REDUCED))
+    swarm = play.to_the_end(None, FIVE, 7, **REDUCED)
+    assert swarm.committed(0) == swarm.rounds[1:]
+    [reason] = aborted_for(swarm).values()
+    assert short(swarm.peer("b")) in reason
+    assert len(lies) == 2, "once for each stage"
+    assert contributions(swarm, "b") == swarm.rounds[1:], "its own payloads count"
 
 
 def test_a_checker_that_signs_nothing_costs_one_round_and_neither_of_the_two_reduces(
@@ -197,14 +167,9 @@ def test_a_checker_that_signs_nothing_costs_one_round_and_neither_of_the_two_red
 
     monkeypatch.setattr(PartCheck, "sign", sign)
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == list(range(2, 6))
-        [reason] = aborted_for(swarm).values()
-        assert short(swarm.peer("b")) in reason
-        assert reason.count("..") == 2
-        assert len(refused) == 2, "once for each stage"
-
-    play(scenario, FIVE, swarm_spec(FIVE, rounds=5, **REDUCED))
+    swarm = play.to_the_end(None, FIVE, 5, **REDUCED)
+    assert swarm.committed(0) == swarm.rounds[1:]
+    [reason] = aborted_for(swarm).values()
+    assert short(swarm.peer("b")) in reason
+    assert reason.count("..") == 2
+    assert len(refused) == 2, "once for each stage"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from coordinator.run.state.events import PayloadWithheld, PeerRetreated
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Role
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import FULL, MIXED, PIPE, Play, contributions, swarm_spec
+from tests.virtual.scenario import FULL, MIXED, PIPE, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.transport import VirtualTransport
 
@@ -20,72 +20,54 @@ from tests.virtual.transport import VirtualTransport
 def retreats(swarm: VirtualSwarm) -> list[tuple[str, int]]:
     """The nodes that have retreated, each with the epoch of the plan that it had."""
     names = {swarm.peer(name): name for name in swarm.nodes}
-    return [(names[event.peer], event.epoch) for event in swarm.events if isinstance(event, PeerRetreated)]
+    return sorted((names[event.peer], event.epoch) for event in swarm.happened(PeerRetreated))
 
 
 @pytest.mark.parametrize("members", [PIPE, MIXED], ids=["alone", "beside others"])
 def test_a_replica_whose_link_breaks_while_the_coordinator_is_away_retreats_later(
     play: Play, members: Mapping[str, Role]
 ) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def broken(swarm: VirtualSwarm) -> None:
         await swarm.until_round(2)
         await asyncio.sleep(0.6)
         swarm.coordinator.kill()
         swarm.network.reset("p", "q")
         await asyncio.sleep(60)
         await swarm.coordinator.start()
-        await swarm.until_over(seconds=3000)
-        swarm.assert_all_agree()
-        assert {epoch for _, epoch in retreats(swarm)} == {1}
-        assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 6
 
-    play(scenario, members, swarm_spec(members, rounds=6))
+    swarm = play.to_the_end(broken, members)
+    assert {epoch for _, epoch in retreats(swarm)} == {1}
+    assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 6
 
 
 def test_a_full_replica_that_lacks_one_payload_retreats_and_gets_another_assignment(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = failing_once("c", "fetch_payload", ErrorCode.PAYLOAD_UNAVAILABLE)
-    monkeypatch.setattr(VirtualTransport, "fetch_payload", failing)
+    fetch, failed = VirtualTransport.fetch_payload, []
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over(seconds=3000)
-        swarm.assert_all_agree()
-        assert retreats(swarm) == [("c", 1)]
-        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
-        assert all(contributions(swarm, name)[-2:] == [5, 6] for name in FULL)
-
-    play(scenario)
-
-
-def failing_once(name: str, method: str, code: ErrorCode) -> Callable[..., Awaitable[Any]]:
-    """A method of VirtualTransport that fails at the first call by the node `name`."""
-    original, failed = getattr(VirtualTransport, method), []
-
-    async def call(self: VirtualTransport, *args: Any) -> Any:
-        if current_machine() == name and not failed:
+    async def fail_once(self: VirtualTransport, *args: Any) -> Any:
+        if current_machine() == "c" and not failed:
             failed.append(True)
-            raise HetnodeError(code, "No peer holds it.", "A test.")
-        return await original(self, *args)
+            raise HetnodeError(ErrorCode.PAYLOAD_UNAVAILABLE, "No peer holds it.", "A test.")
+        return await fetch(self, *args)
 
-    return call
+    monkeypatch.setattr(VirtualTransport, "fetch_payload", fail_once)
+    swarm = play.to_the_end()
+    assert retreats(swarm) == [("c", 1)]
+    assert not swarm.happened(PayloadWithheld)
+    assert all(contributions(swarm, name)[-2:] == [5, 6] for name in FULL)
 
 
 def test_a_retreat_names_the_newest_plan_that_kept_the_replica(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def lost_then_broken(swarm: VirtualSwarm) -> None:
         await swarm.until_round(2)
         swarm.kill("b")
         await swarm.until(lambda state: len(state.plans) == 2 and state.current_round >= 3)
         await asyncio.sleep(1.6)
         assert len(swarm.state.plans[1].replicas) == 2
         swarm.network.reset("p", "q")
-        await swarm.until_over("a", "p", "q", seconds=3000)
-        swarm.assert_all_agree("a", "p", "q")
-        assert sorted(retreats(swarm)) == [("p", 2), ("q", 2)]
-        assert not any(isinstance(event, PayloadWithheld) for event in swarm.events)
-        assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 7
 
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=7))
+    swarm = play.to_the_end(lost_then_broken, MIXED, rounds=7, ending="apq")
+    assert retreats(swarm) == [("p", 2), ("q", 2)]
+    assert not swarm.happened(PayloadWithheld)
+    assert contributions(swarm, "p")[-1] == contributions(swarm, "q")[-1] == 7

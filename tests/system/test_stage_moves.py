@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.placement.start import initial_plan
 from coordinator.run.state.commands import Leave
-from coordinator.run.state.events import AssignmentReserved, PeerJoined, PlanAdopted
+from coordinator.run.state.events import AssignmentReserved, PeerJoined
 from node.exchange.transport import Enter
 from node.ipc.worker_calls import Connect
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -25,23 +25,28 @@ from protocol.math.sampling import next_first_sample, sample_range
 from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
-from protocol.types import Committed, Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
+from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
 from protocol.wire.typed_calls import Call, decode_request, name_of
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import MIXED, Play, contributions, swarm_spec
+from tests.virtual.scenario import MIXED, QUICK, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.transport import VirtualPackage, VirtualTransport
 from tests.virtual.worker import VirtualWorker
 
-QUICK = {"timing.heartbeat": 1.0, "timing.lost_after": 4.0}
-"""A loss is found within two rounds."""
 MEMBERS = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE, "s": Role.STAGE, "t": Role.STAGE}
+SHAPE = {name: MEMBERS[name] for name in "apq"}
 
 
 def spec_with_spares(rounds: int, **overrides: Any) -> RunSpec:
     """A full replica, a pipeline of two, and spares that never become their own pipeline."""
-    shape = {name: MEMBERS[name] for name in ("a", "p", "q")}
-    return swarm_spec(shape, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
+    return swarm_spec(SHAPE, rounds, **{"grouping.spares": 2, "recovery.checkpoint_every": 1, **overrides})
+
+
+async def until_s_follows(swarm: VirtualSwarm) -> None:
+    """Let s come in round 2, and wait until it follows the stage of the pipeline that it has got."""
+    await swarm.until_round(2)
+    swarm.start("s")
+    await swarm.until_round(4)
 
 
 async def move(swarm: VirtualSwarm, name: str) -> StageRange:
@@ -67,29 +72,32 @@ async def until_built(swarm: VirtualSwarm, name: str, stages: StageRange) -> Non
     await swarm.until(built, f"{name} has built {stages}", 120)
 
 
-def test_a_node_moves_to_other_stages_without_a_restart(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "p", "q")
-        await swarm.until_round(2)
-        swarm.start("s")
+def test_a_node_moves_to_other_stages_without_a_restart_and_back(play: Play) -> None:
+    found = []
+
+    async def moved(swarm: VirtualSwarm) -> None:
+        await until_s_follows(swarm)
         await swarm.until_round(5)
-        task, process = swarm.nodes["s"].task, swarm.nodes["s"].process
-        before = stages_of(swarm, "s")
+        node = swarm.nodes["s"]
+        task, process, first = node.task, node.process, stages_of(swarm, "s")
         other = await move(swarm, "s")
         await until_built(swarm, "s", other)
-        folder = swarm.nodes["s"].folder
-        aside = folder / f"stages-{before}" / "checkpoint"
-        assert list(aside.glob("round-*"))  # the checkpoints of its former stage are kept in their own folder
-        await swarm.until_over()
-        swarm.assert_all_agree("a", "p", "q", "s")
-        assert swarm.nodes["s"].task is task
-        assert swarm.nodes["s"].process is process
-        joins = [event for event in swarm.events if isinstance(event, PeerJoined)]
-        assert sum(event.peer == swarm.peer("s") for event in joins) == 1
-        assert set(swarm.anchors("s")) == {other.first}
-        assert contributions(swarm, "p") == list(range(1, 9))
+        # The checkpoints of its former stage are kept in their own folder.
+        assert list((node.folder / f"stages-{first}" / "checkpoint").glob("round-*"))
+        await swarm.until_round(7)
+        assert await move(swarm, "s") == first
+        await until_built(swarm, "s", first)
+        kept = node.folder / "checkpoint"
+        assert list(kept.glob(f"round-*/stage-{first.first:02d}.safetensors"))
+        assert not list(kept.glob(f"round-*/stage-{other.first:02d}.safetensors"))
+        assert (node.task, node.process) == (task, process)
+        found.append(first)
 
-    play(scenario, MEMBERS, spec_with_spares(8))
+    later = {"s": Role.STAGE}
+    swarm = play.to_the_end(moved, SHAPE, later=later, spec=spec_with_spares(12))
+    assert sum(event.peer == swarm.peer("s") for event in swarm.happened(PeerJoined)) == 1
+    assert set(swarm.anchors("s")) == {found[0].first}
+    assert contributions(swarm, "p") == swarm.rounds
 
 
 def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admission(
@@ -113,10 +121,8 @@ def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admissi
         return replace(await join(self, *arguments), dht_peers=(f"of join {joins[self._peer]}",))
 
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "p", "q")
-        await swarm.until_round(2)
-        swarm.start("s")
-        await swarm.until_round(4)
+        swarm.start(*SHAPE)
+        await until_s_follows(swarm)
         peer = swarm.peer("s")
         await swarm.coordinator.command_loop.execute(Leave(peer, "forgotten"))
         await swarm.until(lambda state: joins[peer] == 2 and peer in state.reservations)
@@ -156,10 +162,8 @@ def test_a_node_that_is_refused_before_it_hears_of_its_move_moves(
 
     async def scenario(swarm: VirtualSwarm) -> None:
         nonlocal is_late
-        swarm.start("a", "p", "q")
-        await swarm.until_round(2)
-        swarm.start("s")
-        await swarm.until_round(4)
+        swarm.start(*SHAPE)
+        await until_s_follows(swarm)
         is_late = True
         other = await move(swarm, "s")
         await until_built(swarm, "s", other)
@@ -184,10 +188,8 @@ def test_a_node_that_drains_while_its_move_fails_leaves(play: Play, monkeypatch:
         return await start(self, *arguments)
 
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "p", "q")
-        await swarm.until_round(2)
-        swarm.start("s")
-        await swarm.until_round(4)
+        swarm.start(*SHAPE)
+        await until_s_follows(swarm)
         await move(swarm, "s")
         await swarm.until(lambda _: starts["s"] > 2)
         swarm.drain("s")
@@ -199,11 +201,9 @@ def test_a_node_that_drains_while_its_move_fails_leaves(play: Play, monkeypatch:
     play(scenario, MEMBERS, spec_with_spares(20))
 
 
-def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(
-    play: Play,
-) -> None:
+def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(play: Play) -> None:
     async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "p", "q")
+        swarm.start(*SHAPE)
         await swarm.until_round(1)
         swarm.start("s")
         await swarm.until(lambda state: swarm.peer("s") in state.reservations)
@@ -216,36 +216,11 @@ def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(
         await until_built(swarm, left, StageRange(0, 1))
         await swarm.until_over("a", neighbour, left)
         swarm.assert_all_agree("a", neighbour, left)
-        assert contributions(swarm, "a") == list(range(1, 21))
+        assert contributions(swarm, "a") == swarm.rounds
         assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 20
 
-    play(
-        scenario,
-        MEMBERS,
-        spec_with_spares(20, **{"recovery.checkpoint_every": 2, "recovery.keep_rounds": 30}, **QUICK),
-    )
-
-
-def test_a_node_that_moves_back_finds_its_former_checkpoint(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "p", "q")
-        await swarm.until_round(2)
-        swarm.start("s")
-        await swarm.until_round(4)
-        other = await move(swarm, "s")
-        await until_built(swarm, "s", other)
-        await swarm.until_round(7)
-        first = await move(swarm, "s")
-        await until_built(swarm, "s", first)
-        folder = swarm.nodes["s"].folder
-        assert list((folder / "checkpoint").glob(f"round-*/stage-{first.first:02d}.safetensors"))
-        assert not list((folder / "checkpoint").glob(f"round-*/stage-{other.first:02d}.safetensors"))
-        await swarm.until_over()
-        swarm.assert_all_agree()
-
-    play(scenario, {name: MEMBERS[name] for name in "apqs"}, spec_with_spares(12))
+    keeping = {"recovery.checkpoint_every": 2, "recovery.keep_rounds": 30}
+    play(scenario, MEMBERS, spec_with_spares(20, **keeping, **QUICK))
 
 
 # What a plan may change while the links stay open
@@ -290,20 +265,13 @@ def test_k_changes_at_a_round_boundary_on_both_ends_and_the_link_stays_open(
     monkeypatch.setattr("node.core.train.replica_links.dial", dial)
     monkeypatch.setattr(VirtualWorker, "call", call)
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert opened == ["link"]
-        assert sorted(connected, key=str) == sorted(
-            [(0, None, 8), (0, 8, None), (3, None, k), (3, k, None)], key=str
-        )
-        assert contributions(swarm, "p") == contributions(swarm, "a") == [1, 2, 3, 4, 5]
-        losses = [swarm.trainer(name).end_inner_phase().loss for name in ("p", "q")]
-        assert sum(math.isfinite(loss) for loss in losses) == 1  # the last member's
-
-    members = {name: MEMBERS[name] for name in "apq"}
-    play(scenario, members, swarm_spec(members, rounds=5))
+    swarm = play.to_the_end(None, SHAPE, rounds=5)
+    assert opened == ["link"]
+    expected = [(0, None, 8), (0, 8, None), (3, None, k), (3, k, None)]
+    assert sorted(connected, key=str) == sorted(expected, key=str)
+    assert contributions(swarm, "p") == contributions(swarm, "a") == swarm.rounds
+    losses = [swarm.trainer(name).end_inner_phase().loss for name in ("p", "q")]
+    assert sum(math.isfinite(loss) for loss in losses) == 1  # the last member's
 
 
 def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
@@ -317,36 +285,18 @@ def test_replicas_with_uneven_shares_of_the_batch_train_and_stay_equal(
 
     monkeypatch.setattr("coordinator.run.rounds.rounds.next_plan", replaced_plan(shared, at=3))
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        weights = {
-            entry.descriptor.owner: entry.descriptor.weight
-            for decision in swarm.decisions
-            if decision.round_number == 6 and isinstance(decision, Committed)
-            for entry in decision.entries
-        }
-        assert sorted(weights.values()) == [
-            0.5,
-            1.0,
-            1.0,
-            1.5,
-        ]  # both members of the pipeline have the same weight
-        assert swarm.committed(0) == [1, 2, 3, 4, 5, 6]
-        assert_samples_tile(swarm)
-
-    play(scenario, MIXED, swarm_spec(MIXED, 6, **{"timing.straggler": 1e6, "timing.match_window": 20.0}))
+    swarm = play.to_the_end(None, MIXED, **{"timing.straggler": 1e6, "timing.match_window": 20.0})
+    # Both members of the pipeline have the same weight.
+    assert sorted(swarm.weights(name)[-1] for name in MIXED) == [0.5, 1.0, 1.0, 1.5]
+    assert swarm.committed(0) == swarm.rounds
+    assert_samples_tile(swarm)
 
 
 def assert_samples_tile(swarm: VirtualSwarm) -> None:
     """Every sample of every round belongs to exactly one replica, in order, over all plans."""
-    plans = [event.plan for event in swarm.events if isinstance(event, PlanAdopted)]
     expected = 0
-    for round_number in range(1, swarm.spec.rounds + 1):
-        running = max(
-            (plan for plan in plans if plan.from_round <= round_number), key=lambda plan: plan.epoch
-        )
+    for round_number in swarm.rounds:
+        running = swarm.state.plan_for(round_number)
         for replica in running.replicas:
             samples = sample_range(running, swarm.spec, round_number, replica.index)
             assert samples.start == expected
@@ -355,14 +305,10 @@ def assert_samples_tile(swarm: VirtualSwarm) -> None:
 
 
 def test_nodes_report_their_time_of_computing(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        reported = [swarm.state.estimates[swarm.peer(name)] for name in MIXED]
-        assert all(each.capacity.flops > 0 for each in reported)
-        assert sorted(each.microbatch_seconds > 0 for each in reported) == [False, True, True, True]
-
-    play(scenario, MIXED, swarm_spec(MIXED, 3))
+    swarm = play.to_the_end(None, MIXED, rounds=3)
+    reported = [swarm.state.estimates[swarm.peer(name)] for name in MIXED]
+    assert all(each.capacity.flops > 0 for each in reported)
+    assert sorted(each.microbatch_seconds > 0 for each in reported) == [False, True, True, True]
 
 
 def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from node import hooks
-from node.core.worker.worker import Worker
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import (
     Abort,
@@ -25,8 +22,6 @@ from node.ipc.worker_calls import (
 )
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Part, StageRange
-from tests.support.fault_hooks import FaultHooks, checkpoint_faults
-from tests.support.fault_script import Action, Fault, Moment, Script, read_report
 from tests.support.hand_driven_replica import (
     SPEC,
     assert_same_bits,
@@ -163,49 +158,6 @@ def test_the_initial_parameters_can_be_loaded_again(stream: SampleStream) -> Non
     assert_same_bits(state([member]), state([fresh]))
     assert member.outer.embedding_digest() == fresh.outer.embedding_digest()
     assert (member.outer.rounds, member.outer.embedding_round) == ({1: 0}, 0)
-
-
-class NoProcess:
-    """The process of faults that act on files only."""
-
-    def kill(self) -> None: ...
-
-    def stop(self, seconds: float) -> None: ...
-
-    def pause(self, seconds: float) -> None: ...
-
-
-@pytest.fixture
-def faulty(tmp_path: Path) -> Iterator[None]:
-    """In round 2 the disk is full, and in round 3 it flips a bit."""
-    planned = [
-        Fault(Moment.CHECKPOINT, Action.FULL, round_number=2),
-        Fault(Moment.CHECKPOINT, Action.CORRUPT, round_number=3),
-    ]
-    hooks.install(FaultHooks(Script(planned, tmp_path / "fired", NoProcess())))
-    with checkpoint_faults():
-        yield
-    assert [fired.fault for fired in read_report(tmp_path / "fired")] == [0, 1]
-    hooks.install(hooks.Hooks())
-
-
-@pytest.mark.usefixtures("faulty")
-def test_planned_faults_damage_a_checkpoint_while_it_is_written(tmp_path: Path) -> None:
-    worker = Worker()
-    worker.build(Build(SPEC, StageRange(0, 2)))
-    kept = tmp_path / "kept"
-    for round_number in (1, 2, 3):
-        for stage in (0, 1):
-            worker.abort(Abort(stage, round_number))
-        request = WriteCheckpoint(kept / f"round-{round_number:06d}", round_number)
-        if round_number == 2:
-            with pytest.raises(HetnodeError) as caught:
-                worker.write_checkpoint(request)
-            assert caught.value.code is ErrorCode.DISK_FULL
-        else:
-            worker.write_checkpoint(request)
-    assert sorted(path.name for path in kept.iterdir()) == ["round-000001", "round-000003"]
-    assert worker.restore(Restore(kept)) == RestoredCheckpoint(1, has_private_state=True)
 
 
 async def test_the_recovery_calls_of_the_worker(tmp_path: Path) -> None:

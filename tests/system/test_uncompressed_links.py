@@ -40,11 +40,10 @@ SHAPE = {
 def ks_by_plan(swarm: VirtualSwarm, name: str) -> list[tuple[int, int]]:
     """(first round, k of the link of the node) of each plan that changes it."""
     found: list[tuple[int, int]] = []
-    for event in swarm.events:
-        if isinstance(event, PlanAdopted):
-            replica = event.plan.replica_of(swarm.peer(name))
-            if replica is not None and (not found or found[-1][1] != replica.links[0].k):
-                found.append((event.plan.from_round, replica.links[0].k))
+    for event in swarm.happened(PlanAdopted):
+        replica = event.plan.replica_of(swarm.peer(name))
+        if replica is not None and (not found or found[-1][1] != replica.links[0].k):
+            found.append((event.plan.from_round, replica.links[0].k))
     return found
 
 
@@ -62,11 +61,10 @@ def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_fo
 ) -> None:
     monkeypatch.setattr(search, "MARGIN", 1.0)  # members stay where they are: only k follows the lines
 
-    async def scenario(swarm: VirtualSwarm) -> None:
+    async def changing_lines(swarm: VirtualSwarm) -> None:
         swarm.network.bandwidth["s"] = SLOW
-        swarm.start()
         await swarm.until(lambda state: bool(state.plans), "the first plan")
-        (compressed, _), (fast, _) = neighbours(swarm)
+        _, (fast, _) = neighbours(swarm)
         await swarm.until(lambda _: ks_by_plan(swarm, fast)[-1][1] == 0, "a link becomes uncompressed")
         assert "rises 16 -> uncompressed" in swarm.state.plans[-1].reason
         swarm.network.bandwidth[fast] = SLOW
@@ -74,22 +72,18 @@ def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_fo
         assert "falls uncompressed -> 16" in swarm.state.plans[-1].reason
         del swarm.network.bandwidth[fast]
         await swarm.until(lambda _: ks_by_plan(swarm, fast)[-1][1] == 0, "the link recovers")
-        await swarm.until_over()
 
-        assert [k for _, k in ks_by_plan(swarm, fast)] == [16, 0, 16, 0]
-        assert [k for _, k in ks_by_plan(swarm, compressed)] == [16]
-        swarm.assert_all_agree()
-        rounds = list(range(1, swarm.spec.rounds + 1))
-        assert swarm.committed(0) == swarm.committed(1) == rounds
-        assert all(contributions(swarm, name) == rounds for name in MEMBERS)
-        digests: dict[tuple[int, int, str], set[str]] = {}
-        for event in swarm.events:
-            if isinstance(event, DigestAttested):
-                digests.setdefault((event.stage, event.round_number, event.part), set()).add(event.digest)
-        assert digests
-        assert all(len(found) == 1 for found in digests.values())
-
-    play(scenario, MEMBERS, swarm_spec(MEMBERS, rounds=8, **SHAPE), step_seconds=10.0)
+    swarm = play.to_the_end(changing_lines, MEMBERS, rounds=8, step_seconds=10.0, **SHAPE)
+    (compressed, _), (fast, _) = neighbours(swarm)
+    assert [k for _, k in ks_by_plan(swarm, fast)] == [16, 0, 16, 0]
+    assert [k for _, k in ks_by_plan(swarm, compressed)] == [16]
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
+    assert all(contributions(swarm, name) == swarm.rounds for name in MEMBERS)
+    digests: dict[tuple[int, int, str], set[str]] = {}
+    for event in swarm.happened(DigestAttested):
+        digests.setdefault((event.stage, event.round_number, event.part), set()).add(event.digest)
+    assert digests
+    assert all(len(found) == 1 for found in digests.values())
 
 
 def test_members_refuse_a_k_beyond_the_width_of_the_model_and_full_replicas_go_on(

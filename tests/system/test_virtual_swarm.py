@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
 from coordinator.run.state.events import PeerLost
-from coordinator.run.state.text import short
-from coordinator.status.messages import run_message
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import EXTRA_STEPS
-from protocol.types import Committed, Lifecycle, Role
+from protocol.types import Committed, Role
+from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
 from tests.virtual.scenario import (
     FULL,
     MIXED,
+    PIPE,
     Play,
     contributions,
     cut_off,
@@ -31,14 +30,9 @@ from tests.virtual.swarm import VirtualSwarm
 
 
 def test_an_undisturbed_swarm_commits_every_round_and_all_anchors_are_bit_equal(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4]
-        assert all(contributions(swarm, name) == [1, 2, 3, 4] for name in ("a", "b"))
-
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=4))
+    swarm = play.to_the_end(None, MIXED, rounds=4)
+    assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3, 4]
+    assert all(contributions(swarm, name) == [1, 2, 3, 4] for name in ("a", "b"))
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_event(tmp_path: Path) -> None:
@@ -63,64 +57,37 @@ def test_a_peer_that_is_killed_before_during_or_after_its_exchange_comes_back_an
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
     plan.fail_at("b", 0, 3, moment, Action.KILL)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await return_after(swarm, "b", 5)
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == list(range(1, 7))
-        assert contributions(swarm, "b")[-1] == 6
-
-    play(scenario, spec=swarm_spec(FULL, rounds=6))
+    swarm = play.to_the_end(lambda swarm: return_after(swarm, "b", 5))
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
+    assert contributions(swarm, "b")[-1] == 6
 
 
 @pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.GATHERED, Moment.APPLIED])
 def test_a_pipeline_goes_on_when_a_killed_member_is_back(play: Play, plan: FaultPlan, moment: Moment) -> None:
     plan.fail_at("q", None, 3, moment, Action.KILL)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await return_after(swarm, "q", 5)
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert contributions(swarm, "a") == list(range(1, 8))
-        assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 7
-
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=7))
+    swarm = play.to_the_end(lambda swarm: return_after(swarm, "q", 5), MIXED, rounds=7)
+    assert contributions(swarm, "a") == swarm.rounds
+    assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 7
 
 
 def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) -> None:
     plan.fail_at("b", None, 3, Moment.INNER_STEP, Action.STOP, seconds=20)
-    quick = {"timing.heartbeat": 1.0, "timing.lost_after": 5.0}
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == list(range(1, 13))
-        lost = [event.peer for event in swarm.events if isinstance(event, PeerLost)]
-        assert lost == [swarm.peer("b")]
-        rounds = contributions(swarm, "b")
-        assert set(rounds) < set(range(1, 13))
-        assert rounds[-1] == 12
-
-    play(scenario, spec=swarm_spec(FULL, rounds=12, **quick))
+    swarm = play.to_the_end(rounds=12, **{"timing.heartbeat": 1.0, "timing.lost_after": 5.0})
+    assert swarm.committed(0) == swarm.rounds
+    assert [event.peer for event in swarm.happened(PeerLost)] == [swarm.peer("b")]
+    assert set(contributions(swarm, "b")) < set(swarm.rounds)
+    assert contributions(swarm, "b")[-1] == 12
 
 
 def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        await cut_off(swarm, "b")
-        assert swarm.committed(0) == list(range(1, 10))
-        assert not {4, 5} & set(contributions(swarm, "b"))
-        assert contributions(swarm, "b")[-1] == 9
-
-    play(scenario, spec=swarm_spec(FULL, rounds=9))
+    swarm = play.to_the_end(cut_off, rounds=9)
+    assert swarm.committed(0) == swarm.rounds
+    assert not {4, 5} & set(contributions(swarm, "b"))
+    assert contributions(swarm, "b")[-1] == 9
 
 
 def test_a_member_that_lacks_the_last_payloads_gets_them_from_those_that_are_done(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def separated(swarm: VirtualSwarm) -> None:
         await swarm.until_round(4)
         for other in ("a", "c"):
             swarm.network.separate("b", other)
@@ -129,22 +96,17 @@ def test_a_member_that_lacks_the_last_payloads_gets_them_from_those_that_are_don
         await asyncio.sleep(10)
         assert swarm.state.synced[swarm.peer("b")][0] == 3
         swarm.network.heal()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.state.synced[swarm.peer("b")][0] == 4
 
-    play(scenario, spec=swarm_spec(FULL, rounds=4))
+    swarm = play.to_the_end(separated, rounds=4)
+    assert swarm.state.synced[swarm.peer("b")][0] == 4
 
 
 def test_replicas_that_cannot_call_each_other_get_payloads_through_a_third(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
+    async def blocked(swarm: VirtualSwarm) -> None:
         swarm.network.block_calls("a", "b")
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
 
-    play(scenario, spec=swarm_spec(FULL, rounds=3))
+    swarm = play.to_the_end(blocked, rounds=3)
+    assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
 
 
 def test_a_replica_that_is_ten_times_slower_counts_and_delays_a_round_by_a_bounded_time(play: Play) -> None:
@@ -155,12 +117,7 @@ def test_a_replica_that_is_ten_times_slower_counts_and_delays_a_round_by_a_bound
         await swarm.until_round(5)
         # A step takes 1 s: 10 s of training, at most 10 s of waiting for the slow replica, and the exchange.
         assert (swarm.loop.time() - began) / 4 < 10 + 10 + 8
-        weights = [
-            entry.descriptor.weight
-            for each in swarm.decisions
-            for entry in each.entries
-            if entry.descriptor.owner == swarm.peer("c")
-        ]
+        weights = swarm.weights("c")
         assert weights
         assert all(0 < weight < 0.5 for weight in weights)
 
@@ -168,14 +125,11 @@ def test_a_replica_that_is_ten_times_slower_counts_and_delays_a_round_by_a_bound
 
 
 def test_calls_that_arrive_twice_change_nothing(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
+    async def duplicated(swarm: VirtualSwarm) -> None:
         swarm.rpc.duplicated = {"Match", "Report", "Attest", "AwaitDecision", "Heartbeat", "Leave", "Join"}
-        swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
 
-    play(scenario, spec=swarm_spec(FULL, rounds=3))
+    swarm = play.to_the_end(duplicated, rounds=3)
+    assert swarm.committed(0) == swarm.committed(1) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("moment", [Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
@@ -183,62 +137,40 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
     plan.fail_at("a", 0, 3, moment, Action.DELAY, seconds=0.0)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await restart_coordinator(swarm, "a")
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert len(swarm.committed(0)) >= 4
-        assert not any(isinstance(event, PeerLost) for event in swarm.events)
-
-    play(scenario, spec=swarm_spec(FULL, rounds=5))
+    swarm = play.to_the_end(lambda swarm: restart_coordinator(swarm, "a"), rounds=5)
+    assert len(swarm.committed(0)) >= 4
+    assert not swarm.happened(PeerLost)
 
 
 def test_replicas_train_a_bounded_number_of_steps_while_the_coordinator_is_away(play: Play) -> None:
-    spec = swarm_spec(FULL, rounds=4)
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def away(swarm: VirtualSwarm) -> None:
         await swarm.until_round(3)
         await asyncio.sleep(0.6)
         swarm.coordinator.kill()
         await asyncio.sleep(600)
         await swarm.coordinator.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        lines = (swarm.folder / "coordinator" / "metrics.jsonl").read_text().splitlines()
-        measured = [
-            line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]
-        ]
-        taken = {(line["peer"], line["round"]): (line["steps"], line["extra_steps"]) for line in measured}
-        assert {taken[swarm.peer(name), 3] for name in FULL} == {(spec.inner.steps, EXTRA_STEPS)}
-        assert {extra for (_, round_number), (_, extra) in taken.items() if round_number != 3} == {0}
 
-    play(scenario, spec=spec)
+    swarm = play.to_the_end(away, rounds=4)
+    taken = {key: (line["steps"], line["extra_steps"]) for key, line in swarm.measured().items()}
+    assert {taken[name, 3] for name in FULL} == {(swarm.spec.inner.steps, EXTRA_STEPS)}
+    assert {extra for (_, round_number), (_, extra) in taken.items() if round_number != 3} == {0}
 
 
 def test_the_only_holder_of_a_stage_dies_and_the_run_waits_for_it(play: Play, plan: FaultPlan) -> None:
     plan.fail_at("q", None, 3, Moment.INNER_STEP, Action.KILL)
-    members = {"p": Role.STAGE, "q": Role.STAGE}
 
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def away(swarm: VirtualSwarm) -> None:
         await swarm.until_fired("q")
         await asyncio.sleep(300)
         assert swarm.state.current_round == 3
         swarm.start("q")
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(1)[-1] == 4
 
-    play(scenario, members, swarm_spec(members, rounds=4))
+    assert play.to_the_end(away, PIPE, rounds=4).committed(1)[-1] == 4
 
 
 @pytest.mark.parametrize("with_coordinator", [False, True])
 def test_all_nodes_die_at_once_and_all_return(play: Play, with_coordinator: bool) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
+    async def away(swarm: VirtualSwarm) -> None:
         await swarm.until_round(4)
         await asyncio.sleep(1)
         swarm.kill(*MIXED)
@@ -248,11 +180,8 @@ def test_all_nodes_die_at_once_and_all_return(play: Play, with_coordinator: bool
         if with_coordinator:
             await swarm.coordinator.start()
         swarm.start()
-        await swarm.until_over()
-        swarm.assert_all_agree()
-        assert swarm.committed(0)[-1] == 6
 
-    play(scenario, MIXED, swarm_spec(MIXED, rounds=6))
+    assert play.to_the_end(away, MIXED).committed(0)[-1] == 6
 
 
 def test_a_node_without_the_initial_parameters_of_the_run_is_refused_at_the_join(play: Play) -> None:
@@ -266,66 +195,24 @@ def test_a_node_without_the_initial_parameters_of_the_run_is_refused_at_the_join
     play(scenario, spec=swarm_spec(FULL, initial=["0" * 64, "1" * 64]))
 
 
-def test_a_run_waits_for_missing_peers_and_names_them(play: Play) -> None:
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start()
-        await swarm.until_round(3)
-        swarm.kill(*FULL)
-        await asyncio.sleep(60)
-        lifecycles = {peer.lifecycle for peer in swarm.state.peers.values()}
-        assert lifecycles == {Lifecycle.GONE}
-        waiting = [
-            f"{place.replica} waits for {short(place.peer)} (stages 0-1), which is gone"
-            for place in sorted(swarm.state.reservations.values(), key=lambda place: place.replica)
-        ]
-        assert run_message(swarm.state) == (
-            "waiting in round 3 of 6: no complete replica is left: "
-            f"replica-{waiting[0]}, replica-{waiting[1]}, replica-{waiting[2]}"
-        )
-
-    play(scenario)
-
-
-def test_no_peer_is_admitted_after_the_end_of_the_run(play: Play) -> None:
-    members = {**FULL, "late": Role.REPLICA}
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start(*FULL)
-        await swarm.until_over()
-        swarm.start("late")
-        task = swarm.nodes["late"].task
-        assert task is not None
-        await asyncio.wait({task})
-        assert [error.code for error in swarm.nodes["late"].errors] == [ErrorCode.RUN_STARTED]
-
-    play(scenario, members, swarm_spec(FULL, rounds=2))
-
-
 def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
-    members = {name: Role.REPLICA for name in "abcdef"}
-    batch = {"grouping.batch": "constant", "grouping.global_batch": 24, "swarm.replicas": 4}
-
-    async def scenario(swarm: VirtualSwarm) -> None:
-        swarm.start("a", "b", "c", "d")
+    async def come_and_go(swarm: VirtualSwarm) -> None:
         await swarm.until_round(3)
         swarm.drain("c", "d")
         await swarm.until_round(6)
         swarm.start("e", "f")
-        await swarm.until_over("a", "b", "e", "f")
-        swarm.assert_all_agree("a", "b", "e", "f")
-        spec = swarm.spec
-        sizes = {len(plan.replicas) for plan in swarm.state.plans}
-        assert {2, 4} <= sizes, sizes
-        samples = {
-            each.round_number: sum(entry.descriptor.weight for entry in each.entries)
-            * spec.samples_per_round()
-            for each in swarm.decisions
-            if isinstance(each, Committed) and each.stage == 0
-        }
-        whole = 24 * spec.inner.steps
-        # Only the round in which two replicas leave lacks their part.
-        assert {number for number, each in samples.items() if each != whole} <= {3}
-        assert len(samples) == spec.rounds
-        assert swarm.state.tokens == sum(samples.values()) * spec.model.context
 
-    play(scenario, members, swarm_spec(members, rounds=12, **batch))
+    four, later = (dict.fromkeys(names, Role.REPLICA) for names in ("abcd", "ef"))
+    batch = {"grouping.batch": "constant", "grouping.global_batch": 24}
+    swarm = play.to_the_end(come_and_go, four, rounds=12, later=later, ending="abef", **batch)
+    spec = swarm.spec
+    assert {2, 4} <= {len(plan.replicas) for plan in swarm.state.plans}
+    samples = {
+        each.round_number: sum(entry.descriptor.weight for entry in each.entries) * spec.samples_per_round()
+        for each in decisions_in(swarm.events, Committed)
+        if each.stage == 0
+    }
+    # Only the round in which two replicas leave lacks their part.
+    assert {number for number, each in samples.items() if each != 24 * spec.inner.steps} <= {3}
+    assert len(samples) == spec.rounds
+    assert swarm.state.tokens == sum(samples.values()) * spec.model.context

@@ -58,6 +58,7 @@ class Machines:
 
     def plan(self, name: str, plan: FaultPlan) -> None:
         """Let the faults of `plan` strike the machine `name`."""
+        plan.folder.mkdir(parents=True, exist_ok=True)
         control = VirtualProcessControl(self, name)
         script = Script(plan.faults_of(name), plan.report_of(name), control, running_loop().time)
         self.processes[name].context.run(hooks.install, FaultHooks(script))

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from safetensors import safe_open
 
-from node.core.worker.trainer import Trainer
 from node.home.guest.guest import Guest, GuestRule
 from node.security.identity import Identity
 from protocol.errors import HetnodeError
@@ -55,12 +54,6 @@ class VirtualNode:
     def has_finished(self) -> bool:
         """Whether it took part until the end of the run."""
         return self.task is not None and self.task.done() and self.task.exception() is None
-
-    @property
-    def trainer(self) -> Trainer:
-        """The trainer that the newest worker has built."""
-        assert self.worker is not None
-        return self.worker.worker.trainer
 
     @property
     def anchors(self) -> dict[int, str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from coordinator.run.state.commands import ResumeRun, RollBack
 from coordinator.run.state.events import PeerLeft
+from coordinator.run.state.state import State
 from protocol.roles import RoleWish
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Finding, Role, Verdict
+from protocol.types import Finding, Role, Verdict, entries_of
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual import swarm as virtual
@@ -23,6 +25,8 @@ from tests.virtual.transport import VirtualArbiter
 
 T = TypeVar("T")
 Scenario = Callable[[VirtualSwarm], Awaitable[T]]
+QUICK = {"timing.heartbeat": 1.0, "timing.lost_after": 4.0}
+"""A loss is found within two rounds."""
 
 FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
 TWO = {"a": Role.REPLICA, "b": Role.REPLICA}
@@ -33,12 +37,12 @@ MIXED = {"a": Role.REPLICA, "b": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
 CORPUS = f"text:{argparse.__file__}"
 
 
-def swarm_spec(members: Mapping[str, Role], rounds: int = 6, **overrides: Any) -> RunSpec:
+def swarm_spec(members: Mapping[str, Role | RoleWish], rounds: int = 6, **overrides: Any) -> RunSpec:
     """A run that waits for exactly `members`. By default it has 2 stages of one layer each.
 
     `overrides`: settings by "section.field".
     """
-    stages = [name for name, role in members.items() if role is Role.STAGE]
+    stages = [name for name, role in members.items() if role == Role.STAGE]
     return resolve(
         "nano",
         overrides={
@@ -75,16 +79,44 @@ class Play:
             scenario, spec or swarm_spec(members), self._folder, members, plan=self._plan, **options
         )
 
+    def to_the_end(
+        self,
+        during: Scenario[object] | None = None,
+        members: Mapping[str, Role | RoleWish] = FULL,
+        rounds: int = 6,
+        later: Mapping[str, Role | RoleWish] | None = None,
+        ending: Iterable[str] = (),
+        spec: RunSpec | None = None,
+        step_seconds: float = 1.0,
+        **settings: Any,
+    ) -> VirtualSwarm:
+        """Start `members`, wait for `during`, and then for the end of the run, after which all anchors agree.
 
-async def cut_off(swarm: VirtualSwarm, name: str) -> None:
-    """Start a run, and cut a node off from round 3 to round 6. Returns when the run is over and all agree."""
-    swarm.start()
+        Args:
+            later: nodes that `during` starts.
+            ending: the nodes that must come to the end; all by default.
+            settings: of :func:`swarm_spec`, unless `spec` is given.
+        """
+        ending = tuple(ending)
+
+        async def scenario(swarm: VirtualSwarm) -> VirtualSwarm:
+            swarm.start(*members)
+            if during is not None:
+                await during(swarm)
+            await swarm.until_over(*ending)
+            swarm.assert_all_agree(*ending)
+            return swarm
+
+        spec = spec or swarm_spec(members, rounds, **settings)
+        return self(scenario, {**members, **(later or {})}, spec, step_seconds=step_seconds)
+
+
+async def cut_off(swarm: VirtualSwarm, name: str = "b") -> None:
+    """Cut a node off from round 3 to round 6."""
     await swarm.until_round(3)
     swarm.network.isolate(name)
     await swarm.until_round(6)
     swarm.network.heal()
-    await swarm.until_over()
-    swarm.assert_all_agree()
 
 
 async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
@@ -92,6 +124,35 @@ async def return_after(swarm: VirtualSwarm, name: str, seconds: float) -> None:
     await swarm.until_fired(name)
     await asyncio.sleep(seconds)
     swarm.start(name)
+
+
+async def roll_back(swarm: VirtualSwarm, restore_round: int) -> int:
+    """Roll back as soon as peers have told what they keep. Returns the round of the rollback."""
+    await swarm.until_kept(restore_round)
+    await swarm.coordinator.command_loop.execute(RollBack(restore_round, "a test"))
+    return max(swarm.state.restored)
+
+
+async def resume(swarm: VirtualSwarm) -> None:
+    await swarm.coordinator.command_loop.execute(ResumeRun())
+
+
+async def roll_back_and_resume(swarm: VirtualSwarm, at: int, restore_round: int) -> int:
+    """Roll back in round `at`, and go on when three peers have done so. Returns the round of the rollback."""
+    await swarm.until_round(at)
+    number = await roll_back(swarm, restore_round)
+    await swarm.until(attested(number, 3), "the rollback")
+    await resume(swarm)
+    return number
+
+
+def attested(number: int, count: int) -> Callable[[State], bool]:
+    """Whether `count` peers have attested each stage after that round."""
+
+    def done(state: State) -> bool:
+        return all(len(state.digests.get((stage, number, "stage"), {})) >= count for stage in range(2))
+
+    return done
 
 
 async def restart_coordinator(swarm: VirtualSwarm, name: str) -> None:
@@ -121,7 +182,7 @@ def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
         {
             each.round_number
             for each in swarm.decisions
-            for entry in each.entries
+            for entry in entries_of(each)
             if entry.descriptor.owner == peer
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from protocol.errors import ExitCode, HetnodeError, first_error
 from protocol.roles import RoleWish
 from protocol.spec.run import RunSpec
 from protocol.trust.names import peer_uri
-from protocol.types import Capacity, Committed, Decision, PeerId, Role
+from protocol.types import Capacity, Committed, Decision, PeerId, Role, entries_of
 from tests.builders import decisions_in
 from tests.support.cached_decode import cached_decode
 from tests.support.certificates import credentials
@@ -69,10 +70,9 @@ class VirtualSwarm:
         plan: FaultPlan,
         seed: int,
         step_seconds: float,
-        keys: Mapping[str, Ed25519PrivateKey] | None = None,
     ) -> None:
         self.spec, self.folder, self.plan = spec, folder, plan
-        self._step_seconds, self._keys = step_seconds, keys or {}
+        self._step_seconds = step_seconds
         self.network = Network(random.Random(seed))
         self.rpc = VirtualGrpc(self.network)
         self.dht = Dht()
@@ -234,8 +234,29 @@ class VirtualSwarm:
     def committed(self, stage: int = 0) -> list[int]:
         return [each.round_number for each in decisions_in(self.events, Committed) if each.stage == stage]
 
+    @property
+    def rounds(self) -> list[int]:
+        """The numbers of all rounds."""
+        return list(range(1, self.spec.rounds + 1))
+
+    def weights(self, name: str) -> list[float]:
+        """Of the payloads of a node that count."""
+        entries = [entry.descriptor for each in self.decisions for entry in entries_of(each)]
+        return [each.weight for each in entries if each.owner == self.peer(name)]
+
+    def measured(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """The measurements of the rounds, by node and round."""
+        names = {self.peer(name): name for name in self.nodes}
+        lines = (self.folder / "coordinator" / "metrics.jsonl").read_text().splitlines()
+        found = [line for line in map(json.loads, lines) if line["event"] == "measurement" and line["round"]]
+        return {(names[line["peer"]], line["round"]): line for line in found}
+
+    def happened(self, *kinds: type[Event]) -> list[Any]:
+        """The events of these kinds."""
+        return [event for event in self.events if isinstance(event, kinds)]
+
     def diverged(self) -> list[AnchorDiverged]:
-        return [event for event in self.events if isinstance(event, AnchorDiverged)]
+        return self.happened(AnchorDiverged)
 
     def anchors(self, name: str) -> dict[int, str]:
         """sha-256 of the tensors in the last checkpoint of a node that has finished, by stage."""
@@ -322,8 +343,8 @@ class VirtualSwarm:
     def _machine(self, name: str, role: Role | RoleWish) -> VirtualNode:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
-        usual = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
-        identity = Identity(folder / "identity.key", self._keys.get(name, usual), lock=-1)
+        key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
+        identity = Identity(folder / "identity.key", key, lock=-1)
         RunCredentials(
             folder_of(identity.path, self.coordinator.run),
             self.coordinator.run,
@@ -370,18 +391,15 @@ def play(
     seed: int = 0,
     step_seconds: float = 1.0,
     horizon: float = 7 * 86_400.0,
-    keys: Mapping[str, Ed25519PrivateKey] | None = None,
 ) -> T:
     """Run `scenario` on a swarm. The coordinator runs already; the scenario starts the nodes.
-
-    `keys`: of nodes, by their names; the others have keys that follow from their names.
 
     Raises AssertionError if a planned fault has not fired.
     """
     plan = plan or FaultPlan(folder / "faults")
 
     async def main() -> T:
-        swarm = VirtualSwarm(spec, folder, members, plan, seed, step_seconds, keys)
+        swarm = VirtualSwarm(spec, folder, members, plan, seed, step_seconds)
         with swarm.installed():
             await swarm.coordinator.start()
             return await scenario(swarm)

@@ -1,22 +1,22 @@
-"""Payloads in an exchange over the virtual network, and what becomes of them when its members fail."""
+"""What becomes of the payloads of an exchange when its members fail, over the virtual network.
+
+What every transport does is in tests/node/exchange/test_contract.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from node.exchange.payload_service import PayloadService
 from protocol.trust.envelope import sign_descriptor
-from protocol.types import ExchangeGroup, ManifestEntry, MemberLine
+from protocol.types import ExchangeGroup, MemberLine
 from tests.builders import Keyed
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
-from tests.virtual.loop import VirtualProcess
 from tests.virtual.machines import NAMES, A, B, C, Machines, Simulate
 
 
@@ -47,46 +47,10 @@ async def exchange(
     return {each.owner for each in gathered.held}, len(gathered.rejected)
 
 
-def test_an_exchange_gives_all_payloads_to_all_members(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        group = group_of(machines, A, B, C)
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
-        assert found == [({A.peer, B.peer, C.peer}, 0)] * 3
-
-    simulate(scenario)
-
-
-def test_the_others_finish_an_exchange_without_a_peer_that_is_killed_while_it_sends(
-    simulate: Simulate, tmp_path: Path
-) -> None:
-    plan = FaultPlan(tmp_path / "faults").fail_at("a", 0, 1, Moment.SENDING, Action.KILL)
-    plan.folder.mkdir()
-
-    async def scenario(machines: Machines) -> None:
-        machines.plan("a", plan)
-        group = group_of(machines, A, B, C)
-        machines.on("a", exchange(machines, "a", group))
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "bc"))
-        assert found == [({B.peer, C.peer}, 0)] * 2
-
-    simulate(scenario)
-    plan.assert_all_fired()
-
-
-def test_a_payload_that_arrives_corrupt_is_fetched_from_another_peer(
-    simulate: Simulate, tmp_path: Path
-) -> None:
-    plan = FaultPlan(tmp_path / "faults").fail_at("a", 0, 1, Moment.SENDING, Action.CORRUPT)
-    plan.folder.mkdir()
-
-    async def scenario(machines: Machines) -> None:
-        machines.plan("a", plan)
-        group = group_of(machines, A, B, C)
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
-        assert [held for held, _ in found] == [{A.peer, B.peer, C.peer}] * 3
-
-    simulate(scenario)
-    plan.assert_all_fired()
+async def all_exchange(machines: Machines, names: str, group: ExchangeGroup) -> list[tuple[set[str], int]]:
+    """What :func:`exchange` gives on each of these machines."""
+    each = (machines.on(name, exchange(machines, name, group)) for name in names)
+    return list(await asyncio.gather(*each))
 
 
 HOME, STRONG = MemberLine(10_000, 1_000_000, True), MemberLine(1_000_000, 1_000_000, True)
@@ -97,6 +61,41 @@ def helped_by_c(machines: Machines, round_number: int = 1) -> ExchangeGroup:
     group = group_of(machines, A, B, C, round_number=round_number)
     lines = tuple(STRONG if each.owner == C.peer else HOME for each in group.descriptors)
     return replace(group, lines=lines)
+
+
+FAULTS = [
+    pytest.param("a", Action.KILL, 1, False, {B, C}, id="without a peer that is killed while it sends"),
+    pytest.param("a", Action.CORRUPT, 1, False, {A, B, C}, id="what arrives corrupt comes from another"),
+    *(
+        # It never sends its own payload, and the others have each other's.
+        pytest.param("c", action, 100, True, {A, B}, id=f"a helper fails: {action}")
+        for action in (Action.KILL, Action.CORRUPT, Action.DROP)
+    ),
+]
+
+
+@pytest.mark.parametrize(("faulty", "action", "times", "has_helper", "held"), FAULTS)
+def test_the_others_finish_an_exchange_with_a_faulty_peer(
+    simulate: Simulate,
+    plan: FaultPlan,
+    faulty: str,
+    action: Action,
+    times: int,
+    has_helper: bool,
+    held: set[Keyed],
+) -> None:
+    plan.fail_at(faulty, 0, 1, Moment.SENDING, action, times=times)
+
+    async def scenario(machines: Machines) -> None:
+        machines.plan(faulty, plan)
+        group = helped_by_c(machines) if has_helper else group_of(machines, A, B, C)
+        machines.on(faulty, exchange(machines, faulty, group))
+        others = "".join(name for name in NAMES if name != faulty)
+        expected = {each.peer for each in held}
+        assert [found for found, _ in await all_exchange(machines, others, group)] == [expected] * 2
+
+    simulate(scenario)
+    plan.assert_all_fired()
 
 
 def test_a_payload_passes_through_a_helper_where_its_owner_sends_it_once(
@@ -112,8 +111,7 @@ def test_a_payload_passes_through_a_helper_where_its_owner_sends_it_once(
     monkeypatch.setattr(PayloadService, "fetch", recorded)
 
     async def scenario(machines: Machines) -> None:
-        group = helped_by_c(machines)
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in NAMES))
+        found = await all_exchange(machines, "abc", helped_by_c(machines))
         assert found == [({A.peer, B.peer, C.peer}, 0)] * 3
 
     simulate(scenario)
@@ -122,29 +120,15 @@ def test_a_payload_passes_through_a_helper_where_its_owner_sends_it_once(
     assert (C.peer, B.peer) in asked
 
 
-@pytest.mark.parametrize("action", [Action.KILL, Action.CORRUPT, Action.DROP])
-def test_the_others_have_each_others_payloads_when_their_helper_fails(
-    simulate: Simulate, tmp_path: Path, action: Action
+@pytest.mark.parametrize("is_reached", [True, False])
+def test_a_helper_that_takes_no_part_or_never_answers_is_replaced_by_the_owner(
+    simulate: Simulate, is_reached: bool
 ) -> None:
-    plan = FaultPlan(tmp_path / "faults").fail_at("c", 0, 1, Moment.SENDING, action, times=100)
-    plan.folder.mkdir()
-
     async def scenario(machines: Machines) -> None:
-        machines.plan("c", plan)
-        group = helped_by_c(machines)
-        machines.on("c", exchange(machines, "c", group))
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
-        assert [held for held, _ in found] == [{A.peer, B.peer}] * 2, "c never sends its own payload"
-
-    simulate(scenario)
-    plan.assert_all_fired()
-
-
-def test_a_helper_that_takes_no_part_costs_half_of_the_time(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        group = helped_by_c(machines)
         await machines.on("c", machines.transport("c"))  # it answers, and gets no payload
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
+        if not is_reached:
+            machines.network.isolate("c")
+        found = await all_exchange(machines, "ab", helped_by_c(machines))
         assert [held for held, _ in found] == [{A.peer, B.peer}] * 2
 
     simulate(scenario)
@@ -187,48 +171,3 @@ def test_a_helper_that_fails_is_left_out_of_the_next_rounds(
     assert 5 <= first[-1][1] < 10, "not half of the time to gather"
     assert [holder for holder, _ in second] == [A.peer]
     assert second[0][1] < 1
-
-
-def test_a_helper_that_never_answers_is_replaced_by_the_owner(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        group = helped_by_c(machines)
-        await machines.on("c", machines.transport("c"))
-        machines.network.isolate("c")
-        found = await asyncio.gather(*(machines.on(name, exchange(machines, name, group)) for name in "ab"))
-        assert [held for held, _ in found] == [{A.peer, B.peer}] * 2
-
-    simulate(scenario)
-
-
-def test_a_restarted_node_serves_its_former_payloads(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        await machines.on("a", exchange(machines, "a", group_of(machines, A), 1))
-        machines.kill("a")
-        machines.processes["a"] = VirtualProcess("a")
-        await machines.on("a", machines.transport("a"))
-
-        async def fetch() -> bytes:
-            entry = ManifestEntry(descriptor_of(machines, A), (C.peer, A.peer))
-            found = await (await machines.transport("b")).fetch_payload(entry, 10)
-            return found.read(entry.descriptor.nbytes)
-
-        got = await machines.on("b", fetch())
-        assert got == payload_of(A)
-        assert hashlib.sha256(got).hexdigest() == descriptor_of(machines, A).sha256
-
-    simulate(scenario)
-
-
-def test_peers_find_a_group_without_the_coordinator(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        held = await asyncio.gather(*(machines.on(name, search(machines, name)) for name in NAMES))
-        assert held == [3, 3, 3]
-
-    async def search(machines: Machines, name: str) -> int:
-        member, transport = NAMES[name], await machines.transport(name)
-        gathered = await transport.exchange(
-            payload_of(member), descriptor_of(machines, member), None, expected=3, deadline=10
-        )
-        return len(gathered.held)
-
-    simulate(scenario)

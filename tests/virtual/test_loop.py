@@ -4,58 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from tests.virtual.loop import Deadlock, VirtualProcess, current_process, elapsed, run, running_loop, start
-
-
-def test_a_year_takes_no_real_time() -> None:
-    async def main() -> float:
-        await asyncio.sleep(86_400 * 365)
-        return elapsed()
-
-    assert run(main(), horizon=1e9) == 86_400 * 365
-
-
-def test_timers_and_timeouts_fire_in_order() -> None:
-    async def main() -> list[str]:
-        trace: list[str] = []
-
-        async def after(seconds: float, name: str) -> None:
-            await asyncio.sleep(seconds)
-            trace.append(name)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(after(3, "late"))
-            group.create_task(after(1, "early"))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(2):
-                    await asyncio.Event().wait()
-            trace.append("timeout")
-        return trace
-
-    assert run(main()) == ["early", "timeout", "late"]
-
-
-def test_executors_run_work_at_once_in_this_thread() -> None:
-    def work(context: str) -> str:
-        return f"{context} {elapsed():.0f}"
-
-    async def main() -> tuple[str, str]:
-        return await asyncio.to_thread(work, "thread"), await running_loop().run_in_executor(
-            None, work, "executor"
-        )
-
-    assert run(main()) == ("thread 0", "executor 0")
-
-
-def test_errors_in_executors_reach_the_caller() -> None:
-    async def main() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.to_thread(lambda: 1 / 0)
-
-    run(main())
 
 
 def trace_of(seed: int) -> list[tuple[float, int]]:
@@ -87,40 +41,34 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
     assert trace_of(2) != first
 
 
-def test_a_deadlock_is_raised_with_the_stacks_of_all_tasks() -> None:
-    async def wait_without_end() -> None:
-        await asyncio.Event().wait()
-
-    with pytest.raises(Deadlock, match="wait_without_end"):
-        run(wait_without_end())
+async def wait_without_end() -> None:
+    await asyncio.Event().wait()
 
 
-def test_a_run_without_an_end_ends_at_the_horizon() -> None:
-    async def forever() -> None:
-        while True:  # noqa: ASYNC110
-            await asyncio.sleep(1)
-
-    with pytest.raises(Deadlock, match="has not ended"):
-        run(forever(), horizon=100)
+async def sleep_forever() -> None:
+    while True:  # noqa: ASYNC110
+        await asyncio.sleep(1)
 
 
-def test_tasks_that_stop_the_clock_are_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+async def spin() -> None:
+    while True:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("main", "message"),
+    [
+        (wait_without_end, "wait_without_end"),
+        (sleep_forever, "has not ended"),
+        (spin, "the clock stands still"),
+    ],
+)
+def test_a_run_that_cannot_end_is_a_deadlock_with_the_stacks_of_all_tasks(
+    monkeypatch: pytest.MonkeyPatch, main: Callable[[], Coroutine[Any, Any, None]], message: str
+) -> None:
     monkeypatch.setattr("tests.virtual.loop._MAX_STEPS_PER_INSTANT", 1000)
-
-    async def spin() -> None:
-        while True:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-    with pytest.raises(Deadlock, match="the clock stands still"):
-        run(spin())
-
-
-def test_there_are_no_sockets() -> None:
-    async def main() -> None:
-        with pytest.raises(OSError, match="no sockets"):
-            await asyncio.open_connection("127.0.0.1", 1)
-
-    run(main())
+    with pytest.raises(Deadlock, match=message):
+        run(main(), horizon=100)
 
 
 def test_a_suspended_process_gets_missed_events_when_it_resumes() -> None:

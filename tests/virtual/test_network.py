@@ -36,25 +36,6 @@ async def code_of(call: Awaitable[object]) -> ErrorCode:
     return error.value.code
 
 
-def test_a_client_joins_watches_and_sends_heartbeats_to_the_production_service(simulate: Simulate) -> None:
-    async def scenario(machines: Machines) -> None:
-        await machines.coordinator.start()
-
-        async def node(name: str) -> int:
-            client = machines.client(name)
-            assert await joined(client) == machines.spec
-            async for update in client.watch():
-                if update.plan is not None:
-                    await client.heartbeat(1, 0)
-                    return len(update.plan.replicas)
-            raise AssertionError
-
-        nodes = [machines.on(name, node(name)) for name in ("a", "b")]
-        assert await asyncio.gather(*nodes) == [2, 2]
-
-    simulate(scenario)
-
-
 def test_a_machine_cannot_call_as_another_peer(simulate: Simulate) -> None:
     async def scenario(machines: Machines) -> None:
         await machines.coordinator.start()

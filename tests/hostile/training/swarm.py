@@ -11,7 +11,6 @@ from protocol.types import Role
 from tests.builders import spec_of
 from tests.hostile.measure import Watch, unharmed
 from tests.hostile.peer import Peer, Refused, cancel
-from tests.support import commands
 from tests.support.processes import ProcessSwarm
 
 HONEST = {"one": Role.REPLICA, "two": Role.STAGE, "three": Role.STAGE}
@@ -44,7 +43,7 @@ def attacked(swarm: ProcessSwarm) -> Iterator[Watch]:
 async def joined(swarm: ProcessSwarm) -> AsyncIterator[Peer]:
     """A peer that has joined as a full replica, and sends heartbeats."""
     peer = Peer()
-    await peer.enroll(invite_of(swarm))
+    await peer.enroll(swarm.invite())
     await peer.join()
     alive = asyncio.create_task(peer.keep_alive(0.5))
     yield peer
@@ -55,12 +54,3 @@ async def joined(swarm: ProcessSwarm) -> AsyncIterator[Peer]:
         if refused.code not in ("quarantined", "unknown-peer"):
             raise
     await peer.close()
-
-
-def invite_of(swarm: ProcessSwarm) -> str:
-    """One for all attackers."""
-    out = swarm.folder / "invite-of-attackers"
-    if not out.exists():
-        where = ("--folder", str(swarm.run), "--out", str(out))
-        commands.hetnode("invite", "create", "--uses", "100", *where, check=True)
-    return out.read_text().strip()

@@ -6,6 +6,7 @@ One swarm of real nodes serves all tests of this folder. Each attack ends with t
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.hostile.link import Link
 from tests.hostile.peer import Peer, Refused
-from tests.hostile.training.swarm import HONEST, attacked, invite_of
+from tests.hostile.training.swarm import HONEST, attacked
 from tests.hostile.wire import COORDINATOR, message, method, methods, tls_name
 from tests.support.processes import ProcessSwarm
 
@@ -39,12 +40,12 @@ async def test_claims_of_another_identity_are_refused(swarm: ProcessSwarm, attac
             if "peer" not in request.DESCRIPTOR.fields_by_name or any(streams):
                 continue
             assert await refusal_of(attacker.call(name, peer=victim)) == "certificate-refused", name
-        for name in methods("Admin"):
-            with pytest.raises(Refused) as refused:
-                await attacker.raw(name, b"", "Admin")
-            assert refused.value.code == "certificate-refused", name
+        for name, asked in (("ListPeers", {}), ("BanPeer", {"peer": victim})):
+            call = message("OperatorCall")(method=name, body=json.dumps(asked).encode())
+            asking = attacker.raw("Ask", call.SerializeToString(), "Operator")
+            assert await refusal_of(asking) == "certificate-refused", name
         stranger = Peer()
-        assert await refusal_of(stranger.enroll(invite_of(swarm), peer=victim)) == "bad-request"
+        assert await refusal_of(stranger.enroll(swarm.invite(), peer=victim)) == "bad-request"
 
 
 def garbage(chance: random.Random, request: Any) -> bytes:
@@ -59,7 +60,7 @@ def garbage(chance: random.Random, request: Any) -> bytes:
 async def test_garbage_at_every_call_is_refused(swarm: ProcessSwarm, attacker: Peer) -> None:
     chance, answers = random.Random(_SEED), set()
     with attacked(swarm):
-        for service in ("Coordinator", "Admin"):
+        for service in ("Coordinator", "Operator"):
             for name in methods(service):
                 _, request, _, *streams = method(service, name)
                 if any(streams):
@@ -115,7 +116,7 @@ async def test_unknown_names_and_huge_fields_are_refused(swarm: ProcessSwarm, at
     huge = "x" * (1 << 20)
     capacity = message("Capacity")
     other = Peer()
-    await other.enroll(invite_of(swarm))
+    await other.enroll(swarm.invite())
     with attacked(swarm):
         for changes in (
             {"role": "no role"},
@@ -162,7 +163,7 @@ async def test_replays_do_not_count(swarm: ProcessSwarm, attacker: Peer) -> None
         assert await refusal_of(attacker.call("Report", **ahead)) == "bad-request"
         # The proof of one enrollment says nothing about another key.
         stranger = Peer()
-        await stranger.enroll(invite_of(swarm))
+        await stranger.enroll(swarm.invite())
         proof = stranger.identity.key.sign(b"hetnode enrolment 1\n" + stranger.invite.pin)
         replayed = {"tls_public_key": stranger.tls.public, "proof": proof}
         assert await refusal_of(stranger.call("Renew", **replayed)) == "bad-request"

@@ -59,6 +59,9 @@ class ErrorCode(Enum):
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)
     """The data source is missing or malformed; names the file and, for jsonl, the line; for `hf:` the shard;
     a missing column with the columns that there are."""
+    DATA_NOT_NAMED = ("data-not-named", ExitCode.DATA)
+    """The run names a file, folder or tokenizer of this machine that its owner has not named; nothing was
+    read."""
     DATA_TOO_SMALL = ("data-too-small", ExitCode.DATA)
     """Fewer tokens than one training and one validation sample need."""
     TOKENIZER_UNREADABLE = ("tokenizer-unreadable", ExitCode.DATA)

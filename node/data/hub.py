@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 
 SPLIT = "train"
+_ON_HUB = re.compile(r"(?:(?:zip|tar|gzip|bz2|xz|zstd|lz4|7z|rar)://[^:]*::)*hf://[^:]*")
 
 PRESETS: Mapping[str, tuple[str, str | None]] = {
     "dclm": ("mlfoundations/dclm-baseline-1.0-parquet", None),
@@ -33,11 +36,29 @@ class Shard:
     records: Callable[[], Iterator[object]]
 
 
-def hub_shards(location: str) -> Sequence[Shard]:
+def is_hub_name(location: str) -> bool:
+    """Whether the library looks for `location` on the hub and nowhere else.
+
+    The library takes an existing path for a local folder, and a name without an owner, such as ``text``, for
+    a kind of files in the current folder.
+    """
+    if location in PRESETS:
+        return True
+    parts = location.split("/")
+    return _is_valid(parts) and len(parts) > 1 and not os.path.exists("/".join(parts[:2]))
+
+
+def _is_valid(parts: Sequence[str]) -> bool:
+    return len(parts) <= 3 and all(parts) and parts[0] not in (".", "..", "~")
+
+
+def hub_shards(location: str, may_open_files: bool = True) -> Sequence[Shard]:
     """The files of the ``train`` split, in the order of the library. None is opened.
 
     Args:
         location: ``NAME[/CONFIG]`` on the hub, a local folder, or a name in PRESETS.
+        may_open_files: False for a location that the owner of this machine has not named. The page of a data
+            set can list any files; then each must be on the hub.
 
     Raises:
         HetnodeError: DATA_UNREADABLE; MISSING_EXTRA.
@@ -49,7 +70,7 @@ def hub_shards(location: str) -> Sequence[Shard]:
     try:
         builder = load_dataset_builder(name, config)
         dataset = builder.as_streaming_dataset(split=SPLIT)
-        files = _files(builder)
+        files, outside = _files(builder), _outside_hub(builder)
     except Exception as error:  # the library, its parsers and its transport raise many types
         raise _unreadable(
             f"hf:{location}",
@@ -58,6 +79,12 @@ def hub_shards(location: str) -> Sequence[Shard]:
             f"Hugging Face Hub (short names are {', '.join(PRESETS)}); or name a local folder, or use "
             "text:PATH or jsonl:PATH.",
         ) from None
+    if outside and not may_open_files:
+        raise HetnodeError(
+            ErrorCode.DATA_UNREADABLE,
+            f"The data hf:{location} lists a file that is not on the hub: {outside[0]}. Nothing was read.",
+            "Do not take part in this run, and tell the hub about the data set.",
+        )
     count = dataset.num_shards
     if len(files) != count:  # archives have more shards than files
         files = [f"shard {index + 1} of {count}" for index in range(count)]
@@ -71,6 +98,13 @@ def _files(builder: Any) -> list[str]:
     """Names of the files of the split, for messages."""
     found = (builder.config.data_files or {}).get(SPLIT, [])
     return [os.path.basename(str(file)) for file in found]
+
+
+def _outside_hub(builder: Any) -> list[str]:
+    """The files of all splits that are elsewhere: paths of this machine, or other servers."""
+    files = chain.from_iterable((builder.config.data_files or {}).values())
+    # A file within an archive is named from the inside out: zip://part.txt::hf://datasets/...
+    return [str(file) for file in files if not _ON_HUB.fullmatch(str(file))]
 
 
 def _records(dataset: Any, index: int, location: str, file: str) -> Iterator[object]:
@@ -103,7 +137,7 @@ def _hub_name(location: str) -> tuple[str, str | None]:
     if path.exists():
         return str(path), None
     parts = location.split("/")
-    if len(parts) > 3 or not all(parts) or parts[0] in (".", "..", "~"):
+    if not _is_valid(parts):
         raise HetnodeError(
             ErrorCode.DATA_UNREADABLE,
             f"The data hf:{location} cannot be read: it is neither a local folder nor a valid name on the "

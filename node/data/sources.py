@@ -24,7 +24,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from node.data.hub import Shard, hub_shards
+from node.data.hub import Shard, hub_shards, is_hub_name
 from protocol.errors import ErrorCode, HetnodeError
 
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -64,17 +64,21 @@ class TextSource:
             yield from shard()
 
 
-def open_source(source: str, text_field: str) -> TextSource:
+def open_source(source: str, text_field: str, may_open_files: bool = True) -> TextSource:
     """Open a source by name; nothing is read yet.
 
     Args:
         source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]`` (node/data/hub.py).
         text_field: key of the text in jsonl and hf records.
+        may_open_files: whether the owner of this machine has named `source`. Somebody else's source, such as
+            that of a run, opens no path of this machine.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE if `source` has none of these forms.
+        HetnodeError: DATA_UNREADABLE if `source` has none of these forms; DATA_NOT_NAMED.
     """
     kind, _, rest = source.partition(":")
+    if not may_open_files and names_files(source):
+        raise not_named(f"its data from {source}", "--data", source)
     match kind:
         case "builtin" if not rest:
             return TextSource(source, False, lambda: [_library])
@@ -83,8 +87,24 @@ def open_source(source: str, text_field: str) -> TextSource:
         case "jsonl" if rest:
             return TextSource(source, False, lambda: [partial(_jsonl, _path(rest), text_field)])
         case "hf" if rest:
-            return TextSource(source, True, lambda: _hub(rest, text_field))
+            return TextSource(source, True, lambda: _hub(rest, text_field, may_open_files))
     raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
+
+
+def names_files(source: str) -> bool:
+    """Whether `source` is a path of this machine: all that is neither built in nor on the hub."""
+    kind, _, rest = source.partition(":")
+    return source != "builtin" and not (kind == "hf" and is_hub_name(rest))
+
+
+def not_named(what: str, option: str, path: str) -> HetnodeError:
+    """The refusal to open a path that somebody else has named."""
+    return HetnodeError(
+        ErrorCode.DATA_NOT_NAMED,
+        f"The run takes {what}, a path of this machine that its owner has not named. Nothing was read.",
+        f"If you want to give what is there to the run, and to the peers in it, start the node with "
+        f"{option} {path}, or with the path of your own copy. Otherwise take part in another run.",
+    )
 
 
 def _path(name: str) -> Path:
@@ -129,7 +149,12 @@ def _library() -> Iterator[Document]:
 
 
 def _files(path: Path, suffix: str) -> list[Path]:
-    """The file itself, or all files in and below a folder that end in `suffix`, in a fixed order."""
+    """The file itself, or all files in and below a folder that end in `suffix`, in a fixed order.
+
+    A device or a pipe has no end, so it is no file.
+    """
+    if path.exists() and not (path.is_dir() or path.is_file()):
+        raise unreadable(path, "it is neither a file nor a folder", "Name a file or a folder of files.")
     if not path.is_dir():
         return [path]
     files = sorted(path.rglob(f"*{suffix}"))
@@ -197,10 +222,9 @@ def _text_of(record: object, where: str, text_field: str) -> str:
     return text
 
 
-def _hub(location: str, text_field: str) -> Sequence[Pass]:
-    return [
-        partial(_documents_of, index, shard, text_field) for index, shard in enumerate(hub_shards(location))
-    ]
+def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[Pass]:
+    shards = hub_shards(location, may_open_files)
+    return [partial(_documents_of, index, shard, text_field) for index, shard in enumerate(shards)]
 
 
 def _documents_of(index: int, shard: Shard, text_field: str) -> Iterator[Document]:

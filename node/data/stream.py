@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 
 from node.data.permutation import window_of
-from node.data.sources import Pass, TextSource, open_source
+from node.data.sources import Pass, TextSource, not_named, open_source
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
-from node.data.tokenizer import Tokenizer, Tokens, check_tokenizer
+from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.spec.run import RunSpec
 
 
@@ -56,20 +56,26 @@ class SampleStream:
         return self.held_out.read(range(count))
 
 
-def open_stream(spec: RunSpec, source: str | None = None, tokenizer: str | None = None) -> SampleStream:
+def open_stream(
+    spec: RunSpec, source: str | None = None, tokenizer: str | None = None, is_own_run: bool = True
+) -> SampleStream:
     """Open the data of a run and make sure that both splits have a window.
 
     Args:
         spec: the run.
         source: the location of the same data on this node; None: ``spec.data.source``.
         tokenizer: the path of the run's tokenizer.json on this node; None: ``spec.data.tokenizer``.
+        is_own_run: whether the owner of this machine has named what is in `spec`. A run of somebody else
+            opens only `source`, `tokenizer`, what is built in, and the hub.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE, DATA_TOO_SMALL, TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or
-            MISSING_EXTRA.
+        HetnodeError: DATA_NOT_NAMED before anything is read; DATA_UNREADABLE, DATA_TOO_SMALL,
+            TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or MISSING_EXTRA.
     """
+    origin = open_source(source or spec.data.source, spec.data.text_field, is_own_run or source is not None)
+    if not is_own_run and tokenizer is None and spec.data.tokenizer != BYTES:
+        raise not_named(f"its tokenizer from {spec.data.tokenizer}", "--tokenizer", spec.data.tokenizer)
     encoder = check_tokenizer(spec, tokenizer)
-    origin = open_source(source or spec.data.source, spec.data.text_field)
     stream = (_streamed if origin.streamed else _loaded)(origin, encoder, spec)
     stream.training.read(range(1))
     stream.held_out.read(range(1))

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
+BYTES = "byte"
+"""The tokenizer without a file, as the specification names it."""
+_MOST_BYTES = 2**28
+"""Of a tokenizer's file: ten times the largest known."""
 TOKENIZER_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "tokenizer.model"
 _END_OF_DOCUMENT = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[EOS]")
 
@@ -166,10 +170,10 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
         HetnodeError: TOKENIZER_UNREADABLE; MISSING_EXTRA.
     """
     where = path or data.tokenizer
-    if where == "byte":
+    if where == BYTES:
         return ByteTokenizer()
     try:
-        return FileTokenizer(Path(os.path.expanduser(where)).read_bytes())
+        return FileTokenizer(_content(Path(os.path.expanduser(where))))
     except (OSError, ValueError) as error:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,
@@ -179,18 +183,30 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
         ) from None
 
 
-def find_tokenizer(data: DataSpec, *search_paths: Path | None) -> str | None:
+def _content(path: Path) -> bytes:
+    # A device or a pipe has no end.
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+    return content
+
+
+def find_tokenizer(data: DataSpec, *search_paths: Path | None, is_own_run: bool = True) -> str | None:
     """Find the run's tokenizer file on this machine by its hash; None if there is none.
 
-    Candidates are the path in the spec, and files of the usual names in each of `search_paths` and the
-    folders above it. None also if the spec has no hash of a tokenizer.
+    Candidates are files of the usual names in each of `search_paths` and the folders above it; in a run of
+    the machine's owner also the path in the spec. None also if the spec has no hash of a tokenizer.
     """
     if not data.tokenizer_sha256:
         return None
     starts = [path.absolute() for path in search_paths if path is not None]
     folders = [folder for start in starts for folder in (start, *start.parents)]
     usual = (folder / name for folder in folders for name in (TOKENIZER_FILE, SENTENCEPIECE_FILE))
-    for path in (Path(os.path.expanduser(data.tokenizer)), *usual):
+    named = [Path(os.path.expanduser(data.tokenizer))] if is_own_run else []
+    for path in (*named, *usual):
         if _has_hash(path, data.tokenizer_sha256):
             return str(path)
     return None

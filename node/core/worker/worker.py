@@ -109,8 +109,8 @@ class Worker:
         _keep_within_memory(spec, stages, within, self._group.size if is_sharded else 1)
         stream = None
         if 0 in stages:
-            tokenizer = local.tokenizer or find_tokenizer(spec.data, *local.search_paths)
-            stream = open_stream(spec, local.source, tokenizer)
+            found = find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
+            stream = open_stream(spec, local.source, local.tokenizer or found, is_own_run=False)
         factories = TrainerFactories(initial=initial_from(local.initial))
         self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
         parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}

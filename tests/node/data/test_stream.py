@@ -355,7 +355,7 @@ def test_a_hub_data_set_is_streamed_and_not_loaded_whole(monkeypatch: pytest.Mon
             yield {"text": "a short document\n" * 20}
 
     shards = [Shard("owner/name, only", records)]
-    monkeypatch.setattr("node.data.sources.hub_shards", lambda location: shards)
+    monkeypatch.setattr("node.data.sources.hub_shards", lambda _location, _files: shards)
     stream = open_stream(_spec("hf:owner/name"))
     stream.read(range(4))
     assert 0 < taken < 2000

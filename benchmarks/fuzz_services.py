@@ -35,10 +35,9 @@ from benchmarks.fuzz_seeds import (
 from coordinator.api.access import AccessControl
 from coordinator.api.admin import Admin
 from coordinator.api.enrollment import EnrollmentService
-from coordinator.api.operator import OperatorService
+from coordinator.api.operator import ExplanationDesk, OperatorService
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
-from coordinator.ops.explain.explainer import ExplanationDesk
 from coordinator.ops.explain.questions import question_of
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
@@ -171,7 +170,7 @@ class _Server:
         decisions: Any = SimpleNamespace(of=_no_decision)
         history: Any = None
         health = HealthMonitor(state)
-        records = RunRecords(metrics, decisions, health, explain, history, Counter())
+        records = RunRecords(metrics, decisions, health, history, Counter(), explain)
         coordinator = CoordinatorService(
             self.loop, records, access, sources, AUTHORITY, sign_here, (), _dial_back
         )

@@ -21,7 +21,7 @@ from coordinator.api.admin import Admin
 from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
-from coordinator.api.operator import OperatorService
+from coordinator.api.operator import ExplanationDesk, OperatorService
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, open_ports
 from coordinator.api.public_server import PublicServer, public_server
 from coordinator.api.relay import Relay
@@ -38,7 +38,7 @@ from coordinator.authority import (
     write_operator,
 )
 from coordinator.ops.dashboard.dashboard import Dashboard
-from coordinator.ops.explain.explainer import Explainer, ExplanationDesk
+from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import AlarmOptions, judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
@@ -335,8 +335,14 @@ def _start_run(
     # Unwound in reverse order: the loop stops, then its last commands are stored, then the store is closed.
     stack.push_async_callback(asyncio.wait, {serving})
     stack.callback(command_loop.stop)
-    explain = Explainer(command_loop, store, history).explain
-    records = RunRecords(metrics, DecisionLog(store), health, explain, history, dashboard.resting)
+    records = RunRecords(
+        metrics,
+        DecisionLog(store),
+        health,
+        history,
+        dashboard.resting,
+        explain=Explainer(command_loop, store, history).explain,
+    )
     return command_loop, serving, records
 
 

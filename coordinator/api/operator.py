@@ -9,11 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from coordinator.api.access import AccessControl
+from coordinator.api.run_records import Explain
 from protocol.errors import faulty_peer
 from protocol.pb import operator_pb2 as pb
 from protocol.pb import operator_pb2_grpc as pb_grpc
 from protocol.server.calls import Context
-from protocol.wire.operator_calls import MOST_BYTES
+from protocol.status import Explanation
+from protocol.trust.names import identity_of
+from protocol.wire.operator_calls import MOST_BYTES, AskWhy
 from protocol.wire.typed_calls import Call, Request, answering, decode_request, encode_answer, name_of
 
 Answering = Callable[[Any, Context], Awaitable[object]]
@@ -45,3 +48,13 @@ class OperatorService(pb_grpc.OperatorServicer):
         except ValueError as error:
             raise faulty_peer(f"A call is not valid: {str(error)[:200]}.") from None
         return pb.OperatorReply(body=bytes(encode_answer(kind, await answer(question, context)).body))
+
+
+class ExplanationDesk:
+    """Answers :class:`AskWhy` by what explains the run."""
+
+    def __init__(self, explain: Explain) -> None:
+        self._explain = explain
+
+    async def why(self, call: AskWhy, context: Context) -> Explanation:
+        return await self._explain(identity_of(context), call.question)

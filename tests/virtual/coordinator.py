@@ -17,7 +17,6 @@ from coordinator.api.operator import OperatorService
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
-from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
@@ -133,7 +132,6 @@ class VirtualCoordinator:
                 metrics,
                 DecisionLog(self.store),
                 health,
-                Explainer(command_loop, self.store, history).explain,
                 history,
                 Counter(),
             )

@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.api.run_records import Explain
 from coordinator.ops.explain.explain import explain
 from coordinator.run.command_loop import CommandLoop
 from coordinator.store.history import SqliteHistory
 from coordinator.store.store import Store
-from protocol.server.calls import Context, rate_limited
+from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare
 from protocol.status import Explanation
-from protocol.trust.names import identity_of
 from protocol.trust.rate_limit import RateLimit
-from protocol.wire.operator_calls import AskWhy
 
 _QUESTIONS_OF_ONE, _QUESTIONS = 2, 16
 """Questions that wait for their turn, of one caller and of all."""
 _AT_ONCE, _PER_SECOND = 20, 0.5
 """Questions of one caller."""
-
-
-class ExplanationDesk:
-    """Answers :class:`AskWhy`."""
-
-    def __init__(self, explain: Explain) -> None:
-        self._explain = explain
-
-    async def why(self, call: AskWhy, context: Context) -> Explanation:
-        return await self._explain(identity_of(context), call.question)
 
 
 class Explainer:

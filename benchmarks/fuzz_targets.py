@@ -164,7 +164,7 @@ def _decide_by_positions(descriptors: Sequence[PayloadDescriptor], reply: pb.Dec
 
 
 def _decode_event(data: bytes) -> None:
-    kinds = list(event_codec.STORED_KINDS.values())
+    kinds = [name for names in event_codec.STORED_KINDS.values() for name in names]
     if data:
         event_codec.decode(kinds[data[0] % len(kinds)], data[1:].decode(errors="replace"))
 

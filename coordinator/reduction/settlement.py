@@ -18,7 +18,7 @@ from coordinator.run.membership.validation import max_payload_bytes
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round
-from coordinator.run.state.settlement import GroupResult, Settlement
+from coordinator.run.state.settlement import SettledResult, Settlement
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed, short
 from protocol.spec.outer import OuterSpec
@@ -72,7 +72,7 @@ class ReducedSettlement(Settlement):
             return f"the result of {report.peer} has {claim.nbytes} bytes, at most {most}"
         return ""
 
-    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> GroupResult:
+    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> SettledResult:
         """The result that live members with more than half of the group's weight hold, and two members.
 
         A single member needs no second one. Members that have died, or have no result, count against it: less
@@ -92,7 +92,7 @@ class ReducedSettlement(Settlement):
         if failed := failed_reducers(round_state):
             names = listed([short(peer) for peer in sorted(failed)])
             reason += f"; {names} will reduce nothing in the next rounds"
-        return GroupResult(None, (), reason)
+        return SettledResult(None, (), reason)
 
     def traffic(
         self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
@@ -112,7 +112,7 @@ class ReducedSettlement(Settlement):
         return with_benches(state.settled, decision.round_number, failed)
 
 
-def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> GroupResult:
+def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> SettledResult:
     fastest = with_most_uplink({peer: uplink_of(state, peer) for peer in peers})[:MAX_RESULT_HOLDERS]
     # The payloads are in the result, and nobody needs them any more: only their owners hold them.
     entries = tuple(
@@ -123,4 +123,4 @@ def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[
     reason = f"{len(peers)} of {counted(len(group.descriptors), 'member')} hold the same result"
     if claim.without:
         reason += f", without {counted(len(claim.without), 'payload')}"
-    return GroupResult(CommittedResult(claim.sha256, claim.nbytes, tuple(sorted(fastest))), entries, reason)
+    return SettledResult(CommittedResult(claim.sha256, claim.nbytes, tuple(sorted(fastest))), entries, reason)

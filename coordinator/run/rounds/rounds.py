@@ -39,7 +39,7 @@ from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round
-from coordinator.run.state.settlement import GroupResult, settlement_of
+from coordinator.run.state.settlement import SettledResult, settlement_of
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed
 from coordinator.run.state.transaction import Transaction
@@ -305,7 +305,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     conclude(transaction, stage, tuple(entries), reason)
 
 
-def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: GroupResult) -> None:
+def _decide_result(transaction: Transaction, stage: int, group: ExchangeGroup, found: SettledResult) -> None:
     """Commit the result on which the group agrees, or abort."""
     lacks = lacks_weight(transaction.state, stage, group, found.entries) if found.entries else ""
     entries, result = ((), None) if lacks else (found.entries, found.result)

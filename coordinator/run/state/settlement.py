@@ -30,7 +30,7 @@ from protocol.types import (
 
 
 @dataclass(frozen=True)
-class GroupResult:
+class SettledResult:
     """One result on which a group has agreed in place of its payloads: `entries` are the payloads in it.
 
     Both are empty where too few hold the same result. `reason` is a sentence.
@@ -58,7 +58,7 @@ class Settlement:
         """Why the result that a member reports cannot be one of its group; "" if it can."""
         return "" if report.result is None else f"{report.peer} reports a result in a run that gathers"
 
-    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> GroupResult | None:
+    def agreement(self, state: State, round_state: Round, group: ExchangeGroup) -> SettledResult | None:
         """What a group that may be decided has agreed on; None where each payload is decided by itself."""
         return None
 

@@ -114,7 +114,9 @@ def _standing(known: Known, peer: Peer, past: PeerDetail) -> Iterator[Statement]
             yield say(Code.RESERVED_SOON, _event(past, Kind.JOINED))
     elif state.takes_part(peer.peer, plan.from_round):
         yield _assigned(known, peer.peer, plan)
-    elif not is_synced(state, reservation := state.reservations[peer.peer], state.current_round):
+    elif (reservation := state.reservations.get(peer.peer)) is not None and not is_synced(
+        state, reservation, state.current_round
+    ):
         attested = state.synced.get(peer.peer, {})
         least = least_synced(state, reservation, state.current_round)
         stages = [stage for stage in reservation.stages if attested.get(stage, -1) < least]

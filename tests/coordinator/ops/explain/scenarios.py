@@ -187,6 +187,10 @@ SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "lost_peer": lambda: (after(usual(timing__lost_after=15.0), silent(20.0, A, C)), B.peer),
     "left_peer": lambda: (after(usual(), GONE_C, 20.0), C.peer),
     "draining_peer": lambda: (after(full(), c.Drain(B.peer, "a test")), B.peer),
+    "leaving_spare": lambda: (
+        after(mixed(1, 1), joined(E, memory_bytes=1000), c.Drain(E.peer, "a test")),
+        E.peer,
+    ),
     "spare_without_memory": lambda: (after(mixed(1, 1), joined(E, memory_bytes=1000)), E.peer),
     "spare_without_neighbours": lambda: (
         after(mixed(1, 1), joined(D, endpoint=""), joined(E, endpoint="")),

@@ -102,6 +102,7 @@ EXPECTED: list[tuple[str, Code, dict[str, Any], tuple[type[Event], ...]]] = [
     ("lost_peer", Code.EVENT, {"ago": 15.0}, (events.PeerLost,)),
     ("left_peer", Code.EVENT, {"ago": 20.0}, (events.PeerLeft,)),
     ("draining_peer", Code.EVENT, {}, (events.PeerDraining,)),
+    ("leaving_spare", Code.PEER, {"detail": "drains"}, ()),
     ("spare_without_memory", Code.PEER, {"detail": "spare"}, ()),
     ("spare_without_memory", Code.NO_VACANCY, {}, (events.PeerJoined,)),
     ("spare_without_neighbours", Code.BEHIND, {"stages": (0,), "rounds": (-1,), "least": 0}, ()),

@@ -10,7 +10,7 @@ import ast
 import gc
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -93,6 +93,52 @@ PURE = [
     "node.core.optimizer",
     "node.reduction",
 ]
+# The core is what a newcomer reads first: what trains one swarm, and what every run needs.
+CORE = (
+    "protocol.errors",
+    "protocol.types",
+    "protocol.roles",
+    "protocol.spec",
+    "protocol.math",
+    "protocol.codec",
+    "coordinator.run",
+    "node.hooks",
+    "node.core",
+)
+# A leaf goes with its folders and its line of registration; nothing but the roots knows of it.
+LEAVES = {
+    "dashboard": ("coordinator.ops.dashboard",),
+    "explain": ("coordinator.ops.explain",),
+    "forecast": ("coordinator.ops.forecast",),
+    "health": ("coordinator.ops.health",),
+    "incident": ("coordinator.ops.incident",),
+    "monitoring": ("coordinator.ops.monitoring",),
+    "relay": ("protocol.relay", "coordinator.ops.relay", "node.home.relay"),
+    "reduction": (
+        "protocol.reduction",
+        "coordinator.reduction",
+        "node.reduction",
+        "node.exchange.hive.reduction",
+    ),
+    "transport": ("node.exchange.hive",),
+    "guest": ("node.home.guest",),
+    "router": ("node.home.router",),
+    "hosts": ("node.hosts",),
+    "experiment": ("node.experiment",),
+    "hugging_face": ("node.hugging_face",),
+}
+# The composition roots and the faces of the command line put leaves together.
+ROOTS = (
+    "coordinator.app",
+    "node.runtime",
+    "node.process",
+    "node.local_swarm",
+    "node.views",
+    "node.watch",
+    "node.cli",
+    "node.__main__",
+)
+
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
 FACES = (
     "node.command_runner",
@@ -215,6 +261,35 @@ def test_the_sides_meet_only_in_the_faces() -> None:
         if module.startswith(f"{side}.")
         and imported.startswith(f"{other}.")
         and folder_of(module) not in FACES
+    ]
+    assert not wrong
+
+
+def kind_of(module: str) -> tuple[str, str]:
+    """ "core", "ground", "leaf" or "root" of a module, and the name of the leaf.
+
+    Ground is all that is neither: services that the core calls, such as TLS, processes, stores and placement.
+    """
+
+    def longest(folders: Iterable[str]) -> int:
+        return max((len(each) for each in folders if f"{module}.".startswith(f"{each}.")), default=0)
+
+    leaves = {name: longest(folders) for name, folders in LEAVES.items()}
+    leaf = max(leaves, key=lambda name: leaves[name])
+    if leaves[leaf]:
+        return "leaf", leaf
+    if longest(ROOTS):
+        return "root", ""
+    return ("core" if longest(CORE) else "ground"), ""
+
+
+def test_only_roots_import_leaves_and_no_leaf_imports_another() -> None:
+    wrong = [
+        f"{module} ({' '.join(mine)}) imports {imported} ({' '.join(theirs)})"
+        for module, imported in own_imports()
+        for mine, theirs in [(kind_of(module), kind_of(imported))]
+        if (theirs[0] == "leaf" and mine != theirs and mine[0] != "root")
+        or (theirs[0] == "root" and mine[0] != "root")
     ]
     assert not wrong
 

@@ -127,6 +127,8 @@ LEAVES = {
     "experiment": ("node.experiment",),
     "hugging_face": ("node.hugging_face",),
 }
+# A part of another leaf, which knows it; that leaf does not know the part.
+EXTENDS = {"reduction": "transport"}
 # The composition roots and the faces of the command line put leaves together.
 ROOTS = (
     "coordinator.app",
@@ -288,7 +290,7 @@ def test_only_roots_import_leaves_and_no_leaf_imports_another() -> None:
         f"{module} ({' '.join(mine)}) imports {imported} ({' '.join(theirs)})"
         for module, imported in own_imports()
         for mine, theirs in [(kind_of(module), kind_of(imported))]
-        if (theirs[0] == "leaf" and mine != theirs and mine[0] != "root")
+        if (theirs[0] == "leaf" and theirs[1] not in (mine[1], EXTENDS.get(mine[1])) and mine[0] != "root")
         or (theirs[0] == "root" and mine[0] != "root")
     ]
     assert not wrong

@@ -35,6 +35,25 @@ class Leaf:
 
 
 LEAVES = {
+    "dashboard": Leaf(
+        ("coordinator/ops/dashboard",),
+        {
+            "coordinator/app.py": (
+                "from coordinator.ops.dashboard.dashboard import Dashboard",
+                "from coordinator.api.dashboard import NoDashboard as Dashboard",
+            )
+        },
+    ),
+    "explain": Leaf(
+        ("coordinator/ops/explain",),
+        {
+            root: (
+                "from coordinator.ops.explain.explainer import Explainer",
+                "from coordinator.api.explaining import NoExplainer as Explainer",
+            )
+            for root in ("coordinator/app.py", "tests/virtual/coordinator.py")
+        },
+    ),
     "relay": Leaf(
         ("protocol/relay", "coordinator/ops/relay", "node/home/relay"),
         {
@@ -47,7 +66,7 @@ LEAVES = {
                 "from node.net.reach import DirectReach as RunReach",
             ),
         },
-    )
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from platformdirs import user_data_path
 from rich.console import Console
 
-from coordinator.ops.dashboard.port import forget_url, url_in
+from coordinator.api.dashboard import forget_url, url_in
 from node import command_runner
 from node.cli.options import (
     MEGABIT,

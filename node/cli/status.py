@@ -100,7 +100,7 @@ def _show(status: RunStatus, as_json: bool, live: bool) -> None:
 
 def _dashboard_of(run: str | None) -> str:
     """Where the web dashboard of `run` is served. Raises NO_CREDENTIALS, COORDINATOR_UNREACHABLE."""
-    from coordinator.ops.dashboard.port import url_for_readers  # noqa: PLC0415
+    from coordinator.api.dashboard import url_for_readers  # noqa: PLC0415
 
     folder = next(known_runs.coordinator_folders(run), None)
     if folder is None:

@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.ops.dashboard.port import url_in
+from coordinator.api.dashboard import url_in
 from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ops.dashboard.port import token_of, url_for_readers, url_in
+from coordinator.api.dashboard import token_of, url_for_readers, url_in
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.browser import Browser

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from coordinator.ops.dashboard.port import url_in
+from coordinator.api.dashboard import url_in
 
 
 @dataclass(frozen=True)

@@ -12,56 +12,20 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import secrets
 import socket
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from coordinator.api.dashboard import forget_url, token_of, write_url
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.listening import listen_for
 from protocol.trust.host_port import host_port, split_host_port
-from protocol.trust.private_file import write_private
 
 log = logging.getLogger(__name__)
 
 COOKIE_SECONDS = 30 * 86400
 _TRIES = 100
 """Ports after the usual one that are tried when it is taken."""
-_URL_FILE, _TOKEN_FILE = "dashboard-url", "dashboard-token"
-_TOKEN_BYTES = 32
-_NEEDS_TOKEN = "needs a token"
-
-
-def forget_url(folder: Path) -> None:
-    """Nothing is served any more."""
-    (folder / _URL_FILE).unlink(missing_ok=True)
-
-
-def url_in(folder: Path) -> str | None:
-    """The address of the dashboard, without the token; None if none is served."""
-    found = _lines(folder)
-    return found[0] if found else None
-
-
-def url_for_readers(folder: Path) -> str | None:
-    """As :func:`url_in`, with the token where it is needed. It is behind the #, which no browser sends."""
-    found = _lines(folder)
-    if found[1:] != [_NEEDS_TOKEN]:
-        return found[0] if found else None
-    return f"{found[0]}login#{token_of(folder)}"
-
-
-def token_of(folder: Path) -> str:
-    """The token of the run in `folder`, in a file for its owner alone; the first call makes it."""
-    path = folder / _TOKEN_FILE
-    if not path.exists():
-        write_private(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode())
-    return path.read_text().strip()
-
-
-def _lines(folder: Path) -> list[str]:
-    path = folder / _URL_FILE
-    return path.read_text().strip().splitlines() if path.exists() else []
 
 
 class DashboardPort:
@@ -83,7 +47,7 @@ class DashboardPort:
         self.url = f"http://{host_port(host, port)}/"
         self._folder = folder
         self.token = "" if is_loopback else token_of(folder)
-        (folder / _URL_FILE).write_text(f"{self.url}\n{_NEEDS_TOKEN if self.token else ''}\n")
+        write_url(folder, self.url, bool(self.token))
 
     def close(self) -> None:
         """Stop listening, and forget the address."""

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from coordinator.ops.dashboard.port import token_of, url_in
+from coordinator.api.dashboard import token_of, url_in
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import running

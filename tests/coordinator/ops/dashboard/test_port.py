@@ -8,14 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ops.dashboard.port import (
-    DashboardPort,
-    dashboard_listener,
-    listen,
-    listen_near,
-    url_for_readers,
-    url_in,
-)
+from coordinator.api.dashboard import url_for_readers, url_in
+from coordinator.ops.dashboard.port import DashboardPort, dashboard_listener, listen, listen_near
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.ports import free_port
 

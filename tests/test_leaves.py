@@ -47,11 +47,10 @@ LEAVES = {
     "explain": Leaf(
         ("coordinator/ops/explain",),
         {
-            root: (
+            "coordinator/app.py": (
                 "from coordinator.ops.explain.explainer import Explainer",
                 "from coordinator.api.explaining import NoExplainer as Explainer",
             )
-            for root in ("coordinator/app.py", "tests/virtual/coordinator.py")
         },
     ),
     "relay": Leaf(

@@ -38,13 +38,13 @@ from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import ExplanationDesk, OperatorService
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
+from coordinator.membership.reachability import check_claims, reached
+from coordinator.membership.sources import MemberSources
 from coordinator.ops.explain.questions import question_of
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
 from coordinator.run.command_loop import Stopped
 from coordinator.run.decide import decide
-from coordinator.run.membership.reachability import check_claims, reached
-from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state import commands, event_codec
 from coordinator.run.state.events import PeerSeen
 from coordinator.run.state.state import State

@@ -32,7 +32,7 @@ from benchmarks.fuzz_seeds import (
     sealed_record,
     sign,
 )
-from coordinator.run.state import event_codec
+from coordinator.store import event_codec
 from node.net.group_reports import GroupReports
 from protocol.codec import activation as activation_codec
 from protocol.codec import payload as payload_codec

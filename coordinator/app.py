@@ -37,6 +37,7 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
+from coordinator.membership.sources import MemberSources
 from coordinator.ops.dashboard.dashboard import Dashboard
 from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import AlarmOptions, judge_health
@@ -45,7 +46,6 @@ from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.ops.receipts import Receipts
 from coordinator.ops.relay.own_relay import open_relay
 from coordinator.run.command_loop import CommandLoop, Stopped
-from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state.commands import AppointArbiter, Start, TellOwnRelay
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State

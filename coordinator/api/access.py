@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from coordinator.membership.sources import MemberSources
+from coordinator.membership.validation import check_not_excluded
 from coordinator.run.command_loop import ADMISSION_TOPIC, CommandLoop
-from coordinator.run.membership.sources import MemberSources
-from coordinator.run.membership.validation import check_not_excluded
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.calls import Context, rate_limited
 from protocol.server.limits import is_address

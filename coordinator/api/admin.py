@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+from coordinator.membership.invites import open_invites_of
 from coordinator.run.command_loop import CommandLoop
-from coordinator.run.membership.invites import open_invites_of
 from coordinator.run.rounds.rollback import restorable_rounds
 from coordinator.run.state import commands
 from coordinator.run.state.records import Invitation

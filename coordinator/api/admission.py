@@ -8,8 +8,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Protocol
 
+from coordinator.membership.sources import NOTHING, MemberSources, Position
 from coordinator.run.command_loop import ADMISSION_TOPIC, RUN_TOPIC, CommandLoop, Stopped
-from coordinator.run.membership.sources import NOTHING, MemberSources, Position
 from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
 from protocol.types import PeerId

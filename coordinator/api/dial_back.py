@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Protocol
 
-from coordinator.run.membership.reachability import check_claims, reached
+from coordinator.membership.reachability import check_claims, reached
 from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare, source_of_host
 from protocol.trust.endpoints import check_address, split_endpoint

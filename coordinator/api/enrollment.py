@@ -11,10 +11,10 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from coordinator.authority import Authority
+from coordinator.membership.invites import permitted_role
+from coordinator.membership.joining import check_compatible
+from coordinator.membership.validation import bad_request
 from coordinator.run.command_loop import CommandLoop, Stopped
-from coordinator.run.membership.invites import permitted_role
-from coordinator.run.membership.joining import check_compatible
-from coordinator.run.membership.validation import bad_request
 from coordinator.run.state import commands
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc

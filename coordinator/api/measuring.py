@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from coordinator.run.membership.validation import bad_request
+from coordinator.membership.validation import bad_request
 from coordinator.run.state.state import State
 from protocol.math.comparison import measured_position
 from protocol.status import Measurement, PayloadAgreement

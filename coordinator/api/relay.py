@@ -9,8 +9,8 @@ from typing import Protocol
 from coordinator.api.public_ports import ListenAddresses, PublicPorts
 from coordinator.api.public_server import PublicServer
 from coordinator.authority import Authority
+from coordinator.membership.sources import MemberSources
 from coordinator.run.command_loop import CommandLoop
-from coordinator.run.membership.sources import MemberSources
 from protocol.types import PeerId, RelayAddress
 
 

@@ -28,6 +28,10 @@ from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
+from coordinator.membership.joining import check_compatible
+from coordinator.membership.presence import HeartbeatInterval
+from coordinator.membership.sources import MemberSources
+from coordinator.membership.validation import check_not_excluded, live_peer
 from coordinator.run.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,
@@ -36,10 +40,6 @@ from coordinator.run.command_loop import (
     decision_topic,
     group_topic,
 )
-from coordinator.run.membership.joining import check_compatible
-from coordinator.run.membership.presence import HeartbeatInterval
-from coordinator.run.membership.sources import MemberSources
-from coordinator.run.membership.validation import check_not_excluded, live_peer
 from coordinator.run.rounds.attestation import locate, record_of, required_digest
 from coordinator.run.rounds.deadlines import ClosingTime
 from coordinator.run.state import commands

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from coordinator.run.membership.sources import NOTHING, MemberSources, Position
+from coordinator.membership.sources import NOTHING, MemberSources, Position
 from coordinator.run.state.state import State
 from coordinator.status.messages import pause_message, peer_message, run_message
 from protocol.pb import hetnode_pb2 as pb

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.membership.validation import max_payload_bytes
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
 from coordinator.reduction.traffic import reduction_of, result_ratio
-from coordinator.run.membership.validation import max_payload_bytes
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round

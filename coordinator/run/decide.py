@@ -1,7 +1,7 @@
 """Decides commands: ``decide(state, command, now)`` returns events, and a refusal if there is one.
 
 The function is pure: the same arguments always give the same outcome. Each command has one rule, in
-coordinator.run.membership or coordinator.run.rounds.
+coordinator.membership or coordinator.run.rounds.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from coordinator.membership import invites, naming, presence, reachability
+from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.placement.reservations import reserve_assignments
-from coordinator.run.membership import invites, naming, presence, reachability
-from coordinator.run.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.run.rounds.rollback import roll_back

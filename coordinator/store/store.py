@@ -1,7 +1,7 @@
 """The event store: an append-only log with the spec of the run, in SQLite.
 
 When `append` has returned, its events survive a crash of the process or the machine. A store has one owner
-and takes one call at a time. The rows form a hash chain (coordinator.run.state.event_chain), and a file
+and takes one call at a time. The rows form a hash chain (coordinator.store.event_chain), and a file
 beside the log holds its newest row hash with the coordinator's signature: `verify` checks both.
 """
 
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.run.state.event_chain import first_hash, next_hash
-from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.run.state.events import Event, RoundDecided
+from coordinator.store.event_chain import first_hash, next_hash
+from coordinator.store.event_codec import STORED_KINDS, decode, encode
 from coordinator.store.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message

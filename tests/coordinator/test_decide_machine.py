@@ -36,9 +36,9 @@ from coordinator.run.state.commands import (
     Tick,
     Unban,
 )
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import PayloadWithheld, PeerSeen
 from coordinator.run.state.state import State
+from coordinator.store.event_codec import decode, encode
 from protocol.status import RunPhase
 from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of

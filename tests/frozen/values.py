@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from coordinator.run.state.apply import replay
-from coordinator.run.state.event_chain import first_hash, next_hash
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.status.document import document
 from coordinator.status.run_status import run_status
+from coordinator.store.event_chain import first_hash, next_hash
+from coordinator.store.event_codec import decode, encode
 from node.experiment.matrix import read_matrix_file
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.codec.link_message import LinkMessage

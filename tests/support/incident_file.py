@@ -6,7 +6,7 @@ import json
 import lzma
 
 from coordinator.ops.incident.file import FORMAT, Incident
-from coordinator.run.state.event_codec import decode
+from coordinator.store.event_codec import decode
 from protocol.spec.run import RunSpec
 
 

@@ -15,11 +15,11 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from coordinator.membership.joining import SPEED_SECONDS
 from coordinator.ops.incident.file import Incident
 from coordinator.ops.incident.pseudonyms import pseudonymous_keys
 from coordinator.ops.incident.redaction import RULES, RUN, Rule, peers_in
 from coordinator.run.decide import Outcome, decide
-from coordinator.run.membership.joining import SPEED_SECONDS
 from coordinator.run.state import events
 from coordinator.run.state.apply import apply
 from coordinator.run.state.apply_rounds import owners_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from coordinator.run.state.event_chain import first_hash, next_hash
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import Event
+from coordinator.store.event_chain import first_hash, next_hash
+from coordinator.store.event_codec import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Decision
 from tests.builders import decisions_in

@@ -327,7 +327,7 @@ def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(
         ]
         return replace(found, replicas=tuple(replicas))
 
-    monkeypatch.setattr("coordinator.run.membership.joining.initial_plan", unlike)
+    monkeypatch.setattr("coordinator.membership.joining.initial_plan", unlike)
 
     async def scenario(swarm: VirtualSwarm) -> None:
         swarm.start("p", "q", "r", "s")

@@ -17,13 +17,13 @@ from coordinator.api.operator import OperatorService
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
+from coordinator.membership.sources import MemberSources
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
 from coordinator.run import command_loop
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.decide import Outcome
-from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State

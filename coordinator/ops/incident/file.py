@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.ops.incident.redaction import peers_in
-from coordinator.run.state.event_codec import encode
 from coordinator.run.state.events import Event, RoundDecided
+from coordinator.store.event_codec import encode
 from protocol.spec.run import RunSpec
 
 FORMAT = 1

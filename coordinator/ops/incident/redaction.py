@@ -14,8 +14,8 @@ from enum import Enum, auto
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.pseudonyms import Labels, ReplacedAddresses, pseudonyms
-from coordinator.run.membership.presence import FINISHED
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from protocol.spec.presets import PRESETS

@@ -12,8 +12,8 @@ from socket import socket
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, RelayOptions, listen, split_listen
 from coordinator.api.public_server import PublicServer
 from coordinator.authority import Authority, ServerCertificate
+from coordinator.membership.sources import MemberSources
 from coordinator.run.command_loop import RUN_TOPIC, CommandLoop, Stopped
-from coordinator.run.membership.sources import MemberSources
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.relay.destinations import Destinations

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.run.membership.strikes import LEAST_ACCUSERS, accusers_of, judge_verdict
+from coordinator.membership.strikes import LEAST_ACCUSERS, accusers_of, judge_verdict
 from coordinator.run.state.commands import Arbitrate
 from coordinator.run.state.events import PayloadArbitrated, PayloadsContested
 from coordinator.run.state.records import Round

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from coordinator.run.membership.validation import bad_request, live_peer
+from coordinator.membership.validation import bad_request, live_peer
 from coordinator.run.state.commands import Attest
 from coordinator.run.state.events import AnchorDiverged, DigestAttested
 from coordinator.run.state.persistent_map import PersistentMap

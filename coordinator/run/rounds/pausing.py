@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from coordinator.membership.validation import bad_request
 from coordinator.placement.replan import next_plan
-from coordinator.run.membership.validation import bad_request
 from coordinator.run.rounds.rounds import is_stalled
 from coordinator.run.state.commands import PauseRun, RaiseAlarm, ResumeRun
 from coordinator.run.state.events import AlarmRaised, PlanAdopted, RunPaused, RunResumed

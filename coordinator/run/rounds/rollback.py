@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.run.membership.validation import bad_request
+from coordinator.membership.validation import bad_request
 from coordinator.run.rounds.attestation import record_of, settled_digest
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch

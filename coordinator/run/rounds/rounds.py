@@ -11,17 +11,17 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
-from coordinator.placement.replan import next_plan
-from coordinator.placement.reservations import complete_a_pipeline, move_spares
-from coordinator.placement.roles import change_roles
-from coordinator.run.membership.strikes import contradict, judge, note_rejections, strike
-from coordinator.run.membership.validation import (
+from coordinator.membership.strikes import contradict, judge, note_rejections, strike
+from coordinator.membership.validation import (
     bad_request,
     check_descriptor,
     check_host,
     check_run,
     live_peer,
 )
+from coordinator.placement.replan import next_plan
+from coordinator.placement.reservations import complete_a_pipeline, move_spares
+from coordinator.placement.roles import change_roles
 from coordinator.run.rounds.answers import all_have_answered, all_have_reported, lacks_weight, record_holdings
 from coordinator.run.rounds.arbitration import (
     awaits_arbiter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.run.membership.validation import bad_request
+from coordinator.membership.validation import bad_request
 from coordinator.run.state.events import RoundDecided
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.api.watch import Announcements, Watcher
-from coordinator.run.membership.sources import MemberSources
+from coordinator.membership.sources import MemberSources
 from coordinator.run.state.commands import Ban, Unban
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS

@@ -8,9 +8,9 @@ import pytest
 
 from coordinator.ops.incident.file import Incident
 from coordinator.ops.incident.redaction import redacted_log, redacted_spec
-from coordinator.run.state import event_codec
 from coordinator.run.state.commands import Leave, Report, Tick
 from coordinator.run.state.events import PeerSeen
+from coordinator.store import event_codec
 from protocol.errors import ErrorCode
 from protocol.types import Aborted, Committed, Decision, ResultClaim
 from tests.builders import Keyed, keyed

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run.state.event_codec import encode
 from coordinator.run.state.events import Event
 from coordinator.store import history_writer
+from coordinator.store.event_codec import encode
 from coordinator.store.history import SqliteHistory
 from coordinator.store.history_writer import HistoryWriter
 from coordinator.store.metrics import MetricsFile
@@ -165,7 +165,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from coordinator.run.state.apply import apply
-from coordinator.run.state.event_codec import decode
+from coordinator.store.event_codec import decode
 from coordinator.run.state.state import State
 from coordinator.store import history_writer
 from coordinator.store.history_writer import HistoryWriter

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.run.state.event_codec import encode
 from coordinator.run.state.events import DigestAttested, Event, HoldingsReported, PayloadOffered, RunPaused
+from coordinator.store.event_codec import encode
 from coordinator.store.row_body import pack_body, unpack_body
 from coordinator.store.store import SqliteStore
 from protocol.types import Part, PausedBy

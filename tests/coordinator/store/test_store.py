@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run.state.event_chain import first_hash, next_hash
 from coordinator.run.state.events import CoordinatorStarted, PeerLost, PeerSeen, RoundDecided, RunFinished
+from coordinator.store.event_chain import first_hash, next_hash
 from coordinator.store.row_body import pack_body, unpack_body
 from coordinator.store.store import SCHEMA_VERSION, SqliteStore, Store
 from protocol.errors import ErrorCode, HetnodeError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.run.state.event_codec import decode
+from coordinator.store.event_codec import decode
 from coordinator.store.log_copy import LOG_FILE
 from coordinator.store.store import SqliteStore
 from node.cli.incident import incident_app

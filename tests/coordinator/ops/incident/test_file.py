@@ -8,8 +8,8 @@ from functools import cache
 
 from coordinator.ops.incident.file import Incident, to_bytes, up_to_round
 from coordinator.ops.incident.redaction import redacted_log, redacted_spec
-from coordinator.run.state.event_codec import decode
 from coordinator.run.state.events import RoundDecided
+from coordinator.store.event_codec import decode
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
 

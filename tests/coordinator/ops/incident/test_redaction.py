@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.file import Incident, to_bytes
 from coordinator.ops.incident.redaction import (
     DATA_TEXTS,
@@ -24,13 +25,12 @@ from coordinator.ops.incident.redaction import (
     redacted_log,
     redacted_spec,
 )
-from coordinator.run.membership.presence import FINISHED
 from coordinator.run.state import commands, events
 from coordinator.run.state.apply import replay
-from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.run.state.events import Event
 from coordinator.run.state.records import Alarm, FailedLink, Invitation, Peer, Round
 from coordinator.run.state.state import State
+from coordinator.store.event_codec import STORED_KINDS, decode, encode
 from protocol.spec.run import RunSpec
 from protocol.trust.endpoints import check_endpoint, ip_version
 from protocol.trust.envelope import public_key_of

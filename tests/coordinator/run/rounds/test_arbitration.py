@@ -19,10 +19,10 @@ from coordinator.run.state.commands import (
     Start,
     Tick,
 )
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import PayloadsContested, PeerSeen
 from coordinator.run.state.state import State
 from coordinator.status.causes import run_cause
+from coordinator.store.event_codec import decode, encode
 from protocol.status import CauseCode
 from protocol.types import Decision, Finding, PayloadDescriptor, PeerId, Rejection, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of

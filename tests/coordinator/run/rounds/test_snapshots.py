@@ -8,9 +8,9 @@ from coordinator.run.rounds.attestation import MOST_CHANGES, locate, required_di
 from coordinator.run.rounds.rollback import problem_of
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Heartbeat, Leave, RollBack
-from coordinator.run.state.event_codec import decode, encode
 from coordinator.run.state.events import PeerSeen
 from coordinator.run.state.state import State
+from coordinator.store.event_codec import decode, encode
 from protocol.errors import ErrorCode
 from protocol.math.embedding_snapshot import active_snapshot
 from protocol.types import Part, StateRecord

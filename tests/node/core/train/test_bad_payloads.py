@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from coordinator.run.membership import strikes
+from coordinator.membership import strikes
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
 from node.core.train.member_anchors import MemberAnchors
 from node.core.train.services import Services

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.run.state.apply import replay
-from coordinator.run.state.event_codec import STORED_KINDS, decode, encode
 from coordinator.run.state.events import Event, PeerSeen, RoundDecided
 from coordinator.run.state.state import State
+from coordinator.store.event_codec import STORED_KINDS, decode, encode
 from protocol.status import RunPhase
 from protocol.types import Aborted, Committed, ManifestEntry, RolledBack, Skipped, StageRange
 from tests.builders import former_log, keyed, spec_of

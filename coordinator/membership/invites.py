@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 
-from coordinator.run.membership.validation import bad_request, check_not_excluded
+from coordinator.membership.validation import bad_request, check_not_excluded
 from coordinator.run.state.commands import CreateInvite, Enroll, RevokeInvite
 from coordinator.run.state.events import InviteCreated, InviteRevoked, InviteUsed
 from coordinator.run.state.records import Invitation

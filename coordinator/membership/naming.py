@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.run.membership.validation import bad_request, check_peer_id
+from coordinator.membership.validation import bad_request, check_peer_id
 from coordinator.run.state.commands import Unname
 from coordinator.run.state.events import PeerNamed
 from coordinator.run.state.transaction import Transaction

@@ -6,7 +6,7 @@ at ports that nodes use, and private ones only for a caller from a private netwo
 
 from __future__ import annotations
 
-from coordinator.run.membership.validation import bad_request, live_peer
+from coordinator.membership.validation import bad_request, live_peer
 from coordinator.run.state.commands import ReportLink, UpdateAddresses
 from coordinator.run.state.events import AddressesChanged, LinkFailed
 from coordinator.run.state.transaction import Transaction

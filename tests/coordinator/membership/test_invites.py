@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.run.membership.invites import open_invites_of
+from coordinator.membership.invites import open_invites_of
 from coordinator.run.state.commands import (
     Ban,
     CreateInvite,

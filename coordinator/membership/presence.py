@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coordinator.run.membership.invites import open_invites_of
-from coordinator.run.membership.validation import check_peer_id, live_peer
+from coordinator.membership.invites import open_invites_of
+from coordinator.membership.validation import check_peer_id, live_peer
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
 from coordinator.run.state.records import Peer

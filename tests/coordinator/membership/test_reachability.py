@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.membership.reachability import report_link
 from coordinator.placement.rules import closed_links, may_be_neighbours
-from coordinator.run.membership.reachability import report_link
 from coordinator.run.rounds.deadlines import LINK_SECONDS, closes_at
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Join, Offer, ReportLink, Retreat, Tick, UpdateAddresses

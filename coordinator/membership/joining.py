@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.membership.invites import permitted_role
+from coordinator.membership.reachability import check_claims
+from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.placement.cost_model import relay_uplinks
 from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
 from coordinator.placement.start import initial_plan, lacking, measuring
-from coordinator.run.membership.invites import permitted_role
-from coordinator.run.membership.reachability import check_claims
-from coordinator.run.membership.validation import bad_request, check_not_excluded, check_peer_id
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Join
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged

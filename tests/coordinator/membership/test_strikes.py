@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.membership.strikes import STRIKES_TO_QUARANTINE
+from coordinator.membership.strikes import STRIKES_TO_QUARANTINE
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from coordinator.run.state.events import PayloadRejected, PeerQuarantined, PeerStruck, PlanAdopted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.run.membership.sources import MOST_PEERS, NOTHING, MemberSources
+from coordinator.membership.sources import MOST_PEERS, NOTHING, MemberSources
 from protocol.types import MemberSource, PeerId
 
 A, B = PeerId("a"), PeerId("b")

@@ -4,8 +4,8 @@
     python -m benchmarks.mutants --only sampling quorum
 
 The tree is copied once. A mutant replaces one expression in the copy, and the tests that guard this
-expression run there. The exit status is 1 if a mutant survives. A test keeps this table fresh: each expression occurs
-once in its file.
+expression run there. The exit status is 1 if a mutant survives. A test keeps this table fresh: each
+expression occurs once in its file.
 """
 
 from __future__ import annotations

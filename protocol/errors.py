@@ -54,6 +54,8 @@ class ErrorCode(Enum):
     SETTING_REMOVED = ("setting-removed", ExitCode.USAGE)
     """A run file, or an old run, has a setting or a value that runs no longer have; says why, and what to do
     instead."""
+    OUTPUT_UNWRITABLE = ("output-unwritable", ExitCode.STATE)
+    """What a command prints cannot be written, such as to a file on a full disk."""
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from node.cli.output import open_output
 from protocol.errors import ExitCode
 
 
@@ -146,8 +147,12 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # pydantic would look for plugins in the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    open_output()
     try:
-        app(prog_name="hetnode")
+        try:
+            app(prog_name="hetnode")
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except (Exception, BaseExceptionGroup) as error:

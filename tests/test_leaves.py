@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,15 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("protocol", "coordinator", "node", "tests")
-CORE_TESTS = ("tests/coordinator/run/rounds/test_deadlines.py", "tests/virtual/test_exchange.py")
+PACKAGES = ("protocol", "coordinator", "node", "tests", "benchmarks")
+FEW = ("tests/coordinator/run/rounds/test_rounds.py", "tests/virtual/test_exchange.py")
+CORE_TESTS = (
+    "tests/protocol/math",
+    "tests/protocol/codec",
+    "tests/coordinator/run",
+    "tests/node/core",
+    "tests/virtual/test_exchange.py",
+)
 IMPORT_ALL = """
 import importlib, pkgutil
 for name in ("protocol", "coordinator", "node"):
@@ -69,20 +76,22 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize("name", LEAVES)
-def test_the_core_works_without_a_leaf(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tests", [FEW, pytest.param(CORE_TESTS, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_the_core_works_without_leaves(tests: Sequence[str], tmp_path: Path) -> None:
+    """All three at once, because each copy is imported as a whole."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in LEAVES[name].folders:
-        shutil.rmtree(tmp_path / folder)
-        shutil.rmtree(tmp_path / "tests" / folder, ignore_errors=True)
-    for file, (registered, instead) in LEAVES[name].lines.items():
-        text = (tmp_path / file).read_text()
-        assert text.count(registered) == 1
-        (tmp_path / file).write_text(text.replace(registered, instead))
+    for leaf in LEAVES.values():
+        for folder in leaf.folders:
+            shutil.rmtree(tmp_path / folder)
+            shutil.rmtree(tmp_path / "tests" / folder, ignore_errors=True)
+        for file, (registered, instead) in leaf.lines.items():
+            text = (tmp_path / file).read_text()
+            assert text.count(registered) == 1
+            (tmp_path / file).write_text(text.replace(registered, instead))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for command in (("-c", IMPORT_ALL), ("-m", "pytest", "-q", "-n", "0", *CORE_TESTS)):
+    for command in (("-c", IMPORT_ALL), ("-m", "pytest", "-q", "-n", "0", *tests)):
         arguments, pipe = [sys.executable, *command], subprocess.PIPE
         done = subprocess.run(
             arguments, cwd=tmp_path, env=environment, stdout=pipe, stderr=subprocess.STDOUT, check=False

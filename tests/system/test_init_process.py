@@ -97,7 +97,7 @@ def test_a_node_and_its_coordinator_end_in_order_and_leave_no_zombies(
         return "--invite-file", str(invite)
 
     relay = start(
-        *("relay", "relay", *invited("relay"), "--listen", "127.0.0.1:0"),
+        *("relay", "relay", invited("relay")[1], "--listen", "127.0.0.1:0"),
         *("--identity", str(tmp_path / "relay.key")),
     )
     relay.said("relay of run")

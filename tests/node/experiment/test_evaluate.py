@@ -160,7 +160,7 @@ def test_a_stream_is_measured_in_its_order_and_ends_with_it(
 ) -> None:
     texts = [f"{n} the café 😀 " * 4 for n in range(300)]
 
-    def shards(_: str) -> list[Shard]:
+    def shards(_location: str, _files: bool) -> list[Shard]:
         return [Shard("only", lambda: iter([{"text": text} for text in texts]))]
 
     monkeypatch.setattr(sources, "hub_shards", shards)

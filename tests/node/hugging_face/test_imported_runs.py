@@ -128,7 +128,7 @@ def test_a_worker_finds_the_tokenizer_in_the_places_of_its_node(mine: Path) -> N
     spec = _spec(mine)
     with pytest.raises(HetnodeError) as caught:
         _build(Worker(), spec, StageRange(0, 1), mine)
-    assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
+    assert caught.value.code is ErrorCode.DATA_NOT_NAMED
     _build(Worker(), spec, StageRange(0, 1), mine, search_paths=(mine,))
 
 

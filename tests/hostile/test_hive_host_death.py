@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coordinator.run.state.text import short
 from node.command_runner import VERBOSE
 from node.exchange.transport import Entry
 from node.net.coordinator_client import CoordinatorClient
@@ -65,7 +66,7 @@ def round_held_open(swarm: ProcessSwarm, by: str) -> Iterator[None]:
 
 
 def has_offered(swarm: ProcessSwarm, name: str, round_number: int) -> bool:
-    offer = rf"{swarm.peer(name)} offers \d+ bytes for stage \d+, round {round_number}$"
+    offer = rf"{re.escape(short(swarm.peer(name)))} offers \d+ bytes for stage \d+, round {round_number}$"
     return re.search(offer, swarm.log(COORDINATOR), re.MULTILINE) is not None
 
 

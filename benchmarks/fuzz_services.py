@@ -45,9 +45,10 @@ from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
 from coordinator.run.command_loop import Stopped
 from coordinator.run.decide import decide
-from coordinator.run.state import commands, event_codec
+from coordinator.run.state import commands
 from coordinator.run.state.events import PeerSeen
 from coordinator.run.state.state import State
+from coordinator.store import event_codec
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import operator_pb2

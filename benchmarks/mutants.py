@@ -187,7 +187,7 @@ def survives(mutant: Mutant, tree: Path) -> bool:
             "-q",
             "-x",
             "-n",
-            "2",
+            "0",
             "-p",
             "no:cacheprovider",
             *mutant.tests,

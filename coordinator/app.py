@@ -40,7 +40,7 @@ from coordinator.authority import (
 from coordinator.membership.sources import MemberSources
 from coordinator.ops.dashboard.dashboard import Dashboard
 from coordinator.ops.explain.explainer import Explainer
-from coordinator.ops.health.alarm import AlarmOptions, judge_health
+from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.ops.receipts import Receipts
@@ -120,7 +120,7 @@ async def run_coordinator(
     on_ready: Callable[[str, str, str], None],
     certificate_seconds: float = CERTIFICATE_SECONDS,
     dial_back: DialBack | None = None,
-    alarm: AlarmOptions = AlarmOptions(),  # noqa: B008  frozen
+    alarm: AlarmMode = AlarmMode.WARN,
 ) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
@@ -154,7 +154,7 @@ async def run_coordinator(
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         bootstrap = await _opened(stack, start_bootstrap(run))
-        health = _health(restored, alarm)
+        health = _health(restored)
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
         sources = MemberSources()
         servers = _public_servers(
@@ -169,7 +169,7 @@ async def run_coordinator(
         _start_work(stack, command_loop, bootstrap, sources, (authority, folder, identity.peer))
         dashboard.serve(folder, command_loop, records)
         on_ready(run, *ports.advertised)
-        await _tick_until_over(command_loop, serving, health, alarm.mode)
+        await _tick_until_over(command_loop, serving, health, alarm)
     return True
 
 
@@ -304,8 +304,8 @@ def _start_work(
         stack.callback(asyncio.create_task(work).cancel)
 
 
-def _health(restored: RestoredRun, alarm: AlarmOptions) -> HealthMonitor:
-    health = HealthMonitor(restored.state, alarm.most_sigmas)
+def _health(restored: RestoredRun) -> HealthMonitor:
+    health = HealthMonitor(restored.state)
     metrics = restored.metrics
     health.resume(restored.state, newest_measurements(metrics.path, metrics.size))
     return health

@@ -156,7 +156,7 @@ class Credit:
         stage_tokens: each token of a committed payload counts once for each stage at which it was committed.
         stage_rounds: the (stage, round)s in whose manifest a payload of the peer is.
         payload_bytes: of these payloads.
-        link_bytes: that it has sent to its neighbours, as it measured itself. Nobody checks this figure.
+        link_bytes: sent to its neighbours, by its own count, which is not checked.
         first_round, last_round: that counted; 0 without any.
         sequence: of the last event that changed its credit.
     """

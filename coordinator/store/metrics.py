@@ -95,7 +95,7 @@ def newest_in(path: Path) -> dict[PeerId, Measurement]:
     """The newest measurement of each member in the last lines of the file, if it is there."""
     with suppress(OSError):
         found = newest_measurements(path, path.stat().st_size)
-        # Nobody shows what a member has told of the payloads of others.
+        # The agreements that a member reports about the payloads of others are shown nowhere.
         return {measured.peer: replace(measured, agreements=()) for measured in found}
     return {}
 

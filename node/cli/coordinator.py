@@ -171,7 +171,6 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     own_template()  # imports the transport while this process imports the coordinator
 
     from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
-    from coordinator.ops.health.alarm import AlarmOptions  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
     advertise = addresses.advertise or chosen.host
@@ -180,7 +179,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     prepare_process()
     running = run_coordinator(
         *(spec, folder, addresses, identity, bootstrap.start, announce, life),
-        alarm=AlarmOptions(chosen.alarm),
+        alarm=chosen.alarm,
     )
     if not command_runner.run(running):
         Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)

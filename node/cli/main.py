@@ -152,7 +152,8 @@ def main() -> None:
         try:
             app(prog_name="hetnode")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as a service without it
+                sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except (Exception, BaseExceptionGroup) as error:

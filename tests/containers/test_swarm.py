@@ -46,7 +46,10 @@ def test_up_down_and_up_again_until_the_run_is_finished_and_then_another_run(
         "LlamaForCausalLM"
     ]
 
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "corpus.txt").write_text("".join(f"line {line}\n" for line in range(20_000)))
     swarm.settings |= {"HETNODE_RUN": "second", "HETNODE_OPTIONS": "--rounds 3"}
+    swarm.settings |= {"HETNODE_FILES": str(tmp_path / "files"), "HETNODE_DATA": "text:/files/corpus.txt"}
     swarm.compose("up", "--detach")
     swarm.wait_ended(START_SECONDS)
     check_equal(swarm.models(tmp_path / "second"), 3)

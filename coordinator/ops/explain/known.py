@@ -111,7 +111,7 @@ class Known:
         offers = [each.first_offer_at for each in stages if each.first_offer_at is not None]
         closed_at = last.closed_at if last else None
         reported_at = last.last_report_at if last else None
-        # An end that is not known lies at the end of the round, or where nobody reported at that before it.
+        # A phase whose end is not known lasts to the end of the round; without reports, deciding took it all.
         marks = [summary.first_began_at, min(offers, default=ended)]
         marks.append(ended if closed_at is None else closed_at)
         marks.append(marks[-1] if reported_at is None else reported_at)

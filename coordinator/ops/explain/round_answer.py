@@ -29,7 +29,7 @@ def explain_round(known: Known, number: int) -> Iterator[Statement]:
     """The title, then the statements."""
     story = RoundStory(known, number)
     if (restored := known.state.restored.get(number)) is not None:
-        # Nobody trains in it, so its time says nothing.
+        # No peer trains in a rollback, so the time of that round says nothing.
         yield say(Code.ROLLBACK, rounds=(number, restored))
         yield from story.told(Kind.ROLLED_BACK, Kind.PLAN)
         yield from _pauses(story)

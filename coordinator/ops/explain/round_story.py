@@ -1,4 +1,4 @@
-"""What the history says about one round: who offered when, and what happened to whom."""
+"""The history of one round: when each replica offered, and the events of each peer."""
 
 from __future__ import annotations
 

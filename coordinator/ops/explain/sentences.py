@@ -69,48 +69,48 @@ _FASTER = {
 }
 
 
-def sentence(it: Statement) -> str:
+def sentence(statement: Statement) -> str:
     """The sentence of a statement: text, all of it printable, without a full stop."""
-    template = _TEMPLATES[Code(it.code)]
+    template = _TEMPLATES[Code(statement.code)]
     if not isinstance(template, str):
-        template = template(it)
-    template = _OPTIONAL.sub(partial(_known, it), template)
-    text = printable(template.format_map(_Words(it)).rstrip(". "), MOST_CHARACTERS)
+        template = template(statement)
+    template = _OPTIONAL.sub(partial(_known, statement), template)
+    text = printable(template.format_map(_Words(statement)).rstrip(". "), MOST_CHARACTERS)
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def _known(it: Statement, fragment: re.Match[str]) -> str:
+def _known(statement: Statement, fragment: re.Match[str]) -> str:
     names = re.findall(r"{(\w+)}", fragment[1])
-    return fragment[1] if all(name in it.figures for name in names) else ""
+    return fragment[1] if all(name in statement.figures for name in names) else ""
 
 
 class _Words(dict[str, str]):
     """How the fields and figures of a statement are written. Other figures are durations in seconds."""
 
-    def __init__(self, it: Statement) -> None:
-        super().__init__(detail=it.detail, replica="its replica", noun="peer")
-        rate = it.figures.get("rate", 0.0)
+    def __init__(self, statement: Statement) -> None:
+        super().__init__(detail=statement.detail, replica="its replica", noun="peer")
+        rate = statement.figures.get("rate", 0.0)
         self.update(flops_rate=_gigaflops(rate), line_rate=_megabits(rate))
-        self.update((name, _figure(it, name, value)) for name, value in it.figures.items())
-        self.update(peers=listed([short(each) for each in it.peers]), places="every stage")
-        self["stages"] = f"{'stage' if len(it.stages) == 1 else 'stages'} " + listed(
-            [str(each) for each in sorted(it.stages)], most=8
+        self.update((name, _figure(statement, name, value)) for name, value in statement.figures.items())
+        self.update(peers=listed([short(each) for each in statement.peers]), places="every stage")
+        self["stages"] = f"{'stage' if len(statement.stages) == 1 else 'stages'} " + listed(
+            [str(each) for each in sorted(statement.stages)], most=8
         )
-        if not it.figures.get("all"):
+        if not statement.figures.get("all"):
             self["places"] = self["stages"]
         names = (
-            (("peer", "other"), it.peers, short),
-            (("replica", "former"), it.replicas, "replica-{}".format),
-            (("number", "second"), it.rounds, str),
+            (("peer", "other"), statement.peers, short),
+            (("replica", "former"), statement.replicas, "replica-{}".format),
+            (("number", "second"), statement.rounds, str),
         )
         for keys, values, text in names:
             self.update(zip(keys, map(cast("Callable[[Any], str]", text), values), strict=False))
-        if it.peers:
-            self["id"] = it.peers[0]
-        if it.cause:
-            self["cause"] = cause_text(it.cause)
-        if it.role:
-            self["noun"] = POLICIES[it.role].noun
+        if statement.peers:
+            self["id"] = statement.peers[0]
+        if statement.cause:
+            self["cause"] = cause_text(statement.cause)
+        if statement.role:
+            self["noun"] = POLICIES[statement.role].noun
 
 
 def duration(seconds: float) -> str:
@@ -126,12 +126,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def _figure(it: Statement, name: str, value: float) -> str:
-    if name in ("uplink", "downlink") or it.code == Code.UPLINK:
+def _figure(statement: Statement, name: str, value: float) -> str:
+    if name in ("uplink", "downlink") or statement.code == Code.UPLINK:
         return _megabits(value)
-    if it.code == Code.FLOPS:
+    if statement.code == Code.FLOPS:
         return _gigaflops(value)
-    is_count = name in _COUNTS or (name == "step" and it.code == Code.LATE)
+    is_count = name in _COUNTS or (name == "step" and statement.code == Code.LATE)
     return f"{value:g}" if is_count else duration(value)
 
 
@@ -146,77 +146,77 @@ def _gigaflops(flops: float) -> str:
     return f"{flops / 1e9:,.3g} GFLOP/s"
 
 
-def _event(it: Statement) -> str:
-    if not it.events:
+def _event(statement: Statement) -> str:
+    if not statement.events:
         return "{count} events of the log"
-    if "at" in it.figures:
-        return f"{datetime.fromtimestamp(it.figures['at'], UTC):%Y-%m-%d %H:%M:%S} UTC: {{detail}}"
-    return "{ago} ago, {detail}" if "ago" in it.figures else "{after} after the round began, {detail}"
+    if "at" in statement.figures:
+        return f"{datetime.fromtimestamp(statement.figures['at'], UTC):%Y-%m-%d %H:%M:%S} UTC: {{detail}}"
+    return "{ago} ago, {detail}" if "ago" in statement.figures else "{after} after the round began, {detail}"
 
 
-def _aborts(it: Statement) -> str:
-    names = listed([str(each) for each in it.rounds], most=8)
-    of = f"of the last {{compared}} rounds, {len(it.rounds)} had an aborted stage"
-    return f"{of}: {names}; 'hetnode explain {it.rounds[-1]}' says why"
+def _aborts(statement: Statement) -> str:
+    names = listed([str(each) for each in statement.rounds], most=8)
+    of = f"of the last {{compared}} rounds, {len(statement.rounds)} had an aborted stage"
+    return f"{of}: {names}; 'hetnode explain {statement.rounds[-1]}' says why"
 
 
-def _idle(it: Statement) -> str:
-    spares = ", {spares} of them without an assignment" if it.figures.get("spares") else ""
-    here = f"here, but not training: {counted(len(it.peers), 'peer')}{spares}"
+def _idle(statement: Statement) -> str:
+    spares = ", {spares} of them without an assignment" if statement.figures.get("spares") else ""
+    here = f"here, but not training: {counted(len(statement.peers), 'peer')}{spares}"
     return f"{here}: {{peers}}; 'hetnode explain {{peer}}' says why"
 
 
-def _prediction(it: Statement) -> str:
+def _prediction(statement: Statement) -> str:
     return (
         "prediction of the cost model: a round takes {seconds}, of which {inner} are the inner phase, and "
         "{exchange} the exchange as in the last rounds; it waits most for "
-        f"{Bottleneck(cast(Any, it.detail), *it.peers)}, in {{replica}}"
+        f"{Bottleneck(cast(Any, statement.detail), *statement.peers)}, in {{replica}}"
     )
 
 
-def _narrower(it: Statement) -> str:
-    was = "{k_now}" if it.figures.get("k_now") else "uncompressed activations"
-    is_fixed = it.figures.get("fixed")
+def _narrower(statement: Statement) -> str:
+    was = "{k_now}" if statement.figures.get("k_now") else "uncompressed activations"
+    is_fixed = statement.figures.get("fixed")
     why = "k is fixed in the specification of this run" if is_fixed else "k narrows where that pays"
     return f"with k = {{k}} instead of {was} on the link {{peer}} -> {{other}}{_GAIN}; {why}"
 
 
-def _round(it: Statement) -> str:
-    is_decided = bool(it.figures.get("decided"))
+def _round(statement: Statement) -> str:
+    is_decided = bool(statement.figures.get("decided"))
     title = f"round {{number}} {'took' if is_decided else 'has run for'} {{seconds}}"
-    if usual := it.figures.get("usual"):
-        factor = it.figures["seconds"] / usual
+    if usual := statement.figures.get("usual"):
+        factor = statement.figures["seconds"] / usual
         times = f"{factor:.1f} times" if factor < 9.95 else f"{factor:.0f} times"
         compared = "about the median" if 0.9 < factor < 1.1 else f"{times} the median"
         compared = compared if is_decided or factor > 0.9 else "so far less than the median"
-        before = "the round before" if it.figures["compared"] == 1 else "the {compared} rounds before"
+        before = "the round before" if statement.figures["compared"] == 1 else "the {compared} rounds before"
         title += f", {compared} of {before} ({{usual}})"
     return title if is_decided else f"{title}, and is not decided"
 
 
-def _times(it: Statement) -> str:
-    parts = (f"{{{name}}} {text}" for name, text in _PHASES.items() if name in it.figures)
+def _times(statement: Statement) -> str:
+    parts = (f"{{{name}}} {text}" for name, text in _PHASES.items() if name in statement.figures)
     return f"its time: {', '.join(parts)}"
 
 
-def _last(it: Statement) -> str:
+def _last(statement: Statement) -> str:
     text = "offered {seconds} after the round began"
-    after = f"was last: it {text}, {{lag}} after {{former}}" if len(it.replicas) > 1 else text
+    after = f"was last: it {text}, {{lag}} after {{former}}" if len(statement.replicas) > 1 else text
     return f"{{replica}} {after}{_USUAL}"
 
 
-def _assigned(it: Statement) -> str:
-    ends = (end for end in ("upstream", "downstream") if end in it.figures)
-    width = int(it.figures["width"])
-    links = ", ".join(f"{width_text([int(it.figures[end])], width)} {end}" for end in ends)
+def _assigned(statement: Statement) -> str:
+    ends = (end for end in ("upstream", "downstream") if end in statement.figures)
+    width = int(statement.figures["width"])
+    links = ", ".join(f"{width_text([int(statement.figures[end])], width)} {end}" for end in ends)
     place = "plan {epoch}, from round {number} on, has it in {replica}"
     return f"{place}; its links: {links}" if links else place
 
 
-def _behind(it: Statement) -> str:
+def _behind(statement: Statement) -> str:
     have = ", ".join(
         f"of stage {stage} {f'that after round {number}' if number >= 0 else 'none'}"
-        for stage, number in zip(it.stages, it.rounds, strict=True)
+        for stage, number in zip(statement.stages, statement.rounds, strict=True)
     )
     has = have or "an anchor that differs from that of the others"
     attest = "it has to attest the anchors after round {least}"
@@ -226,7 +226,7 @@ def _behind(it: Statement) -> str:
 _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
     Code.EVENT: _event,
     Code.CAUSE: "{cause}",
-    Code.REMEDY: lambda it: _REMEDIES[it.detail],
+    Code.REMEDY: lambda statement: _REMEDIES[statement.detail],
     Code.MORE: "{count} more would follow",
     Code.RUN: "{detail}",
     Code.GROUP_CLOSED: "the group of {stages} was closed {ago} ago",
@@ -240,7 +240,7 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
     Code.IDLE: _idle,
     Code.UNMEASURED: "no speed is measured yet, so nothing can be predicted",
     Code.PREDICTION: _prediction,
-    Code.FASTER: lambda it: _FASTER[it.detail],
+    Code.FASTER: lambda statement: _FASTER[statement.detail],
     Code.SPARE_INSTEAD: "with the spare {peer} in the place of {other}" + _GAIN,
     Code.NARROWER: _narrower,
     Code.ROUND: _round,
@@ -248,16 +248,16 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
     Code.COMMITTED: "it was committed at {places}: {detail}",
     Code.ABORTED: "it was ABORTED at {places}, so nothing counts there: {detail}",
     Code.SKIPPED: "it skipped {places}, without a turn: what was trained there counts in a later round",
-    Code.MORE_TIME: lambda it: (
-        f"{{extra}} more than usual went into {_PHASES[it.detail]}: {{seconds}} instead of {{usual}}"
+    Code.MORE_TIME: lambda statement: (
+        f"{{extra}} more than usual went into {_PHASES[statement.detail]}: {{seconds}} instead of {{usual}}"
     ),
     Code.TIMES: _times,
     Code.RESTARTED: "the coordinator started again, or its machine had stood still: nothing is in the log "
     "for {seconds} before that, and deadlines count from there",
     Code.STOOD_STILL: "{detail}; it stood still for {seconds}",
-    Code.NO_OFFER: lambda it: (
+    Code.NO_OFFER: lambda statement: (
         "{replica} ({peers}) offered nothing"
-        + (": {detail}" if it.detail else " before the round closed" + _USUAL)
+        + (": {detail}" if statement.detail else " before the round closed" + _USUAL)
     ),
     Code.WITHHELD: "{replica} ({peers}) had trained too little of its inner phase to offer a payload",
     Code.LAST: _last,
@@ -269,7 +269,7 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
     Code.LAST_REPORT: "at {stages}, {peers} was the last to report the payloads, {lag} after the one before"
     "[; its line has {uplink} up and {downlink} down]",
     Code.NOT_COUNTED: "the payload of {replica} ({peers}) for {stages} did not count: {detail}",
-    Code.PEER: lambda it: f"peer {{id}} {_ACTIVITIES[it.detail]}",
+    Code.PEER: lambda statement: f"peer {{id}} {_ACTIVITIES[statement.detail]}",
     Code.ENROLLED: "peer {id} was let into the run and has not joined it",
     Code.ASSIGNED: _assigned,
     Code.NO_VACANCY: "it cannot have {detail}",

@@ -19,6 +19,8 @@ from protocol.types import PeerId, entries_of
 
 _NORMAL = 1.4826
 """A normal distribution has a standard deviation of this many median absolute deviations."""
+SIGMAS = 6.0
+"""A figure that lies further from the usual one, in robust standard deviations, is unusual."""
 _MOST_SIGMAS = 999.0
 _MOST_COSINE = 2.0
 """Sums of greater figures, or of infinite ones, could raise."""

@@ -13,8 +13,6 @@ from protocol.status import HealthFinding, StageHealth, TrainingHealth
 
 WINDOW = 16
 """Rounds with which a round is compared."""
-SIGMAS = 6.0
-"""A figure so many robust standard deviations from what is usual is unusual."""
 MOST_FINDINGS = 20
 """In one status; a round with more of them is wholly unusual."""
 
@@ -39,18 +37,18 @@ class Judgement:
         return " ".join(each.sentence for each in self.findings if each.raises_alarm)
 
 
-def judge(rounds: Sequence[MeasuredRound], most_sigmas: float = SIGMAS) -> Judgement:
+def judge(rounds: Sequence[MeasuredRound]) -> Judgement:
     """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
     *before, now = rounds
     window = before[-WINDOW:]
     found = (
-        *judge_losses(window, now, most_sigmas),
-        *judge_payloads([each for each in window if each.turn == now.turn], now, most_sigmas),
+        *judge_losses(window, now),
+        *judge_payloads([each for each in window if each.turn == now.turn], now),
     )
     sizes = len(now.work), len(now.by_stage)
     findings = tuple(replace(each, sentence=sentence(now.round_number, each, *sizes)) for each in found)
     is_alarm = any(each.raises_alarm for each in findings)
-    last_healthy = last_calm(window, now, most_sigmas) if is_alarm else now.round_number
+    last_healthy = last_calm(window, now) if is_alarm else now.round_number
     return Judgement(now.round_number, findings, last_healthy)
 
 

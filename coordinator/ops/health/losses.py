@@ -2,7 +2,7 @@
 
 The loss of a replica is compared with its own earlier losses. Its level is the lowest median of three losses
 in a row, and sigma comes from the differences between neighbouring losses, which do not contain the trend. A
-loss is a spike if it is above its level by more than `most_sigmas` sigma. Sigma has a floor: late in a run
+loss is a spike if it is above its level by more than SIGMAS sigma. Sigma has a floor: late in a run
 losses are so steady that a rise without meaning, as after the loss of a replica, would be many sigma. Its
 width depends on whether the contributors are those of the window (coordinator.ops.health.figures.turnover).
 """
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from coordinator.ops.health.figures import MeasuredRound, sigmas, steps_spread, turnover
+from coordinator.ops.health.figures import SIGMAS, MeasuredRound, sigmas, steps_spread, turnover
 from protocol.status import HealthFinding, Sign
 
 LEAST_SIGMA = 0.05
@@ -37,11 +37,9 @@ class _Level:
     limit: float
 
 
-def judge_losses(
-    window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def judge_losses(window: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """Findings about the losses of round `now` after the rounds of `window`, in ascending order."""
-    levels = _levels(window, now, most_sigmas)
+    levels = _levels(window, now)
     spikes = {index: each for index, each in levels.items() if now.losses[index] > each.limit}
     broken = _broken(now)
     of_run = _is_majority({*broken, *spikes}, now.work)
@@ -54,13 +52,13 @@ def judge_losses(
         yield replace(about, replicas=tuple(sorted(spikes)), value=loss, usual=level, sigmas=far)
 
 
-def last_calm(window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float) -> int:
+def last_calm(window: Sequence[MeasuredRound], now: MeasuredRound) -> int:
     """The newest round of `window` before the loss began to rise: 0 if there is none.
 
     That is the newest in which the majority was not above half of what is permitted.
     """
     for i, then in reversed([*enumerate(window)]):
-        levels = _levels(window[:i], then, most_sigmas)
+        levels = _levels(window[:i], then)
         rising = {at for at, each in levels.items() if then.losses[at] > (each.level + each.limit) / 2}
         if not _is_majority({*_broken(then), *rising}, then.work):
             return then.round_number
@@ -82,7 +80,7 @@ def _is_majority(indices: Collection[int], work: Mapping[int, float]) -> bool:
     return part > MAJORITY * total and len(indices) >= min(2, len(work))
 
 
-def _levels(window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float) -> dict[int, _Level]:
+def _levels(window: Sequence[MeasuredRound], now: MeasuredRound) -> dict[int, _Level]:
     """By replica, for those that have measured enough rounds and a usable loss now."""
     found = {}
     floor = LEAST_SIGMA * (1 + turnover(window, now))
@@ -93,7 +91,7 @@ def _levels(window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: fl
             continue
         level = min(median(usable[start : start + 3]) for start in range(len(usable) - 2))
         sigma = max(steps_spread(usable), floor * abs(level), LEAST_SIGMA_NATS)
-        found[index] = _Level(level, sigma, level + most_sigmas * sigma)
+        found[index] = _Level(level, sigma, level + SIGMAS * sigma)
     return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from coordinator.ops.health.figures import MeasuredRound, measured_round
-from coordinator.ops.health.judge import SIGMAS, WINDOW, Judgement, judge, summary
+from coordinator.ops.health.judge import WINDOW, Judgement, judge, summary
 from coordinator.run.state.events import Event, RunRolledBack
 from coordinator.run.state.state import State
 from protocol.status import HealthFinding, Measurement, TrainingHealth
@@ -29,14 +29,12 @@ class HealthMonitor:
 
     Args:
         state: at the start. Rounds that are decided in it are not judged any more.
-        most_sigmas: a figure so far from what is usual is unusual.
 
     Attributes:
         latest: of the newest round that was judged; None before any.
     """
 
-    def __init__(self, state: State, most_sigmas: float = SIGMAS) -> None:
-        self._most_sigmas = most_sigmas
+    def __init__(self, state: State) -> None:
         self._next = max(1, state.rounds_decided)
         self._open: dict[int, dict[PeerId, Measurement]] = defaultdict(dict)
         self._rounds: list[MeasuredRound] = []
@@ -96,7 +94,7 @@ class HealthMonitor:
         self._alarmed_in = self._calm = 0
 
     def _judge(self, figures: MeasuredRound) -> Judgement:
-        judgement = judge([*self._rounds, figures], self._most_sigmas)
+        judgement = judge([*self._rounds, figures])
         has_reason, is_new = bool(judgement.alarm), not self._alarmed_in
         if self._alarmed_in:
             self._calm = 0 if has_reason else self._calm + 1

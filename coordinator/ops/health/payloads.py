@@ -3,7 +3,7 @@
 The cosine of a payload with the mean of the others depends on the model, the compression and the age of the
 run, so it is judged relative to the median of its stage in the same round. That ratio is about 1 for every
 honest payload and about 0 for noise. It is averaged over the last RECENT rounds, because one round of few
-payloads tells little. A peer is named if its average is below HALF and by more than `most_sigmas` sigma below
+payloads tells little. A peer is named if its average is below HALF and by more than SIGMAS sigma below
 1. Norms are compared by their logarithms: what matters is by which factor they differ.
 """
 
@@ -15,7 +15,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import median_low
 
-from coordinator.ops.health.figures import MeasuredRound, middle, sigmas, spread, steps_spread, turnover
+from coordinator.ops.health.figures import (
+    SIGMAS,
+    MeasuredRound,
+    middle,
+    sigmas,
+    spread,
+    steps_spread,
+    turnover,
+)
 from protocol.status import HealthFinding, Sign
 from protocol.types import PeerId
 
@@ -36,22 +44,18 @@ FACTOR = math.log(4.0)
 _LEAST_NORM = 1e-30
 
 
-def judge_payloads(
-    window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def judge_payloads(window: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """Findings about the payloads of round `now` after the rounds of `window`, in ascending order."""
-    yield from islice(_unlike_peers([*window, now][-RECENT:], now, most_sigmas), MOST_NAMED)
-    yield from _collapse(window, now, most_sigmas)
-    yield from _error_feedback(window, now, most_sigmas)
+    yield from islice(_unlike_peers([*window, now][-RECENT:], now), MOST_NAMED)
+    yield from _collapse(window, now)
+    yield from _error_feedback(window, now)
     yield from _kinds([*window, now], now)
     for stage in now.by_stage:
-        yield from islice(_great_norms(now, stage, most_sigmas), MOST_NAMED)
-    yield from _norm_jumps(window, now, most_sigmas)
+        yield from islice(_great_norms(now, stage), MOST_NAMED)
+    yield from _norm_jumps(window, now)
 
 
-def _unlike_peers(
-    rounds: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def _unlike_peers(rounds: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """Peers whose payloads agree with the others far less than those of other peers do."""
     ratios: dict[tuple[int, PeerId], list[float]] = defaultdict(list)
     of_stage: dict[int, list[float]] = defaultdict(list)
@@ -72,13 +76,11 @@ def _unlike_peers(
         ratio = math.fsum(found) / len(found)
         sigma = max(spread(of_stage[stage], 1.0), LEAST_SIGMA) / math.sqrt(len(found))
         far = sigmas(1.0 - ratio, sigma)
-        if ratio < HALF and far > most_sigmas:
+        if ratio < HALF and far > SIGMAS:
             yield HealthFinding(Sign.AGREEMENT, stages=(stage,), peers=(owner,), value=ratio, sigmas=far)
 
 
-def _collapse(
-    window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def _collapse(window: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """Stages whose median cosine has fallen to a small part of what it was, in this round and the last.
 
     The cosines of a stage fall by themselves as a run goes on, so a number of sigma alone is no measure. They
@@ -93,7 +95,7 @@ def _collapse(
             continue
         remains = max(before, current)
         # Two rounds in a row, each half as far as one round would have to be.
-        if remains < part * usual and 2 * sigmas(usual - remains, steps_spread(known)) > most_sigmas:
+        if remains < part * usual and 2 * sigmas(usual - remains, steps_spread(known)) > SIGMAS:
             fallen.append((stage, current, usual))
     yield from _of_stages(Sign.AGREEMENT, now, fallen, 2 * len(fallen) > len(now.by_stage))
 
@@ -110,16 +112,14 @@ def _of_stages(
         )
 
 
-def _error_feedback(
-    window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def _error_feedback(window: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """A jump of the part of error feedback in what is proposed."""
     history = [found for each in window if (found := middle(each.error_shares)) is not None]
     share, usual = middle(now.error_shares), middle(history)
     if share is None or usual is None or len(history) <= LEAST_ROUNDS:
         return
     before = max(history[-1], usual)
-    if share - before > ERROR_STEP and sigmas(share - before, steps_spread(history)) > most_sigmas:
+    if share - before > ERROR_STEP and sigmas(share - before, steps_spread(history)) > SIGMAS:
         yield HealthFinding(Sign.ERROR_FEEDBACK, value=share, usual=before, of_run=True)
 
 
@@ -135,7 +135,7 @@ def _kinds(rounds: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[Heal
             yield HealthFinding(Sign.KINDS, stages=(stage,), value=unlike, usual=alike, of_run=True)
 
 
-def _great_norms(now: MeasuredRound, stage: int, most_sigmas: float) -> Iterator[HealthFinding]:
+def _great_norms(now: MeasuredRound, stage: int) -> Iterator[HealthFinding]:
     """Payloads whose norm is far from the median of their stage in this round."""
     logs = [(each.owner, _log(each.norm)) for each in now.by_stage[stage]]
     center = middle([log for _, log in logs])
@@ -143,14 +143,12 @@ def _great_norms(now: MeasuredRound, stage: int, most_sigmas: float) -> Iterator
         return
     sigma = max(spread([log for _, log in logs], center), LEAST_SIGMA)
     for owner, log in logs:
-        if abs(log - center) > FACTOR and sigmas(abs(log - center), sigma) > most_sigmas:
+        if abs(log - center) > FACTOR and sigmas(abs(log - center), sigma) > SIGMAS:
             value, usual = math.exp(log), math.exp(center)
             yield HealthFinding(Sign.NORM, stages=(stage,), peers=(owner,), value=value, usual=usual)
 
 
-def _norm_jumps(
-    window: Sequence[MeasuredRound], now: MeasuredRound, most_sigmas: float
-) -> Iterator[HealthFinding]:
+def _norm_jumps(window: Sequence[MeasuredRound], now: MeasuredRound) -> Iterator[HealthFinding]:
     """Stages whose median norm is far from that of the window; an alarm if most stages rose, for two rounds.
 
     A fall is no alarm: norms fall with the learning rate.
@@ -162,7 +160,7 @@ def _norm_jumps(
         center, usual = middle(_logs(now, stage)), middle(history)
         if center is None or usual is None or len(history) <= LEAST_ROUNDS:
             continue
-        limit = widened * max(FACTOR, most_sigmas * max(spread(history, usual), LEAST_SIGMA))
+        limit = widened * max(FACTOR, SIGMAS * max(spread(history, usual), LEAST_SIGMA))
         if abs(center - usual) > limit:
             (rose if center > usual else fell).append((stage, math.exp(center), math.exp(usual)))
         low, lows = _low(now, stage), [found for each in window if (found := _low(each, stage)) is not None]

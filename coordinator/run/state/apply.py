@@ -33,7 +33,7 @@ def apply(state: State, event: Event) -> State:
 
 
 def _resume(state: State, event: events.RunResumed) -> State:
-    """Nobody could answer during the pause, so neither phases nor silences contain it."""
+    """Phases and silences are counted without the pause, in which no peer could answer."""
     if state.is_held:
         state = replace(state, began_at=event.at, answered=PersistentMap())
     # Who resumes a run has seen its alarm.

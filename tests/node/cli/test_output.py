@@ -39,6 +39,12 @@ def test_any_encoding_can_be_printed(arguments: tuple[str, ...], environment: di
     assert "Traceback" not in done.stderr
 
 
+def test_a_command_without_standard_output_ends_well() -> None:
+    shell = f"exec {sys.executable} -m node spec show nano >&-"
+    done = subprocess.run(["sh", "-c", shell], check=False, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("arguments", [("spec", "show", "nano"), ("--help",)], ids=str)
 def test_a_full_disk_is_one_message(arguments: tuple[str, ...]) -> None:

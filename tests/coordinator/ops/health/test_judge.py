@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.ops.health.figures import MeasuredRound, PayloadFigures
-from coordinator.ops.health.judge import SIGMAS, WINDOW, Judgement, judge
+from coordinator.ops.health.judge import WINDOW, Judgement, judge
 from protocol.status import Sign
 from protocol.types import PeerId
 from tests.coordinator.ops.health.rounds import (
@@ -27,8 +27,8 @@ from tests.coordinator.ops.health.rounds import (
 from tests.support.paths import ROOT
 
 
-def judged(rounds: list[MeasuredRound], most_sigmas: float = SIGMAS) -> list[Judgement]:
-    return [judge(rounds[:count], most_sigmas) for count in range(1, len(rounds) + 1)]
+def judged(rounds: list[MeasuredRound]) -> list[Judgement]:
+    return [judge(rounds[:count]) for count in range(1, len(rounds) + 1)]
 
 
 def alarms_of(found: list[Judgement], sign: Sign) -> list[int]:
@@ -358,9 +358,9 @@ def test_figures_that_cannot_be_added_do_not_raise(figure: float) -> None:
     assert not judge(with_payloads(healthy(12), 1, impossible)).alarm
 
 
-@given(st.lists(ROUNDS, min_size=1, max_size=12), st.floats(3, 100))
-def test_no_figures_make_judging_raise(rounds: list[MeasuredRound], most_sigmas: float) -> None:
-    found = judge(rounds, most_sigmas)
+@given(st.lists(ROUNDS, min_size=1, max_size=12))
+def test_no_figures_make_judging_raise(rounds: list[MeasuredRound]) -> None:
+    found = judge(rounds)
     assert all(each.sentence.isprintable() and len(each.sentence) < 1000 for each in found.findings)
 
 

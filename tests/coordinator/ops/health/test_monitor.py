@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.ops.health.alarm import AlarmOptions
 from coordinator.ops.health.judge import WINDOW, Judgement
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.run.state.commands import RaiseAlarm, ResumeRun
@@ -217,8 +216,3 @@ def test_an_alarm_without_a_healthy_round_offers_none(watched: Watched) -> None:
     (alarm,) = watched.alarms
     assert alarm.last_healthy == 0
     assert "rollback" not in event_message(alarm)
-
-
-def test_by_default_an_alarm_pauses() -> None:
-    assert AlarmOptions().mode == "warn"
-    assert replace(AlarmOptions(), most_sigmas=3.0).most_sigmas == 3.0

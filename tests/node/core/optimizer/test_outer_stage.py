@@ -26,7 +26,7 @@ from node.ipc.stored_payload import StoredPayload, sha256_of
 from node.ranks.group import RankGroup
 from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.clipping import payload_norm
+from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.math.comparison import Comparison
 from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.math.outer_optimizer import Sgd
@@ -195,6 +195,25 @@ def test_error_feedback_takes_in_what_neither_top_k_nor_quantization_let_through
             torch.testing.assert_close(
                 sent.view_as(wanted[name]) + outer.error[name], wanted[name], rtol=0, atol=1e-7
             )
+
+
+def test_what_clipping_removes_of_a_payload_stays_in_its_error_feedback() -> None:
+    replicas = [Replica(SPEC, seed) for seed in range(3)]
+    for replica in replicas:
+        for name, step in replica.train().items():
+            replica.local[name].add_(step, alpha=49.0 if replica is replicas[0] else 0.0)
+    payloads = [replica.propose() for replica in replicas]
+    outer, local = replicas[0].outer, replicas[0].local
+    learned = {name: anchor - local[name] for name, anchor in outer.anchor.items()}
+    contents = [decode(outer.layout, payload) for payload in payloads]
+    scale = clipping_scales([payload_norm(each) for each in contents])[0]
+    assert 0.1 < scale < 0.9
+    outer.commit([(payload, 1.0) for payload in payloads], True, local)
+    for name, sparse in contents[0].items():
+        applied = torch.zeros(learned[name].numel())
+        sparse.add_to(applied, scale)
+        whole = applied.view_as(learned[name]) + outer.error[name]
+        torch.testing.assert_close(whole, learned[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no peak of memory from a moment on")

@@ -142,7 +142,7 @@ MUTANTS = {
         f"{_ROUNDS}/rounds.py",
         "if offered is not None and contradict(offered, descriptor):",
         "if False and offered is not None:",
-        _ROUND_TESTS,
+        (*_ROUND_TESTS, "tests/coordinator/membership/test_strikes.py"),
     ),
     "payloads of strangers to the plan": Mutant(
         f"{_ROUNDS}/rounds.py",

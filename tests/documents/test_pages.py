@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.reference import FOLDER, PAGES
+from node.cli.main import COMMANDS
 from tests.support.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,3 +71,23 @@ def test_pages_for_users_name_commands_that_exist(page: Path) -> None:
     for first, second in named:
         is_family = not second and any(each.startswith(f"{first} ") for each in known)
         assert is_family or first in known or f"{first} {second}" in known, (first, second)
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: page.stem)
+def test_examples_use_options_that_exist(page: Path) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    lines = re.findall(r"^    (?:\S*/)?hetnode ([^#\n]+)", text, re.MULTILINE)
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert set(re.findall(r"--[a-z][a-z-]*", line)) <= options_of(words), line
+
+
+def options_of(words: Sequence[str]) -> set[str]:
+    """The options of the command that `words` begin with, and of its family."""
+    command, found = COMMANDS[words[0]].load(words[0]), set[str]()
+    for word in words:
+        found |= {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        below = getattr(command, "commands", {})
+        command = below.get(word, command)
+    return found | {name for each in command.params for name in (*each.opts, *each.secondary_opts)}

@@ -74,6 +74,24 @@ def test_a_payload_rejected_by_the_group_is_dropped_and_costs_its_owner_a_strike
     assert all(event.owner == BAD.peer and WHY in event_message(event) for event in rejected)
 
 
+def test_two_payloads_that_a_peer_has_signed_for_one_round_cost_it_a_strike_whoever_shows_the_other(
+    run: Run,
+) -> None:
+    payloads = offered(run, *HONEST, BAD)
+    other = BAD.payload(run.spec, 0, 1, weight=0.5)
+    assert other.sha256 == payloads[BAD].sha256, "only the weight differs"
+    run.accept(Report(A.peer, 0, 1, (payloads[A], other), ()))
+    (strike,) = [event for event in run.events if isinstance(event, PeerStruck)]
+    assert (strike.peer, strike.round_number) == (BAD.peer, 1)
+
+
+def test_payloads_of_two_plans_or_anchors_are_no_contradiction(run: Run) -> None:
+    """A peer that lost its state, or got another plan for the same round, makes another payload."""
+    payloads = offered(run, *HONEST, BAD)
+    run.accept(Report(A.peer, 0, 1, (payloads[A], BAD.payload(run.spec, 0, 1, anchor="f" * 64)), ()))
+    assert not [event for event in run.events if isinstance(event, PeerStruck)]
+
+
 def test_repeated_strikes_end_in_quarantine_and_the_others_go_on(run: Run) -> None:
     for number in range(1, STRIKES_TO_QUARANTINE + 1):
         assert BAD.peer not in run.state.quarantined

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -352,10 +353,11 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 14_800, 120
-"""What a newcomer reads in two days; 14,000 was the aim, and the rules of the rounds need the rest."""
-MOST_LINES = 69_000
-"""Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000."""
+MOST_CORE_LINES, MOST_CORE_FILES = 15_000, 120
+"""What a newcomer reads in two days; 14,000 was the aim, and the rules of rounds need the rest."""
+MOST_LINES = 71_000
+"""Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
+contributions and what protects a volunteer's machine (2,000 lines) are worth more than their lines."""
 MOST_SETTINGS = 75
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason."""
 MOST_COMMANDS = 38
@@ -416,6 +418,16 @@ def test_main_processes_import_neither_torch_nor_hivemind(module: str) -> None:
     heavy = "{'torch', 'hivemind', 'prometheus_client'}"
     check = f"import sys, {module}; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
+
+
+def test_every_file_of_a_package_is_packed() -> None:
+    """A face without its pages would install without an error, and fail at its first use."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    packed = {
+        path for package, each in patterns.items() for part in each for path in (ROOT / package).glob(part)
+    }
+    there = {path for package in patterns for path in (ROOT / package).rglob("*") if path.is_file()}
+    assert {path for path in there if path.suffix not in (".py", ".pyi", ".pyc")} == packed & there
 
 
 def test_the_committed_protobuf_code_is_fresh(tmp_path: Path) -> None:

@@ -22,11 +22,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
+
+import psutil
 
 from node.data.hub import Shard, hub_shards, is_hub_name
 from protocol.errors import ErrorCode, HetnodeError
 
+_MOST_RECORD = 2**26
+"""Bytes of one record, far more than any document has."""
+_READ_CHARACTERS = 2**20
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -151,41 +157,61 @@ def _library() -> Iterator[Document]:
 def _files(path: Path, suffix: str) -> list[Path]:
     """The file itself, or all files in and below a folder that end in `suffix`, in a fixed order.
 
-    A device or a pipe has no end, so it is no file.
+    A device or a pipe has no end, so it is no file. Nothing is read of files that this machine cannot hold.
     """
     if path.exists() and not (path.is_dir() or path.is_file()):
         raise unreadable(path, "it is neither a file nor a folder", "Name a file or a folder of files.")
-    if not path.is_dir():
-        return [path]
-    files = sorted(path.rglob(f"*{suffix}"))
+    files = sorted(each for each in path.rglob(f"*{suffix}") if each.is_file()) if path.is_dir() else [path]
     if not files:
         raise unreadable(path, f"the folder has no {suffix} file", "Name a file or a folder that holds some.")
+    # A token takes up to 4 bytes, once more while all are put together; text has fewer tokens than bytes.
+    whole, free = sum(file.stat().st_size for file in files if file.exists()), _room()
+    if 2 * whole > free:
+        raise unreadable(
+            path,
+            f"it has {whole / 1e9:.3g} GB, and all of it has to fit twice into the {free / 1e9:.3g} GB of "
+            "memory that are free",
+            "Name a part of it, or a folder of parquet or jsonl files as hf:FOLDER, which is read in pieces.",
+        )
     return files
 
 
+def _room() -> int:
+    """Bytes of main memory that are free."""
+    return int(psutil.virtual_memory().available)
+
+
 def _text(path: Path) -> Iterator[Document]:
-    texts = []
-    for file in _files(path, ".txt"):
-        try:
-            texts.append(file.read_text(encoding="utf-8-sig"))
-        except (OSError, ValueError) as error:
-            raise unreadable(file, error, "Name a readable UTF-8 text file or a folder of *.txt.") from None
+    files = _files(path, ".txt")
     # Smaller blocks for a short text, so that it has validation documents, too.
-    size = min(max(sum(map(len, texts)) // 32, 1024), 65536)
-    blocks = (block for text in texts for block in _blocks(text, size))
+    size = min(max(sum(len(piece) for file in files for piece in _pieces(file)) // 32, 1024), 65536)
+    blocks = (block for file in files for block in _blocks(_pieces(file), size))
     for ordinal, block in enumerate(blocks):
         yield Document(block, _held_out(ordinal, 20))
 
 
-def _blocks(text: str, size: int) -> Iterator[str]:
-    """Cut `text` into blocks of at most `size` characters, at the end of a line if possible."""
-    start = 0
-    while start < len(text):
-        stop = start + size
-        if stop < len(text):
-            stop = text.rfind("\n", start, stop) + 1 or stop
-        yield text[start:stop]
-        start = stop
+def _pieces(file: Path) -> Iterator[str]:
+    """The text of a file in pieces, so that a large one is in memory only once: as tokens."""
+    try:
+        with file.open(encoding="utf-8-sig") as text:
+            while piece := text.read(_READ_CHARACTERS):
+                yield piece
+    except (OSError, ValueError) as error:
+        raise unreadable(file, error, "Name a readable UTF-8 text file or a folder of *.txt.") from None
+
+
+def _blocks(pieces: Iterator[str], size: int) -> Iterator[str]:
+    """Cut a text into blocks of at most `size` characters, at the end of a line if possible."""
+    text, start = "", 0
+    for piece in chain(pieces, [""]):
+        text, start = text[start:] + piece, 0
+        # A block ends before the last character that is known, unless the text does.
+        while start + size < len(text) or (not piece and start < len(text)):
+            stop = start + size
+            if stop < len(text):
+                stop = text.rfind("\n", start, stop) + 1 or stop
+            yield text[start:stop]
+            start = stop
 
 
 def _jsonl(path: Path, text_field: str) -> Iterator[Document]:
@@ -193,7 +219,7 @@ def _jsonl(path: Path, text_field: str) -> Iterator[Document]:
     for file in _files(path, ".jsonl"):
         try:
             with file.open("rb") as lines:
-                for line_number, line in enumerate(lines, 1):
+                for line_number, line in enumerate(iter(lambda: lines.readline(_MOST_RECORD + 1), b""), 1):
                     if line.strip():
                         text = _record(line, f"{file}, line {line_number}", text_field)
                         yield Document(text, _held_out(ordinal, 20))
@@ -203,6 +229,8 @@ def _jsonl(path: Path, text_field: str) -> Iterator[Document]:
 
 
 def _record(line: bytes, where: str, text_field: str) -> str:
+    if len(line) > _MOST_RECORD:
+        raise _too_long(where)
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -219,7 +247,13 @@ def _text_of(record: object, where: str, text_field: str) -> str:
             f"the record has no text under the key '{text_field}'{keys}",
             "Set data.text_field to the key of the text, or correct that record.",
         )
+    if len(text) > _MOST_RECORD:
+        raise _too_long(where)
     return text
+
+
+def _too_long(where: str) -> HetnodeError:
+    return unreadable(where, f"it has more than {_MOST_RECORD >> 20} MiB", "Divide or remove that record.")
 
 
 def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[Pass]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tokenizers
 
-from node.data.hub import hub_shards, is_hub_name
+from node.data.hub import Shard, hub_shards, is_hub_name
 from node.data.sources import names_files, open_source
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer, load_tokenizer
@@ -115,3 +117,68 @@ def test_a_device_or_a_pipe_is_no_file_even_for_its_owner(kind: str, pipe: Path)
     with pytest.raises(HetnodeError) as caught:
         load_tokenizer(DataSpec(tokenizer=str(pipe)))
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
+
+
+def refused(source: str, most_bytes: int = 2**28) -> str:
+    """The cause with which reading `source` is refused, within this memory."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(HetnodeError) as caught:
+            for _ in open_source(source, "text").documents():
+                pass
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+    assert caught.value.code is ErrorCode.DATA_UNREADABLE
+    return caught.value.cause
+
+
+def sparse(path: Path, nbytes: int) -> Path:
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("text", "txt"), ("jsonl", "jsonl")])
+def test_files_that_the_memory_cannot_hold_are_not_read(kind: str, suffix: str, tmp_path: Path) -> None:
+    file = sparse(tmp_path / f"huge.{suffix}", 2**40)
+    assert "1.1e+03 GB" in refused(f"{kind}:{file}")
+    assert "1.1e+03 GB" in refused(f"{kind}:{tmp_path}")
+    sparse(file, 2**20)
+    with file.open("ab") as end:
+        end.truncate(int(psutil.virtual_memory().available * 0.6))
+    assert "fit twice" in refused(f"{kind}:{file}")
+
+
+def test_an_endless_line_is_refused_within_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.data.sources._room", lambda: 2**50)
+    file = sparse(tmp_path / "line.jsonl", 10 * 2**30)
+    assert "line 1" in (cause := refused(f"jsonl:{file}"))
+    assert "64 MiB" in cause
+
+
+def test_a_pipe_in_a_folder_of_files_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(corpus(tmp_path / "home") / "c.txt")
+    assert len(list(open_source(f"text:{tmp_path / 'home'}", "text").documents())) > 2
+
+
+def test_a_record_of_the_hub_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = Shard("endless", lambda: iter([{"text": "y" * (2**26 + 1)}]))
+    monkeypatch.setattr("node.data.sources.hub_shards", lambda *_: [shard])
+    assert "64 MiB" in refused("hf:owner/name")
+
+
+@pytest.mark.parametrize("content", [b"{" * 2**20, b'{"model":' + b"[" * 2**20, b"\n\xff" * 2**20, b"{}"])
+def test_a_file_that_is_no_tokenizer_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(HetnodeError) as caught:
+        load_tokenizer(DataSpec(tokenizer=str(tmp_path / "tokenizer.json")))
+    assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE
+
+
+def test_a_huge_tokenizer_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    file = sparse(tmp_path / "tokenizer.json", 2**40)
+    with pytest.raises(HetnodeError, match="more than 256 MiB"):
+        load_tokenizer(DataSpec(tokenizer=str(file)))

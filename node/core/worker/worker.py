@@ -27,6 +27,7 @@ from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, agreed_results
 from node.core.worker.compute import Compute, check_device, memory_in_use
 from node.core.worker.factories import TrainerFactories
+from node.core.worker.memory import Need, layers_bytes, require_room
 from node.core.worker.speed import layer_speed
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
@@ -43,7 +44,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire.typed_calls import handlers
 
-_BYTES, _CPU_BYTES = 16, 28  # of a parameter
+_BYTES = 16  # of a parameter
 _SHARE = (
     0.7  # of a device's memory that parameters, gradients and moments may take; activations need the rest
 )
@@ -57,7 +58,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._computed = 0.0  # seconds of computing since the round began
-        self._group, self._device = RankGroup(), ""
+        self._group, self._device, self._memory_limit = RankGroup(), "", 0
 
     def list_devices(self, _: calls.ListDevices) -> tuple[str, ...]:
         return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
@@ -71,7 +72,7 @@ class Worker:
 
     def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
         """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""
-        found = check_device(self._compute(call.compute))
+        found, self._memory_limit = check_device(self._compute(call.compute)), call.compute.memory_limit
         if self._group.size == 1:
             return found
         free = self._group.totals([found.free_bytes])[0]
@@ -85,8 +86,11 @@ class Worker:
         Raises HetnodeError DEVICE_UNAVAILABLE if one of them cannot.
         """
         compute = Compute(self._device or call.device, precision=call.precision)
+        options = calls.ComputeOptions(compute.device, memory_limit=self._memory_limit)
         speed, failure = 0.0, None
         try:
+            free = self._free_bytes(options)
+            require_room("The layers of a stage need", layers_bytes(call.spec), free, compute.device)
             speed = layer_speed(call.spec, compute, call.seconds)
         except HetnodeError as error:
             failure = error
@@ -100,13 +104,19 @@ class Worker:
     def build(self, call: calls.Build) -> calls.StageInfo:
         """Create stages and optimizers; open the data if stage 0 is here. To be called once.
 
-        Raises HetnodeError BAD_OPTION if the stages cannot fit in the memory that this node may use.
+        Raises HetnodeError BAD_OPTION, DEVICE_UNAVAILABLE if the stages cannot fit in the memory that this
+        node may use.
         """
         spec, stages, local = call.spec, call.stages, call.local
         compute = self._compute(local.compute)
         is_sharded = self._is_sharded(spec, stages, local.compute)
         within = replace(local.compute, device=compute.device)
-        _keep_within_memory(spec, stages, within, self._group.size if is_sharded else 1)
+        need = Need.of(spec, stages, compute.device, self._group.size if is_sharded else 1)
+        need.hold(within)
+        free = self._free_bytes(within)
+        if (device := torch.device(compute.device)).type != "cpu":
+            free += memory_in_use(device)  # what the measurement of its speed has left can be used again
+        need.fit(free, psutil.virtual_memory().available, compute.device)
         stream = None
         if 0 in stages:
             found = find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
@@ -308,29 +318,6 @@ class Worker:
             yield
         finally:
             self._computed += time.perf_counter() - began
-
-
-def _keep_within_memory(spec: RunSpec, stages: StageRange, options: calls.ComputeOptions, parts: int) -> None:
-    """Refuse stages that cannot fit in the memory limit, and hold torch to it where it can be held.
-
-    `parts` is the number of devices over which the parameters are sharded.
-    """
-    if not options.memory_limit:
-        return
-    device = torch.device(options.device)
-    parameters = sum(parameter_count(spec, stage) for stage in stages) / parts
-    # Weights, gradients and AdamW's moments; on the CPU also the anchor and the error feedback.
-    needed = parameters * (_CPU_BYTES if device.type == "cpu" else _BYTES)
-    if needed > options.memory_limit:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"Stages {stages} of this run need at least {needed / 1e9:.3g} GB, above --memory-limit "
-            f"{options.memory_limit / 1e9:g}.",
-            "Raise the limit; or give --role stage or auto: then the coordinator chooses stages that fit.",
-        )
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_limit / total), device)
 
 
 def _part(spec: RunSpec, parameters: Mapping[str, tuple[int, ...]]) -> calls.PartInfo:

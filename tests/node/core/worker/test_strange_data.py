@@ -1,14 +1,16 @@
-"""A worker opens only the files that its own node's owner has named."""
+"""A worker opens only the files that its owner has named, and takes no more memory than there is."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from node.core.worker.worker import Worker
-from node.ipc.worker_calls import Build, LocalData
+from node.ipc.worker_calls import Build, CheckDevice, ComputeOptions, LocalData, MeasureSpeed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.resolve import resolve
 from protocol.types import StageRange
@@ -21,3 +23,36 @@ def test_a_worker_refuses_a_path_that_only_the_run_names(tmp_path: Path) -> None
         Worker().build(Build(spec, StageRange(0, 1), LocalData()))
     assert caught.value.code is ErrorCode.DATA_NOT_NAMED
     assert "--data" in caught.value.remedy
+
+
+HUGE = {"model.width": 2**15, "model.feed_forward": 2**18, "model.layers": 512, "model.heads": 256}
+"""Specifications that are valid, and could take any machine's memory."""
+LONG = {"model.context": 2**17, "inner.microbatch_size": 4096}
+MANY = {"model.vocabulary": 2**20, "model.width": 2**15, "model.heads": 256, "link.k": 8}
+
+
+@pytest.mark.parametrize("settings", [HUGE, LONG, MANY])
+@pytest.mark.parametrize("stages", [StageRange(0, 2), StageRange(0, 1), StageRange(1, 2)])
+def test_a_worker_allocates_nothing_of_stages_that_cannot_fit(
+    settings: dict[str, Any], stages: StageRange
+) -> None:
+    spec, before = resolve("tiny", overrides=settings), psutil.Process().memory_info().vms
+    with pytest.raises(HetnodeError) as caught:
+        Worker().build(Build(spec, stages, LocalData()))
+    assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE
+    assert psutil.Process().memory_info().vms - before < 2**30
+
+
+@pytest.mark.parametrize("settings", [HUGE, LONG])
+def test_a_worker_measures_no_layers_that_cannot_fit(settings: dict[str, Any]) -> None:
+    spec = resolve("tiny", overrides=settings)
+    with pytest.raises(HetnodeError) as caught:
+        Worker().measure_speed(MeasureSpeed(spec, "cpu", 0.1))
+    assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE
+
+
+def test_the_limit_of_the_owner_holds_for_the_measurement(tmp_path: Path) -> None:
+    worker, spec = Worker(), resolve("tiny")
+    worker.check_device(CheckDevice(ComputeOptions("cpu", memory_limit=10**6)))
+    with pytest.raises(HetnodeError, match=r"0\.001 GB are free"):
+        worker.measure_speed(MeasureSpeed(spec, "cpu", 0.1))

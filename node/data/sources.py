@@ -165,7 +165,8 @@ def _files(path: Path, suffix: str) -> list[Path]:
     if not files:
         raise unreadable(path, f"the folder has no {suffix} file", "Name a file or a folder that holds some.")
     # A token takes up to 4 bytes, once more while all are put together; text has fewer tokens than bytes.
-    whole, free = sum(file.stat().st_size for file in files if file.exists()), _room()
+    whole = sum(file.stat().st_size for file in files if file.exists())
+    free = psutil.virtual_memory().available
     if 2 * whole > free:
         raise unreadable(
             path,
@@ -174,11 +175,6 @@ def _files(path: Path, suffix: str) -> list[Path]:
             "Name a part of it, or a folder of parquet or jsonl files as hf:FOLDER, which is read in pieces.",
         )
     return files
-
-
-def _room() -> int:
-    """Bytes of main memory that are free."""
-    return int(psutil.virtual_memory().available)
 
 
 def _text(path: Path) -> Iterator[Document]:

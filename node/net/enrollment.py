@@ -162,7 +162,10 @@ def _checked_coordinator(peer: str) -> PeerId:
 
 def _checked_run(run: str, pin: bytes) -> str:
     """The id of the run, if it names the authority with this pin and is safe as the name of a folder."""
-    if not run or len(run) > 128 or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
+    is_ascii = run.isascii() and all(
+        c.isalnum() or c in "-_." for c in run
+    )  # others take more bytes in a name
+    if not run or len(run) > 128 or run.startswith(".") or not is_ascii:
         raise HetnodeError(
             ErrorCode.BAD_REQUEST,
             f"The coordinator named its run {run!r:.80}, which cannot be a name.",

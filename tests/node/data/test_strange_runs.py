@@ -6,6 +6,7 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -153,7 +154,7 @@ def test_files_that_the_memory_cannot_hold_are_not_read(kind: str, suffix: str, 
 def test_an_endless_line_is_refused_within_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.data.sources._room", lambda: 2**50)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**50))
     file = sparse(tmp_path / "line.jsonl", 10 * 2**30)
     assert "line 1" in (cause := refused(f"jsonl:{file}"))
     assert "64 MiB" in cause

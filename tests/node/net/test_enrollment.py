@@ -168,6 +168,34 @@ async def test_a_server_without_a_certificate_of_the_authority_receives_nothing(
     assert not service.asked
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../{}", "a/../../{}", ".{}", "\0{}", "a" * 200 + "-{}", "\u6f22" * 90 + "-{}", "\u202e-{}", "a\n-{}"],
+)
+async def test_a_run_whose_name_is_no_name_of_a_folder_is_refused(
+    name: str, run: Running, identity: Identity, tmp_path: Path
+) -> None:
+    """An operator chooses the name of its run; the node keeps its credentials in a folder of that name."""
+
+    class Operator(pb_grpc.EnrollmentServicer):
+        async def Enroll(self, request: pb.EnrollRequest, context: object) -> pb.EnrollReply:
+            told = name.format(run.run.rpartition("-")[2])
+            return pb.EnrollReply(run=told, coordinator=COORDINATOR.peer, api_address=run.address)
+
+    key, server = new_key(), grpc.aio.server()
+    pb_grpc.add_EnrollmentServicer_to_server(Operator(), server)
+    shown = (pem(key), run.authority.for_coordinator(key.public_key()))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([shown]))
+    await server.start()
+    invite = replace(await run.invite(), enrollment=f"127.0.0.1:{port}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(HetnodeError) as refused:
+        await enroll(invite, identity, 10)
+    await server.stop(None)
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 async def test_a_spec_or_plan_signed_with_another_key_is_refused(run: Running, identity: Identity) -> None:
     credentials = replace(await enrolled(run, identity), coordinator=keyed(7).peer)
     client = CoordinatorClient(credentials, identity)

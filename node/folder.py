@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _KEPT = ("checkpoint", "payloads")
 _LOCK, _RUN, _STAGES, _NOTE, _FINISHED = "lock", "run", "stages", "node-folder", "finished"
+_AGREED = "agreed"
 _KEPT_ASIDE = 2
 # The C structure of a POSIX lock: start, length, process, kind, whence; elsewhere kind and whence come first.
 _FLOCK, _KIND, _PROCESS = (
@@ -112,6 +113,25 @@ def remember_finished(credentials: Path, finished: bool) -> None:
 def was_finished(credentials: Path) -> bool:
     """Whether the run of these credentials was finished when the node left it."""
     return (credentials / _FINISHED).exists()
+
+
+def remember_agreed(folder: Path, run: str, spec_hash: str) -> None:
+    """Note that this machine's owner was told what `run` does here, with the specification of this hash."""
+    others = [line for line in _agreements(folder) if not line.startswith(f"{run} ")]
+    note = folder / _AGREED
+    partial = note.with_suffix(".tmp")
+    partial.write_text("".join(f"{line}\n" for line in [*others, f"{run} {spec_hash}"]))
+    partial.replace(note)
+
+
+def agreed_spec(folder: Path, run: str) -> str:
+    """The hash of the specification that was noted for `run`; "" where none was."""
+    return next((line.partition(" ")[2] for line in _agreements(folder) if line.startswith(f"{run} ")), "")
+
+
+def _agreements(folder: Path) -> list[str]:
+    note = folder / _AGREED
+    return note.read_text(errors="replace").splitlines() if note.exists() else []
 
 
 def run_in(folder: Path) -> str:

@@ -180,7 +180,7 @@ class _NodeStarter:
         options += ["--threads", str(self.threads), "--listen", "127.0.0.1:0", "--advertise", "127.0.0.1"]
         options += ["--device", "cpu"]  # all nodes share one machine
         options += ["--drain-seconds", "0"]  # all nodes end together: no other node needs the time
-        options += ["--no-measure"]
+        options += ["--no-measure", "--yes"]
         if names_files(self.spec.data.source):  # whoever starts the swarm has named them
             options += ["--data", self.spec.data.source]
         if self.spec.initial is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from node.ipc.ranks import OneWorker, Workers
 from node.ipc.worker_calls import ComputeOptions, Precision
+from node.net.joining import Ask
 from protocol.roles import RoleWish
 from protocol.server.line import LineLimits
 from protocol.trust.invite import Invite
@@ -21,7 +22,8 @@ class NodeOptions:
     takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
     coordinator. `relay` is a choice of node.net.reach. `workers` of several ranks have devices of their own,
     in place of `device`. `source` and `tokenizer` override where this node reads the run's data and
-    tokenizer.json. `metrics` is ``host:port``; None serves none.
+    tokenizer.json. `metrics` is ``host:port``; None serves none. `ask` tells the owner of a run that is new
+    here (node.net.joining.Agreement).
     """
 
     invite: Invite | None
@@ -51,6 +53,7 @@ class NodeOptions:
     memory_limit: int = 0
     line: LineLimits = field(default_factory=LineLimits)
     name: str | None = None
+    ask: Ask | None = None
 
     @property
     def compute(self) -> ComputeOptions:

@@ -26,13 +26,13 @@ from node.net.addresses import ClaimedPorts
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
 from node.net.joining import (
+    Agreement,
     announce_leaving,
     join_run,
     leave_run,
     local_address_towards,
     log_admission,
     obtain_credentials,
-    require_libraries,
     wanted_name,
     wanted_role,
 )
@@ -177,7 +177,8 @@ async def _enter(
     estimates = LiveEstimates(capacity, Line.create(options.line, options.folder / "line"))
     credentials = await obtain_credentials(options.invite, options.run, identity, wait)
     wanted, name = wanted_role(options.role, credentials), wanted_name(options.name, credentials)
-    await require_libraries(credentials, options.source, options.tokenizer, wait)
+    agreement = Agreement(options.folder, options.ask, wanted, capacity, wait)
+    await agreement.before_join(credentials, options.source, options.tokenizer)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
@@ -196,17 +197,16 @@ async def _enter(
 
     await wait.answer(join)
     stack.push_async_callback(leave_run, coordinator, "stopped before the end")
+    await agreement.on(credentials, admission.spec)
     estimates.joined()
     credentials.remember(wanted, name)
     remember_node_folder(credentials.folder, options.folder)
-    if (spec := admission.spec).initial is not None:
-        await worker.call(RequireInitial(spec, options.initial_folder))
+    await worker.call(RequireInitial(spec := admission.spec, options.initial_folder))
     log_admission(admission, credentials.run, identity.peer, ports)
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
     reach.relays = lambda: membership.run_view.relays or admission.relays
     await reach.take()
-    server.refuse_probes_of(lambda: membership.run_view.banned)
-    server.limit_probes_while(lambda: membership.run_view.trains(identity.peer))
+    _limit_probes(server, membership, identity.peer)
     return _Joined(
         options,
         identity,
@@ -222,6 +222,11 @@ async def _enter(
         OwnAddress(identity.peer, coordinator, membership, reach, here, forwarded.reclaim),
         leaving,
     ), worker
+
+
+def _limit_probes(server: LinkServer, membership: Membership, me: PeerId) -> None:
+    server.refuse_probes_of(lambda: membership.run_view.banned)
+    server.limit_probes_while(lambda: membership.run_view.trains(me))
 
 
 async def _open_ports(

@@ -362,8 +362,9 @@ MOST_SETTINGS = 75
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
-MOST_OPTIONS = 150
-"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute."""
+MOST_OPTIONS = 152
+"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. What asks a
+person needs --yes, and who lets strangers in says so."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
+from node.cli.consent import Consent
 from node.cli.known_runs import Destination
 from node.cli.options import (
     MEGABIT,
@@ -88,6 +89,14 @@ class JoinOptions:
         Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
     ] = None
     name: PublicName = None
+    yes: Annotated[
+        bool,
+        option(
+            "Take part without a question. Else a person at a terminal is asked once for each run, and told "
+            "what the run would do on this machine.",
+            "--yes",
+        ),
+    ] = False
     device: Annotated[
         str,
         option(
@@ -227,10 +236,12 @@ def join(chosen: JoinOptions) -> None:
     from node.process import run_node  # noqa: PLC0415
 
     options = _node_options(chosen, destination, key.peer, leader or _workers(chosen, launch))
+    consent = Consent(options.folder, chosen.data, chosen.yes)
+    options = replace(options, ask=consent.ask)
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
     drain = _drain(leaving, chosen.drain_seconds)
     main = partial(run_node, options, key, leaving, allowed)
-    node = _shown(hosts.led(leader, main) if leader else main, console, allowed)
+    node = _shown(hosts.led(leader, main) if leader else main, console, allowed, consent)
     if command_runner.run(node, drain) is None:
         raise command_runner.Interrupted
 
@@ -275,7 +286,10 @@ def _listen(chosen: JoinOptions) -> str:
 
 
 async def _shown(
-    main: Callable[[NodeFigures], Awaitable[Path | None]], console: Console | None, allowed: Guest
+    main: Callable[[NodeFigures], Awaitable[Path | None]],
+    console: Console | None,
+    allowed: Guest,
+    consent: Consent,
 ) -> Path | None:
     """Run `main`; on a terminal with a line below its log that says what the node does."""
     from node.monitoring.figures import NodeFigures  # noqa: PLC0415
@@ -290,7 +304,8 @@ async def _shown(
         reason = "" if allowed.rest is None or allowed.is_here else allowed.rest.reason
         return report_of(figures), reason
 
-    async with LiveLine(console, look):
+    async with LiveLine(console, look) as line:
+        consent.quiet = line.paused
         return await main(figures)
 
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from node.extras import can_read_all_data, require_for_data
+from node.folder import agreed_spec, remember_agreed
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_channel import fetch_status
 from node.net.coordinator_client import Admission, CoordinatorClient
@@ -22,6 +24,8 @@ from node.security.credentials import RunCredentials, check_in_date, folder_of, 
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+from protocol.spec.run import RunSpec
+from protocol.status import RunStatus
 from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
@@ -95,6 +99,76 @@ def wanted_name(chosen: str | None, credentials: RunCredentials) -> str:
     return credentials.name if chosen is None else chosen
 
 
+@dataclass(frozen=True)
+class RunOffer:
+    """What this machine's owner is told of a run before the node takes part.
+
+    Attributes:
+        role: the one that binds, or None.
+        address, pin: of the operator's coordinator, and of the authority.
+        round_seconds: of its last rounds; None before there are any.
+    """
+
+    run: str
+    spec: RunSpec
+    role: Role | None
+    capacity: Capacity
+    address: str
+    pin: bytes
+    round_seconds: float | None
+
+
+Ask = Callable[[RunOffer], Awaitable[None]]
+"""Shows an offer. Raises an error if the owner does not want it."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """That this machine's owner has been told of a run, once for each specification; kept in `folder`.
+
+    `ask` None: who starts the node knows the run.
+    """
+
+    folder: Path
+    ask: Ask | None
+    role: Role | None
+    capacity: Capacity
+    wait: CoordinatorWait
+
+    async def before_join(
+        self, credentials: RunCredentials, source: str | None, tokenizer: str | None
+    ) -> None:
+        """Check libraries (:func:`require_libraries`), then tell of a run that is new here.
+
+        Raises as the answer to the question does.
+        """
+        await require_libraries(credentials, source, tokenizer, self.wait)
+        if self.ask is None or agreed_spec(self.folder, credentials.run):
+            return
+        if (status := await _shown_status(credentials, self.wait)) is not None:
+            await self.on(credentials, status.spec, status.expected_round_seconds)
+
+    async def on(self, credentials: RunCredentials, spec: RunSpec, seconds: float | None = None) -> None:
+        """Tell of `spec`, unless it is the one that was agreed on."""
+        if self.ask is None or agreed_spec(self.folder, credentials.run) == spec.hash:
+            return
+        address, pin = credentials.api, credentials.tls.pin
+        await self.ask(RunOffer(credentials.run, spec, self.role, self.capacity, address, pin, seconds))
+        remember_agreed(self.folder, credentials.run, spec.hash)
+
+
+async def _shown_status(credentials: RunCredentials, wait: CoordinatorWait) -> RunStatus | None:
+    """The status of the run; None of a coordinator of another version, which says so at the join."""
+    try:
+        status = await wait.answer(lambda seconds: fetch_status(credentials.api, credentials.tls, seconds))
+    except HetnodeError as error:
+        if error.code not in (ErrorCode.BAD_SPEC, ErrorCode.BAD_REQUEST):
+            raise
+        return None
+    check_run_id(credentials.run, status.spec, credentials.tls.pin)
+    return status
+
+
 async def require_libraries(
     credentials: RunCredentials, source: str | None, tokenizer: str | None, wait: CoordinatorWait
 ) -> None:
@@ -105,14 +179,8 @@ async def require_libraries(
     """
     if can_read_all_data():
         return
-    try:
-        status = await wait.answer(lambda seconds: fetch_status(credentials.api, credentials.tls, seconds))
-    except HetnodeError as error:
-        if error.code not in (ErrorCode.BAD_SPEC, ErrorCode.BAD_REQUEST):
-            raise
-        return  # the coordinator is of another version, and says so when the node joins
-    check_run_id(credentials.run, status.spec, credentials.tls.pin)
-    require_for_data(status.spec.data, source, tokenizer)
+    if (status := await _shown_status(credentials, wait)) is not None:
+        require_for_data(status.spec.data, source, tokenizer)
 
 
 async def join_run(

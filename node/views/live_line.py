@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 from rich.console import Console
@@ -66,6 +66,7 @@ class LiveLine:
         # Refreshed by a task: a thread would be in the way of processes that fork.
         self._live = Live(Text(), console=console, auto_refresh=False, transient=True)
         self._task: asyncio.Task[None] | None = None
+        self._is_paused = False
 
     async def __aenter__(self) -> Self:
         self._live.start()
@@ -80,10 +81,22 @@ class LiveLine:
                 await self._task
         self._live.stop()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The line is away inside the block, in which a person may type."""
+        self._live.stop()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._live.start()
+            self._console.show_cursor(True)
+
     async def _keep_showing(self) -> None:
         while True:
-            report, reason = self._look()
-            self._live.update(
-                node_line(report, self._meter.note(self._clock(), report), reason), refresh=True
-            )
+            if not self._is_paused:
+                report, reason = self._look()
+                line = node_line(report, self._meter.note(self._clock(), report), reason)
+                self._live.update(line, refresh=True)
             await asyncio.sleep(self._interval)

@@ -1,0 +1,126 @@
+"""What a run would do on this machine, in sentences: shown once, before the node takes part.
+
+Figures follow from the specification, by the cost model and the form of payloads. The share of a day that a
+node trains is that of the run's last rounds; before there are any, that of a machine like this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from coordinator.placement.cost_model import memory_needed, message_bytes, stage_parameters
+from coordinator.run.state.settlement import settlement_of
+from node.data.sources import names_files
+from node.net.joining import RunOffer
+from node.views.run_history import size
+from node.views.text import count, plain
+from protocol.math.flops import microbatch_flops
+from protocol.math.retention import LEVELS
+from protocol.roles import POLICIES
+from protocol.spec.run import RunSpec
+from protocol.types import MemberLine, PeerId, Role, StageRange
+
+_DAY = 86_400.0
+_USUAL_UPLINK = 100e6 / 8
+_USUAL_FLOPS = {"cuda": 40e12, "mps": 5e12, "cpu": 0.2e12}
+"""Of a machine that has measured neither; as `hetnode plan` takes them."""
+_MOST_REPLICAS = 64
+"""Beyond them the traffic of a round is taken to grow with their number."""
+_PRIVATE, _SCALAR = 16, 4
+"""Bytes of a parameter: moments, error feedback and progress; its anchor."""
+
+
+def offer_lines(offer: RunOffer, folder: Path, own_data: str | None) -> Iterator[str]:
+    """The sentences; `own_data` is the source that this machine's owner has named, or None."""
+    spec, able = offer.spec, offer.capacity
+    parts = {role: list(_parts(spec, role)) for role in _roles(offer)}
+    memory = {
+        role: max(memory_needed(spec, each, spec.swarm.stages - each.stop + 1, able.device) for each in found)
+        for role, found in parts.items()
+    }
+    disk = {role: max(_disk(spec, each) for each in found) for role, found in parts.items()}
+    traffic = {role: max(_traffic(offer, each) for each in found) for role, found in parts.items()}
+    yield f"what run {plain(offer.run, 128)} would do on this machine, shown once:"
+    yield f"- operator: at {plain(offer.address, 261)}, whose authority has the fingerprint {offer.pin.hex()}"
+    parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    yield f"- model: {count(parameters)} parameters in {spec.swarm.stages} stages, for {spec.rounds} rounds"
+    yield f"- data: {_data(spec, own_data)}"
+    free = f"of the {size(able.memory_bytes)} that it may use on {able.device}"
+    yield f"- memory: {_each(memory)}, {free}"
+    yield f"- disk: {_each(disk)}, in {plain(str(folder), 200)}"
+    yield f"- traffic: {_each(traffic)} a day in each direction, about"
+    yield "- others in the run see its address, its peer id and its payloads (more in SECURITY.md)"
+
+
+def _roles(offer: RunOffer) -> list[Role]:
+    """Those that this node may get."""
+    wanted = [offer.role] if offer.role is not None else [Role.REPLICA, Role.STAGE]
+    return [role for role in wanted if role is Role.REPLICA or offer.spec.swarm.stages > 1] or [Role.REPLICA]
+
+
+def _parts(spec: RunSpec, role: Role) -> Iterator[StageRange]:
+    """The stages that a node with this role hosts at least: any one, or all."""
+    stages = spec.swarm.stages
+    if not POLICIES[role].joins_pipelines:
+        yield StageRange(0, stages)
+        return
+    yield from (StageRange(stage, stage + 1) for stage in {0, min(1, stages - 1), stages - 1})
+
+
+def _each(figures: Mapping[Role, float]) -> str:
+    names = {Role.REPLICA: "the whole model", Role.STAGE: "one stage"}
+    return ", or ".join(f"{size(figure)} for {names[role]}" for role, figure in figures.items())
+
+
+def _data(spec: RunSpec, own: str | None) -> str:
+    source = plain(spec.data.source, 200)
+    if own is not None:
+        return f"what you have named, {plain(own, 200)}; the members that train with it see its tokens"
+    if names_files(spec.data.source):
+        return f"{source}, a path of a machine. You have named none with --data, so nothing here is read"
+    if source == "builtin":
+        return "the Python files of this machine's interpreter"
+    return f"{source}, which is downloaded from the Hugging Face Hub"
+
+
+def _replicas(spec: RunSpec) -> int:
+    return max(1, spec.swarm.replicas + spec.swarm.pipelines)
+
+
+def _payload(spec: RunSpec, stages: StageRange) -> float:
+    """About the bytes of the payloads of `stages` in a round, mean over the rounds."""
+    parameters = sum(stage_parameters(spec, stage) for stage in stages)
+    return parameters * spec.outer.bits_per_parameter / 8 / spec.outer.turns
+
+
+def _disk(spec: RunSpec, stages: StageRange) -> float:
+    parameters = sum(stage_parameters(spec, stage) for stage in stages)
+    anchors = (LEVELS + 2) * _SCALAR * (1 + spec.outer.state_tensors)
+    payloads = spec.recovery.keep_rounds * _replicas(spec) * _payload(spec, stages)
+    return parameters * (2 * _PRIVATE + anchors) + payloads
+
+
+def _traffic(offer: RunOffer, stages: StageRange) -> float:
+    """Bytes that a node with these stages sends or receives in a day, whichever is more."""
+    spec = offer.spec
+    steps = spec.inner.steps * spec.inner.microbatches
+    ends = (stages.first > 0) + (stages.stop < spec.swarm.stages)
+    links = steps * ends * max(message_bytes(spec, spec.link.k))
+    replicas = _replicas(spec)
+    tried = min(replicas, _MOST_REPLICAS)
+    lines = {PeerId(str(at)): MemberLine(0, 0, True) for at in range(tried)}
+    sent = [most for most, _ in settlement_of(spec).traffic(spec.outer, 0, lines).values()]
+    payloads = max(sent) * (replicas / tried) * _payload(spec, stages)
+    if stages.first > 0:  # it follows the embedding of stage 0
+        payloads += replicas * _payload(spec, StageRange(0, 1))
+    whole = links + payloads
+    return whole * _DAY / (offer.round_seconds or _round_seconds(offer, stages, whole))
+
+
+def _round_seconds(offer: RunOffer, stages: StageRange, nbytes: float) -> float:
+    """A round of a replica of machines like this one."""
+    spec, able = offer.spec, offer.capacity
+    flops = able.flops or _USUAL_FLOPS.get(able.device.partition(":")[0], _USUAL_FLOPS["cpu"])
+    computing = spec.inner.steps * spec.inner.microbatches * microbatch_flops(spec, stages) / flops
+    return max(1e-3, computing + nbytes / (able.uplink or _USUAL_UPLINK))

@@ -41,7 +41,7 @@ from protocol.trust.names import (
     peer_uri,
     tls_name,
 )
-from protocol.trust.private_file import write_private
+from protocol.trust.private_file import FULL_DISK, write_private, write_whole
 from protocol.trust.run_id import run_id_of
 from protocol.trust.tls import AUTHORITY_EXTENSION, pin_of
 from protocol.types import PeerId
@@ -180,7 +180,7 @@ def open_authority(
         if not key_file.exists():
             key = generate_private_key(SECP256R1())
             certificate = _self_signed(key, run, datetime.fromtimestamp(clock(), UTC))
-            certificate_file.write_bytes(certificate.public_bytes(Encoding.PEM))
+            write_whole(certificate_file, certificate.public_bytes(Encoding.PEM))
             # The key is written last: a folder without it has issued no certificate yet.
             write_private(key_file, _private_pem(key))
         key = _load_key(key_file)
@@ -220,10 +220,12 @@ def write_bootstrap(authority: Authority, folder: Path, peer: PeerId) -> None:
 
 @contextmanager
 def _file_errors(cause: str, remedy: str) -> Iterator[None]:
-    """Turn the errors of reading and writing keys and certificates into STORE_CORRUPT."""
+    """Turn the errors of keys and certificates into STORE_CORRUPT, but for those of a full disk."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise
         raise HetnodeError(ErrorCode.STORE_CORRUPT, f"{cause}: {error}.", remedy) from None
 
 
@@ -275,5 +277,5 @@ async def renew_certificates(authority: Authority, folder: Path, peer: PeerId) -
         try:
             write_operator(authority, folder)
             write_bootstrap(authority, folder, peer)
-        except HetnodeError as error:
-            log.error("%s", error)
+        except (HetnodeError, OSError) as error:
+            log.error("the certificates were not renewed: %s", error)

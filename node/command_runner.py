@@ -18,6 +18,7 @@ from rich.console import Console
 
 from protocol.errors import FAILURE_FILE, ErrorCode, ExitCode, HetnodeError, first_error
 from protocol.trust import host_port
+from protocol.trust.private_file import write_whole
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -143,7 +144,7 @@ def exit_code_after(error: BaseException) -> ExitCode:
         raise error
     show_error(cause)
     if file := os.environ.get(FAILURE_FILE):
-        Path(file).write_text(json.dumps({"code": cause.code.label, "cause": cause.cause}))
+        write_whole(Path(file), json.dumps({"code": cause.code.label, "cause": cause.cause}))
     return cause.code.exit_code
 
 

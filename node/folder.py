@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import struct
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.private_file import write_whole
 from protocol.types import StageRange
 
 log = logging.getLogger(__name__)
@@ -89,13 +91,13 @@ def running_process(folder: Path) -> int | None:
 
 def remember_node_folder(credentials: Path, folder: Path) -> None:
     """Note next to a node's credentials where it keeps its checkpoints."""
-    (credentials / _NOTE).write_text(str(folder.absolute()))
+    write_whole(credentials / _NOTE, str(folder.absolute()))
 
 
 def node_folder_of(credentials: Path) -> Path | None:
     """Where the node with these credentials was last; None where it never ran."""
     note = credentials / _NOTE
-    return Path(note.read_text()) if note.exists() else None
+    return Path(named) if (named := _read(note)) else None
 
 
 def remember_finished(credentials: Path, finished: bool) -> None:
@@ -137,7 +139,7 @@ def _agreements(folder: Path) -> list[str]:
 def run_in(folder: Path) -> str:
     """The name of the run of which `folder` holds something; "" where it holds none."""
     mark = folder / _RUN
-    return mark.read_text().partition(" ")[0] if mark.exists() else ""
+    return _read(mark).partition(" ")[0]
 
 
 def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
@@ -146,7 +148,7 @@ def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
     A coordinator with another key starts another run, even of the same specification.
     """
     mark, name = folder / _RUN, f"{run} {coordinator}"
-    former = mark.read_text() if mark.exists() else name
+    former = _read(mark) or name
     if former != name:
         aside = next(path for n in count(1) if not (path := folder / f"former-{n}").exists())
         aside.mkdir()
@@ -154,7 +156,7 @@ def keep_only_run(folder: Path, run: str, coordinator: str) -> Path:
             if (folder / kept).exists():
                 (folder / kept).rename(aside / kept)
         log.warning("what was kept of run %s is now in %s", former.split()[0], aside)
-    mark.write_text(name)
+    write_whole(mark, name)
     return folder
 
 
@@ -165,8 +167,8 @@ def keep_only_stages(folder: Path, stages: StageRange) -> None:
     one that has their state.
     """
     mark = folder / _STAGES
-    former = mark.read_text() if mark.exists() else str(stages)
-    mark.write_text(str(stages))
+    former = found if re.fullmatch(r"\d+(-\d+)?", found := _read(mark)) else str(stages)
+    write_whole(mark, str(stages))
     if set(_numbers(former)).isdisjoint(stages):
         aside, before = folder / f"{_STAGES}-{former}", folder / f"{_STAGES}-{stages}"
         aside.mkdir(exist_ok=True)
@@ -180,6 +182,11 @@ def keep_only_stages(folder: Path, stages: StageRange) -> None:
         by_age = sorted(folder.glob(f"{_STAGES}-*"), key=lambda path: path.stat().st_mtime_ns)
         for old in by_age[:-_KEPT_ASIDE]:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def _read(mark: Path) -> str:
+    """The content of a small file; "" where there is none, or a crash has left none."""
+    return mark.read_text(errors="replace").strip() if mark.exists() else ""
 
 
 def _numbers(stages: str) -> range:

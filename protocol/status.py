@@ -78,6 +78,7 @@ class CauseCode(StrEnum):
     NO_EXCHANGE = "no-exchange"  # round_number, total, peers
     NO_REPLICA = "no-replica"  # round_number, total, causes
     PAUSED = "paused"  # round_number, total
+    DISK_FULL = "disk-full"  # detail: that of the coordinator
     FINISHED = "finished"  # total
     # Why a replica cannot train.
     OBSTRUCTED = "obstructed"  # replicas, causes: the replica and all that it lacks
@@ -101,9 +102,10 @@ STALLS = frozenset(
     (
         *(CauseCode.PEERS_LACKING, CauseCode.SPEED_UNKNOWN, CauseCode.ENDPOINT_LACKING),
         *(CauseCode.HOST_LACKING, CauseCode.MEMORY_LACKING, CauseCode.STARTING, CauseCode.NO_REPLICA),
+        CauseCode.DISK_FULL,
     )
 )
-"""The causes for which a run cannot go on before a peer joins or returns."""
+"""The causes for which a run cannot go on before a peer joins or returns, or a person acts."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from coordinator.api.run_records import RunRecords
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.state.events import Event
-from protocol.trust.private_file import write_private
+from protocol.trust.private_file import write_private, write_whole
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class NoDashboard:
 
 def write_url(folder: Path, url: str, needs_token: bool) -> None:
     """Say in the run's `folder` where its dashboard is."""
-    (folder / _URL_FILE).write_text(f"{url}\n{_NEEDS_TOKEN if needs_token else ''}\n")
+    write_whole(folder / _URL_FILE, f"{url}\n{_NEEDS_TOKEN if needs_token else ''}\n")
 
 
 def forget_url(folder: Path) -> None:
@@ -71,7 +71,7 @@ def url_for_readers(folder: Path) -> str | None:
 def token_of(folder: Path) -> str:
     """The token of the run in `folder`, in a file for its owner alone; the first call makes it."""
     path = folder / _TOKEN_FILE
-    if not path.exists():
+    if not path.exists() or not path.read_text().strip():
         write_private(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode())
     return path.read_text().strip()
 

@@ -376,7 +376,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         loop, records = self._command_loop, self._records
         now = loop.now(), time.time()
         newest, health = records.metrics.newest.values(), records.health.latest
-        return status_to_pb(run_status(loop.state, newest, *now, records.resting, health))
+        return status_to_pb(run_status(loop.state, newest, *now, records.resting, health, loop.hindrance))
 
 
 def _printable(reason: str) -> str:

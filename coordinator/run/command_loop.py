@@ -7,6 +7,7 @@ stored by the next write: a thousand peers cost a few writes, not a thousand.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,8 +22,14 @@ from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
 from coordinator.store.store import Store
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import Cause, CauseCode
 from protocol.types import PeerId, Role
 
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Between two attempts to write on a full disk."""
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
 _WOKEN_AT_ONCE = 16
@@ -108,6 +115,7 @@ class CommandLoop:
     Attributes:
         now: the clock.
         after_tick: called after each tick, for what changes with time alone.
+        hindrance: why no command can be decided now; None if nothing hinders it.
     """
 
     def __init__(
@@ -124,6 +132,7 @@ class CommandLoop:
         self._commands: asyncio.Queue[_Issued | None] = asyncio.Queue()
         self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
         self._stopping = False
+        self.hindrance: Cause | None = None
         self.after_tick: list[Callable[[], None]] = []
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
@@ -134,10 +143,14 @@ class CommandLoop:
         self._heartbeats: dict[PeerId, Heartbeat] = {}
 
     async def run(self) -> None:
-        """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error."""
+        """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error.
+
+        While the disk is full, commands wait.
+        """
         try:
             while (first := await self._commands.get()) is not None:
-                await self._serve([first, *self._arrived()])
+                batch = [first, *self._arrived()]
+                await self._serve([(self._newest(each, answer is None), answer) for each, answer in batch])
         finally:
             self.stop()  # after an error: accept no more commands, and end the waiting calls
             self._thread.shutdown(wait=False)
@@ -249,17 +262,12 @@ class CommandLoop:
         return batch
 
     async def _serve(self, batch: list[_Issued]) -> None:
-        issued = [self._newest(command, answer is None) for command, answer in batch]
         try:
-            # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
-            # take less time than a thread.
-            if self._store.blocks and not all(isinstance(command, Heartbeat) for command in issued):
-                event_loop = asyncio.get_running_loop()
-                decided = await event_loop.run_in_executor(
-                    self._thread, self._decide_and_store, self.state, issued
-                )
-            else:
-                decided = self._decide_and_store(self.state, issued)
+            while (decided := await self._decided([command for command, _ in batch])) is None:
+                await asyncio.sleep(RETRY_SECONDS)
+                # Who has given up asks again. Silence and deadlines count from the time when there is space.
+                still = [each for each in batch if each[1] is None or not each[1].done()]
+                batch = still if isinstance(batch[0][0], Start) else [(Start(), None), *still]
         except BaseException:
             # Nothing of the batch is certain to be durable, so no caller may learn an outcome.
             for _, answer in batch:
@@ -276,6 +284,30 @@ class CommandLoop:
             self.wake(topic)
         for (_, answer), outcome in zip(batch, decided.outcomes, strict=True):
             _answer(answer, outcome)
+
+    async def _decided(self, issued: list[Command]) -> _Decided | None:
+        """What follows from the commands, stored; None if the disk is full, and nothing has changed."""
+        try:
+            # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
+            # take less time than a thread.
+            if self._store.blocks and not all(isinstance(command, Heartbeat) for command in issued):
+                event_loop = asyncio.get_running_loop()
+                decided = await event_loop.run_in_executor(
+                    self._thread, self._decide_and_store, self.state, issued
+                )
+            else:
+                decided = self._decide_and_store(self.state, issued)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DISK_FULL or self._stopping:
+                raise
+            if self.hindrance is None:
+                log.error("the run waits: %s", error)
+            self.hindrance = Cause(CauseCode.DISK_FULL, detail=error.cause)
+            return None
+        if self.hindrance is not None:
+            log.info("the disk takes the event log again, and the run goes on")
+        self.hindrance = None
+        return decided
 
     def _newest(self, command: Command, is_submitted: bool) -> Command:
         """`command`, or the heartbeat that has taken its place."""

@@ -79,6 +79,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         f"no complete replica is left: {listed([cause_text(each) for each in it.causes])}"
     ),
     CauseCode.PAUSED: lambda it: "",
+    CauseCode.DISK_FULL: lambda it: f"waiting for space on the coordinator's disk: {it.detail.rstrip('.')}",
     CauseCode.FINISHED: lambda it: "",
     CauseCode.OBSTRUCTED: lambda it: f"replica-{it.replicas[0]} {_nested(it)}",
     CauseCode.VACANT: lambda it: f"has no peer for {stages_text(it.stages)}",

@@ -39,6 +39,7 @@ def run_status(
     time: float,
     resting: Collection[PeerId] = (),
     health: TrainingHealth | None = None,
+    hindrance: Cause | None = None,
 ) -> RunStatus:
     """The status at `now`.
 
@@ -48,6 +49,7 @@ def run_status(
         time: Unix time, with which a reader compares its own clock.
         resting: the peers whose processes rest.
         health: of the newest round that was judged (coordinator.ops.health).
+        hindrance: why the coordinator itself decides nothing now.
     """
     measured = tuple(measurements)
     is_open = state.phase is RunPhase.TRAINING and state.rounds_decided < state.spec.rounds
@@ -57,7 +59,7 @@ def run_status(
         run=state.run,
         spec=state.spec,
         phase=state.phase,
-        cause=run_cause(state),
+        cause=hindrance or run_cause(state),
         rounds_decided=state.rounds_decided,
         stage_rounds_committed=state.committed,
         stage_rounds_aborted=state.aborted,

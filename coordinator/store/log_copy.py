@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -18,6 +19,7 @@ from coordinator.status.run_status import run_status
 from coordinator.store.metrics import newest_in
 from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.run_id import run_id_of
@@ -26,6 +28,22 @@ from protocol.types import PeerId
 
 _ATTEMPTS = 5
 LOG_FILE = "coordinator.sqlite"
+
+
+def kept_spec(folder: Path) -> RunSpec | None:
+    """The specification of the run in `folder`: of its log, else of its run file; None without both.
+
+    Raises HetnodeError BAD_SPEC for a run file that cannot be read.
+    """
+    file = folder / "run.toml"
+    with suppress(sqlite3.Error, ValueError, TypeError):
+        if has_log(folder):
+            with closing(sqlite3.connect(folder / LOG_FILE, timeout=0)) as log:
+                log.execute(
+                    "PRAGMA locking_mode = EXCLUSIVE"
+                )  # writes no file of its own: the disk may be full
+                return RunSpec.from_json(log.execute("SELECT spec FROM run").fetchone()[0])
+    return resolve(file=file) if file.exists() and file.stat().st_size else None
 
 
 def has_log(folder: Path) -> bool:

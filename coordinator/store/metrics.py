@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,8 @@ from coordinator.run.state.events import Event
 from protocol.status import Measurement, PayloadAgreement, fields_of
 from protocol.types import Committed, PeerId, Skipped, entries_of
 
+log = logging.getLogger(__name__)
+
 NEWEST_BYTES = 1 << 23
 """Of 100 members, 50 rounds and more."""
 
@@ -24,7 +27,8 @@ NEWEST_BYTES = 1 << 23
 class MetricsFile(AbstractContextManager["MetricsFile"]):
     """Appends to the file at `path`; every line is flushed. Use as a context manager.
 
-    If a killed process has left an incomplete last line, that line is removed.
+    If a killed process has left an incomplete last line, that line is removed. A line that a full disk does
+    not take is lost.
 
     Attributes:
         path, size: of the file; the size is in bytes.
@@ -38,7 +42,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         self.newest: dict[PeerId, Measurement] = {}
         self.peer_changes: Counter[str] = Counter()
         self.path = path
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
         self.size = path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(self.size)
 
@@ -51,10 +55,16 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
-        line = json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n"
-        self._file.write(line)
-        self._file.flush()
-        self.size += len(line)  # of ASCII letters alone
+        line = (json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n").encode()
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            written = 0
+            log.warning("a line of %s is lost: %s", self.path, error)
+        if written == len(line):
+            self.size += written
+        else:  # the first bytes of a line may be all that a full disk takes
+            self._file.truncate(self.size)
 
     def record_measurement(self, at: float, measurement: Measurement) -> None:
         """Add a line with the fields of `measurement`, unless its peer has measured that round before."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,13 @@ from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.history_writer import HistoryWriter
 from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore, Store
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, cause_of
 from protocol.spec.run import RunSpec
+from protocol.trust.private_file import FULL_DISK
+
+log = logging.getLogger(__name__)
+
+_RESTART_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,23 @@ class RestoredRun:
     state: State
     metrics: MetricsFile
     history: HistoryWriter
+
+
+async def once_there_is_space(start: Callable[[], Awaitable[bool]]) -> bool:
+    """The result of `start`, which is called again and again while it fails because the disk is full."""
+    while True:
+        try:
+            return await start()
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DISK_FULL:
+                raise
+            cause = cause_of(error)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            cause = str(error)
+        log.error("[%s] the start waits for space on the disk: %s", ErrorCode.DISK_FULL.label, cause)
+        await asyncio.sleep(_RESTART_SECONDS)
 
 
 def restore_run(

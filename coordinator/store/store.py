@@ -7,7 +7,7 @@ beside the log holds its newest row hash with the coordinator's signature: `veri
 
 from __future__ import annotations
 
-import os
+import logging
 import sqlite3
 import struct
 import threading
@@ -22,7 +22,10 @@ from coordinator.store.event_codec import STORED_KINDS, decode, encode
 from coordinator.store.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import Signer, is_signed_by, log_head_message
+from protocol.trust.private_file import FULL_DISK, write_whole
 from protocol.types import Decision, PeerId
+
+log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x6865746E
 """'hetn', in the header of the SQLite file."""
@@ -39,12 +42,15 @@ SCHEMA = (
 )
 SCHEMA_VERSION = 4
 """`PRAGMA user_version` of the file. A log of another version is refused."""
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
 _ROWS_AT_ONCE = 500
 """Rows of the log that are read before an append gets its turn."""
 
 
 class Store(Protocol):
-    """An event log. Every method raises STORE_CORRUPT where the log cannot be read or written.
+    """An event log. Every method raises STORE_CORRUPT where the log cannot be used.
+
+    It raises DISK_FULL where the disk takes no more of the log; then nothing has changed.
 
     `blocks`: `append` waits for a disk, so it must not run on an event loop.
     """
@@ -96,11 +102,7 @@ class LogHead:
 
     def create(self, rows: int, row_hash: bytes) -> None:
         """Write the file as a whole; it is durable when this returns. Raises OSError."""
-        new = self.path.with_name(f"{self.path.name}.new")
-        new.write_bytes(self._line(rows, row_hash))
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.replace(self.path)
+        write_whole(self.path, self._line(rows, row_hash))
 
     def write(self, rows: int, row_hash: bytes) -> None:
         """Replace the content in place. Raises OSError."""
@@ -214,9 +216,14 @@ class SqliteStore:
                     if isinstance(event, RoundDecided)
                 ]
                 self._db.executemany("INSERT OR REPLACE INTO decisions VALUES (?, ?, ?)", decided)
-            # After the commit: a head ahead of its log would accuse an honest log of a missing row.
-            self.head.write(length + len(rows), row_hash)
             self.end = length + len(rows), row_hash
+            # After the commit: a head ahead of its log would accuse an honest log of a missing row.
+            try:
+                self.head.write(*self.end)
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                log.warning("%s is behind its log: %s", self.head.path, error)  # the next append writes it
 
     def row_hash(self, sequence: int) -> bytes | None:
         """The row hash of a row; None if there is no such row."""
@@ -275,8 +282,10 @@ class SqliteStore:
             raise _corrupt(self.path, f"another version of hetnode wrote it (schema {version})")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")  # WAL alone may lose the newest commits in a power failure
+        if application:
+            return
         with self._transaction():
-            for statement in () if application else SCHEMA:
+            for statement in SCHEMA:
                 run(statement)
             run(f"PRAGMA application_id = {APPLICATION_ID}")
             run(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -339,10 +348,13 @@ class SqliteStore:
         try:
             yield
         except OSError as error:
-            raise _corrupt(self.path, str(error)) from None
+            raise (_full if error.errno in FULL_DISK else _corrupt)(self.path, str(error)) from None
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_BUSY:
                 raise _in_use(self.path) from None
+            if code in _FULL:
+                raise _full(self.path, str(error)) from None
             raise _corrupt(self.path, str(error)) from None
 
 
@@ -350,8 +362,16 @@ def _corrupt(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.STORE_CORRUPT,
         f"The event log {path} cannot be used: {why}.",
-        "Check the disk and its free space. If the file is damaged, restore the coordinator's whole folder "
+        "Check the disk. If the file is damaged, restore the coordinator's whole folder "
         "from one backup, or start the run in a new folder.",
+    )
+
+
+def _full(path: Path, why: str) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.DISK_FULL,
+        f"The event log {path} cannot be written: {why}.",
+        "Make room on that disk: what was written before is intact, and the run goes on by itself.",
     )
 
 

@@ -11,6 +11,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 
 from coordinator.api.dashboard import forget_url, url_in
+from coordinator.store.log_copy import kept_spec
 from node import command_runner
 from node.cli.options import (
     MEGABIT,
@@ -32,6 +33,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
+from protocol.trust.private_file import write_whole
 
 if TYPE_CHECKING:
     from coordinator.api.public_ports import ListenAddresses
@@ -161,9 +163,10 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     """
     command_runner.configure_logging()
     folder = chosen.folder
-    if folder is not None and not options.any_given and (folder / "run.toml").exists():
+    kept = None if folder is None or options.any_given else kept_spec(folder)
+    if folder is not None and kept is not None:
         options = SpecOptions(config=folder / "run.toml")  # resumes the run in the folder
-    spec = pinned(options.spec(), options.config)
+    spec = pinned(kept or options.spec(), options.config)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
@@ -171,16 +174,15 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     own_template()  # imports the transport while this process imports the coordinator
 
     from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
+    from coordinator.store.restore import once_there_is_space  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
 
     advertise = addresses.advertise or chosen.host
     bootstrap = _BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
     announce = _CoordinatorFolder(folder, spec).announce
     prepare_process()
-    running = run_coordinator(
-        *(spec, folder, addresses, identity, bootstrap.start, announce, life),
-        alarm=chosen.alarm,
-    )
+    given = spec, folder, addresses, identity, bootstrap.start, announce, life
+    running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm))
     if not command_runner.run(running):
         Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
 
@@ -214,11 +216,10 @@ class _CoordinatorFolder:
     def announce(self, run: str, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
         folder, spec, console = self._folder, self._spec, Console(highlight=False)
-        (folder / "run.toml").write_text(spec.toml)
+        write_whole(folder / "run.toml", spec.toml)
         # Programs read this file by its name, so it keeps its spelling.
         for name, text in (("enrolment-address", enrollment), ("address", address)):
-            (folder / f"{name}.tmp").write_text(text)
-            (folder / f"{name}.tmp").replace(folder / name)
+            write_whole(folder / name, text)
         console.print(f"run  {run}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
@@ -247,14 +248,14 @@ class _BootstrapPeer:
         """
         # Nodes know where the DHT began, so a coordinator that is started again must use the same port.
         kept = self.folder / "dht-port"
-        former = int(kept.read_text()) if kept.exists() else 0
+        former = _port_in(kept)
         try:
             peer = await self._start_on(run, self.port or former)
         except HetnodeError as error:
             if error.code is not ErrorCode.PORT_IN_USE or self.port:
                 raise
             peer = await self._start_on(run, 0)
-        kept.write_text(str(peer.port))
+        write_whole(kept, str(peer.port))
         return peer
 
     async def _start_on(self, run: str, port: int) -> ArbiterPeer:
@@ -274,6 +275,12 @@ class _BootstrapPeer:
 
         contested = self.folder / "contested"
         return await transport_in_use().start_arbiter(self.identity, enter, self.spec, contested)
+
+
+def _port_in(file: Path) -> int:
+    """The port that a coordinator has noted there; 0 where there is none, or a crash has left half of it."""
+    text = file.read_text(errors="replace").strip() if file.exists() else ""
+    return int(text) if text.isdecimal() and int(text) < 1 << 16 else 0
 
 
 def _open_identity(folder: Path) -> Identity:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from coordinator.store.log_copy import LOG_FILE, kept_spec
 from node import command_runner
 from node.cli.options import network, option, records_as_options
 from node.cli.spec import SpecOptions, pinned
@@ -18,8 +19,8 @@ from node.folder import disk_errors_reported, make_usable
 from node.ipc.modules import COMMAND_MODULES
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
+from protocol.trust.private_file import write_whole
 
 swarm_app = typer.Typer(help="A whole swarm of real processes on this machine.", no_args_is_help=True)
 
@@ -76,7 +77,7 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None) ->
     if own_tokenizer is not None:  # nodes look for it in the run folder, and so do later commands
         kept = load_tokenizer(spec.data, own_tokenizer)
         assert isinstance(kept, FileTokenizer)
-        (folder / kept.file_name).write_bytes(kept.content)
+        write_whole(folder / kept.file_name, kept.content)
     return folder
 
 
@@ -84,13 +85,12 @@ def _prepare_resumed_run(folder: Path, config: Path | None) -> RunSpec:
     """The spec of the run that has begun in `folder`, whose imported parameters are beside `config`."""
     from node.local_swarm import initial_of  # noqa: PLC0415
 
-    file = folder / "run.toml"
-    if not all(kept.exists() for kept in (file, folder / "coordinator.sqlite", folder / "nodes")):
+    spec = kept_spec(folder)
+    if spec is None or not all((folder / kept).exists() for kept in (LOG_FILE, "nodes")):
         raise bad_option(
             f"{folder} holds no run that could go on.",
             "Give the run folder that 'hetnode swarm up' has printed.",
         )
-    spec = resolve(file=file)
     start = config.parent if config else None
     _require_initial(spec, start or initial_of(folder))
     _link_initial(spec, folder, start)

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from node.checkpoint.files import write_text
 from node.checkpoint.global_model import Checkpoint
 from node.core.worker.compute import Compute, chosen_precision
 from node.data.stream import SampleStream, open_stream
@@ -25,6 +24,7 @@ from node.generate import validation_loss
 from node.ipc.worker_calls import Precision
 from node.measure import hardware
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.private_file import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +168,8 @@ class ResumableTrial:
         """Save history and swarm. The history first: after a crash it must not be shorter than the swarm."""
         began = self._clock()
         history = _History(key=self._trial.key, rounds=tuple(self.rounds))
-        partial = self._history_file.with_suffix(".partial")
         try:
-            write_text(partial, history.model_dump_json())
-            os.replace(partial, self._history_file)
+            write_whole(self._history_file, history.model_dump_json())
         except OSError as error:
             raise HetnodeError(
                 ErrorCode.DISK_FULL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from node.data.sources import open_source
 from node.data.tokenizer import FileTokenizer
 from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.private_file import write_whole
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -69,7 +69,5 @@ def train_bpe(path: Path, vocabulary: int, source: str, text_field: str) -> Toke
             "Give it a smaller vocabulary, or more text.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(inner.to_str(), encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, inner.to_str())
     return tokenizer_file(path)

@@ -28,6 +28,7 @@ from node.net.probe import Figures, LineProbe
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.flops import microbatch_flops, tokens_of_microbatch
 from protocol.spec.run import RunSpec
+from protocol.trust.private_file import write_whole
 from protocol.trust.run_id import spec_name_in
 from protocol.types import Capacity, PeerId
 
@@ -108,9 +109,7 @@ async def training_speed(
     newest = [*_read_speeds(file).items(), (key, flops)][-_KEPT_SPEEDS:]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(dict(newest), indent=2))
-        temporary.replace(file)
+        write_whole(file, json.dumps(dict(newest), indent=2))
     except OSError as error:
         log.warning("the measured speed is not kept: %s", error)
     return flops

@@ -32,6 +32,7 @@ from node.views.status import replica_table
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
+from protocol.trust.private_file import write_whole
 
 
 class SwarmView:
@@ -58,7 +59,7 @@ class SwarmView:
     def run(self, listen: str) -> None:
         """Train to the end. Raises as :func:`node.local_swarm.run_swarm`, after writing the plot."""
         spec_file = self.folder / "run.toml"
-        spec_file.write_text(self.spec.toml)
+        write_whole(spec_file, self.spec.toml)
         self._console.print(spec_view(self.spec))
         self._console.print(f"run folder {self.folder}", markup=False)
         began = time.monotonic()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -14,7 +14,10 @@ from coordinator.run import command_loop as loop_module
 from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
 from coordinator.run.decide import Outcome
 from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
+from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import CauseCode
 from protocol.types import Role
 from tests.builders import keyed, spec_of
 from tests.support.memory_store import MemoryStore
@@ -175,3 +178,39 @@ async def test_watchers_of_a_large_swarm_are_told_less_often_why_the_run_waits(
         await command_loop.tick()
         clock.now += STALL_SECONDS / 3
     assert woken == [begin, begin + STALL_SECONDS, begin + 2 * STALL_SECONDS], "the one peer, every so often"
+
+
+class _FullStore(MemoryStore):
+    """A log on a disk that is full for some attempts."""
+
+    refusals = 0
+
+    def append(self, events: Sequence[Event]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise HetnodeError(ErrorCode.DISK_FULL, "The disk is full.", "Make room.")
+        super().append(events)
+
+
+async def test_commands_wait_while_the_disk_is_full_and_no_peer_is_lost_by_that(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, causes = _FullStore(), list[CauseCode]()
+    command_loop = CommandLoop(store, State(SPEC, SPEC.name), lambda *_: None, clock)
+
+    async def pass_time(_: float, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        assert command_loop.hindrance is not None
+        causes.append(command_loop.hindrance.code)
+        clock.now += SPEC.timing.lost_after
+        await sleep(0)
+
+    monkeypatch.setattr(loop_module.asyncio, "sleep", pass_time)
+    serving = asyncio.create_task(command_loop.run())
+    await command_loop.execute(keyed(1).join(SPEC, Role.REPLICA))
+    store.refusals = 3
+    await asyncio.gather(command_loop.tick(), command_loop.execute(keyed(2).join(SPEC, Role.REPLICA)))
+    assert causes == [CauseCode.DISK_FULL] * 3
+    assert command_loop.hindrance is None
+    assert all(command_loop.state.peers[keyed(each).peer].is_live for each in (1, 2))
+    command_loop.stop()
+    await serving

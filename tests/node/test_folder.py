@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.folder import keep_only_run, keep_only_stages
+from node.folder import keep_only_run, keep_only_stages, node_folder_of, run_in
 from protocol.types import StageRange
 
 
@@ -53,3 +53,14 @@ def test_where_some_stages_stay_what_is_kept_stays(tmp_path: Path) -> None:
         assert (tmp_path / "checkpoint").exists()
     keep_only_stages(tmp_path, StageRange(0, 2))
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("left", ["", "0-", "\x00\x00"])
+def test_what_a_crash_has_left_of_a_mark_stops_no_start(tmp_path: Path, left: str) -> None:
+    for name in ("run", "stages", "node-folder"):
+        (tmp_path / name).write_text(left if name == "stages" else "")
+    assert keep_only_run(tmp_path, "tiny-1", "a") == tmp_path
+    keep_only_stages(tmp_path, StageRange(0, 2))
+    assert run_in(tmp_path) == "tiny-1"
+    assert node_folder_of(tmp_path) is None
+    assert (tmp_path / "stages").read_text() == str(StageRange(0, 2))

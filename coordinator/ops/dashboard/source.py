@@ -93,7 +93,8 @@ class LiveRecords:
             measurements = _copied(self._records.metrics.newest.values)
             resting = frozenset(_copied(lambda: self._records.resting))
             health = self._records.health.latest
-            self._status = run_status(state, measurements, now, time.time(), resting, health)
+            hindrance = self._command_loop.hindrance
+            self._status = run_status(state, measurements, now, time.time(), resting, health, hindrance)
             self._made_at = time.monotonic()
         return self._status
 

@@ -152,7 +152,8 @@ class RunMetrics:
         """The figures as they are now."""
         state, now, unix = self._command_loop.state, self._command_loop.now(), time.time()
         health = self._records.health.latest
-        status = run_status(state, self._records.metrics.newest.values(), now, unix, health=health)
+        hindrance = self._command_loop.hindrance
+        status = run_status(state, self._records.metrics.newest.values(), now, unix, (), health, hindrance)
         yield RUN, {(status.run, status.spec.hash, self._version): 1.0}
         yield from _run(status, state)
         yield TOKENS.of(state.tokens)

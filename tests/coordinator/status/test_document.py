@@ -39,6 +39,7 @@ CAUSES = (
     Cause(CauseCode.NO_EXCHANGE, peers=(A, B)),
     Cause(CauseCode.NO_REPLICA, causes=(OBSTRUCTED,)),
     Cause(CauseCode.PAUSED),
+    Cause(CauseCode.DISK_FULL, detail="The event log run.sqlite cannot be written: it is full."),
     Cause(CauseCode.FINISHED),
 )
 OF_PEERS = (

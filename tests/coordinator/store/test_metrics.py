@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,19 @@ def test_the_newest_measurements_are_those_of_the_end_of_the_file(
         # The line in whose middle the part begins is left out.
         monkeypatch.setattr("coordinator.store.metrics.NEWEST_BYTES", file.size - middle + 10)
         assert [each.round_number for each in newest_measurements(path, file.size)] == [4, 5]
+
+
+def test_a_line_that_a_full_disk_does_not_take_whole_leaves_no_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricsFile(file) as metrics:
+        metrics.write(1.0, "first", {})
+        whole = file.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, hard[1]))
+        try:
+            metrics.write(2.0, "lost", {})
+            assert file.read_bytes() == whole
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, hard)
+        metrics.write(3.0, "third", {})
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["first", "third"]

@@ -24,7 +24,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m" + "x" * 100_000
 
 
 def source_of(run: Run, *measurements: Measurement) -> LiveRecords:
-    loop: Any = SimpleNamespace(state=run.state, now=lambda: run.now)
+    loop: Any = SimpleNamespace(state=run.state, now=lambda: run.now, hindrance=None)
     newest = {each.peer: each for each in measurements}
     records: Any = SimpleNamespace(
         metrics=SimpleNamespace(newest=newest), resting={}, health=SimpleNamespace(latest=None)

@@ -8,15 +8,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from protocol.errors import FAILURE_FILE, ErrorCode, ExitCode, HetnodeError, first_error
+from protocol.server.terminal import VisibleFormatter, visible
 from protocol.trust import host_port
 from protocol.trust.private_file import write_whole
 
@@ -32,6 +34,14 @@ LIFELINE = "HETNODE_LIFELINE"
 
 LEAVE, LEAVE_AT_ONCE = signal.SIGUSR1, signal.SIGUSR2
 """Ask a process that can drain to do that, or to leave in order without it. Asking again changes nothing."""
+
+
+class TerminalConsole(Console):
+    """The console of every command: its texts are :func:`visible`, whoever wrote them; styles are its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 class Interrupted(Exception):
@@ -150,7 +160,7 @@ def exit_code_after(error: BaseException) -> ExitCode:
 
 def show_error(error: HetnodeError) -> None:
     """Print one message on standard error: what failed, and what to do."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error[/] \\[{error.code.label}] ", end="")
     console.print(f"{error.cause} {error.remedy}".strip(), markup=False)
 
@@ -166,12 +176,12 @@ def configure_logging() -> Console | None:
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         from rich.logging import RichHandler  # noqa: PLC0415
 
-        console = Console(stderr=True)
+        console = TerminalConsole(stderr=True)
         handler = RichHandler(console=console, show_path=False, markup=False)
-        handler.setFormatter(logging.Formatter("%(message)s", "%H:%M:%S"))
+        handler.setFormatter(VisibleFormatter("%(message)s", "%H:%M:%S"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("asyncio", "grpc", "matplotlib", "datasets", "httpx", "filelock"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

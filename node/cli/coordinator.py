@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from platformdirs import user_data_path
-from rich.console import Console
 
 from coordinator.api.dashboard import forget_url, url_in
 from coordinator.store.log_copy import kept_spec
@@ -25,7 +24,7 @@ from node.cli.options import (
     seconds_of,
 )
 from node.cli.spec import SpecOptions, pinned
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
@@ -184,7 +183,9 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
     running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm))
     if not command_runner.run(running):
-        Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
+        TerminalConsole(highlight=False, soft_wrap=True).print(
+            finished.coordinator_text(folder), markup=False
+        )
 
 
 def _dashboard(given: str | None) -> dict[str, Any]:
@@ -215,7 +216,7 @@ class _CoordinatorFolder:
 
     def announce(self, run: str, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
-        folder, spec, console = self._folder, self._spec, Console(highlight=False)
+        folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
         write_whole(folder / "run.toml", spec.toml)
         # Programs read this file by its name, so it keeps its spelling.
         for name, text in (("enrolment-address", enrollment), ("address", address)):

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from coordinator.store.history_answers import CreditOrder, Credits, Page
 from node.cli import known_runs
 from node.cli.options import option
+from node.cli.output import say
+from node.command_runner import TerminalConsole
 from node.views.run_history import size
 from node.views.text import count, plain, short_id
 from protocol.errors import ErrorCode, HetnodeError
@@ -43,9 +45,9 @@ def credit(
 
     found = SqliteHistory(_file_of(run)).credits(by, Page(0, most))
     if as_json:
-        typer.echo(json.dumps(asdict(found), allow_nan=False))
+        say(json.dumps(asdict(found), allow_nan=False))
     else:
-        Console(highlight=False).print(credit_view(found))
+        TerminalConsole(highlight=False).print(credit_view(found))
 
 
 def credit_view(credits: Credits) -> RenderableType:

@@ -11,7 +11,6 @@ import typer
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from platformdirs import user_config_path, user_data_path
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +20,8 @@ from node.cli import known_runs
 from node.cli.doctor_checks import CheckResult, NodeSettings, Severity
 from node.cli.doctor_reach import check_reach, check_router, operator_finding
 from node.cli.options import Device, option
+from node.cli.output import say
+from node.command_runner import TerminalConsole
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE
 from node.measure import hardware
@@ -65,9 +66,9 @@ def doctor(
     settings = NodeSettings(device, hardware.available_threads(), host, port, advertise, preset, dht_port)
     findings = command_runner.run(examine(settings, None if preset else run))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings]))
+        say(json.dumps([asdict(finding) for finding in findings]))
     else:
-        Console().print(findings_view(findings))
+        TerminalConsole().print(findings_view(findings))
     first = next((finding for finding in findings if finding.severity is Severity.PROBLEM), None)
     if first is not None:
         raise typer.Exit(int(first.code.exit_code if first.code else ExitCode.INTERNAL))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from node import command_runner
 from node.cli.options import SharedOptions, option, records_as_options, settings_of
+from node.cli.output import say
 from node.cli.spec import SpecOptions, pinned
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from protocol.spec.resolve import resolve
 
@@ -100,7 +99,7 @@ def experiment_run(
         }  # fmt: skip
         if left := trials_left_over(out, {planned.trial.key for planned in whole.trials}):
             text = f"{len(left)} saved in {out / 'trials'}, of trials that are not in this matrix (any more)"
-            Console(highlight=False).print(text, markup=False, soft_wrap=True)
+            TerminalConsole(highlight=False).print(text, markup=False, soft_wrap=True)
         _run(built.trials, keys, out, options)
 
 
@@ -110,7 +109,7 @@ def _list(matrix: Path, out: Path, tables: Sequence[str], seeds: Sequence[int], 
     from node.views.experiment import matrix_view  # noqa: PLC0415
 
     known = read_results([results_file(out)])
-    Console().print(matrix_view(_matrix_of(matrix, known).narrowed(tables, seeds), known, jobs))
+    TerminalConsole().print(matrix_view(_matrix_of(matrix, known).narrowed(tables, seeds), known, jobs))
 
 
 @experiment_app.command("one")
@@ -195,7 +194,7 @@ def experiment_report(
     links = [(figure, f"{place}/{figure.path.name}") for figure in drawn]
     text = report_of(built, known, _below_here(matrix), links, _out_of(files))
     if write is None:
-        sys.stdout.write(text)
+        say(text, end="")
     else:
         write.write_text(text, encoding="utf-8")
 
@@ -208,7 +207,7 @@ def _run(
     from node.experiment.runner import results_file, run_trials  # noqa: PLC0415
     from node.views.experiment import ExperimentView  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     known = read_results([results_file(out)])
     left = [planned for planned in trials if planned.trial.key not in known]
     console.print(f"{len(trials) - len(left)} of {len(trials)} trials are done, in {out}", markup=False)
@@ -273,7 +272,7 @@ def _show(result: Result, file: Path) -> None:
     facts.add_row("payloads", f"{size(result.payload_bytes / result.rounds)} per round")
     facts.add_row("time", f"{duration(result.seconds)} on {result.device}")
     facts.add_row("kept in", str(file))
-    Console().print(facts)
+    TerminalConsole().print(facts)
 
 
 def _below_here(file: Path) -> Path:

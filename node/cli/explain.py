@@ -13,7 +13,9 @@ from rich.text import Text
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
+from node.cli.output import say
 from node.cli.status import AWAY, stored_run
+from node.command_runner import TerminalConsole
 from node.views.text import as_text
 from protocol.errors import HetnodeError
 from protocol.status import Explanation
@@ -52,9 +54,9 @@ def explain(
     """
     answer = _answer(run, " ".join(what or ["now"]))
     if as_json:
-        typer.echo(json.dumps(asdict(answer)))
+        say(json.dumps(asdict(answer)))
     else:
-        Console(highlight=False).print(ExplanationView(answer))
+        TerminalConsole(highlight=False).print(ExplanationView(answer))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import typer
 
 from node import command_runner
 from node.cli.options import option
+from node.cli.output import say
 from node.cli.own_node import chosen, nodes_here
 from node.home.guest.control import Ask, GuestState, ask
 from node.security import credentials
@@ -36,9 +37,9 @@ def health(
     ago, or it rests on purpose. A coordinator is well if its API answers within 5 seconds.
     """
     if run is not None and (Path(run) / "operator.pem").exists():
-        typer.echo(_coordinator_health(Path(run)))
+        say(_coordinator_health(Path(run)))
     else:
-        typer.echo(_node_health(_node_folder(run), away))
+        say(_node_health(_node_folder(run), away))
 
 
 def _node_folder(run: str | None) -> Path:

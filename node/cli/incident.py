@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from node.cli import known_runs
 from node.cli.options import option
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 
 if TYPE_CHECKING:
     from coordinator.ops.incident.file import Incident
@@ -80,4 +79,4 @@ def _recorded(folder: Path) -> Incident:
 
 def _say(line: str) -> None:
     # Texts of the file are shown as they are, not as markup.
-    Console().print(line, highlight=False, markup=False, soft_wrap=True)
+    TerminalConsole().print(line, highlight=False, markup=False, soft_wrap=True)

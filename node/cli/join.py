@@ -30,7 +30,7 @@ from node.cli.options import (
     option,
     records_as_options,
 )
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from node.home.guest.guest import Guest, GuestRule
 from node.hosts import command as hosts
@@ -227,7 +227,7 @@ def join(chosen: JoinOptions) -> None:
     from node.cli import finished  # noqa: PLC0415
 
     if text := finished.text_for(destination, key.path):
-        Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
         if leader:
             command_runner.run(hosts.dismiss_followers(leader))
         return

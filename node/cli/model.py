@@ -15,13 +15,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import Device, option, records_as_options
+from node.cli.output import say
 from node.cli.spec import SpecOptions, pinned
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable, node_folder_of, run_in
 from node.security import credentials
 from node.views import run_history
@@ -86,11 +86,11 @@ def generate(
     loaded = global_model.read(global_model.find(run))
     path = _tokenizer_path(loaded.spec, run)
     pieces = continue_text(loaded, prompt, tokens, temperature, _LIKELIEST, seed, path)
-    sys.stdout.write(prompt)
+    say(prompt, end="")
     for piece in pieces:
-        sys.stdout.write(piece)
+        say(piece, end="")
         sys.stdout.flush()
-    sys.stdout.write("\n")
+    say("")
 
 
 def evaluate(
@@ -120,7 +120,7 @@ def evaluate(
     loaded = _model_at(run, Compute(device=check_device(Compute(device)).device).open())
     spec = loaded.spec
     source = data or spec.data.source
-    terminal = Console(stderr=True)
+    terminal = TerminalConsole(stderr=True)
     with terminal.status("reading the data") as shown:
 
         def progress(so_far: Evaluation) -> None:
@@ -145,11 +145,11 @@ def evaluate(
         "round": loaded.round_number if is_run else None,
     }
     if as_json:
-        print(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
+        say(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
     else:
         of_run = f" (run {spec.name}, round {loaded.round_number})" if is_run else ""
         through = f" ({link})" if forward is ForwardMode.COMPRESSED else ""
-        print(_EVALUATION.format(**facts, of_run=of_run, through=through))
+        say(_EVALUATION.format(**facts, of_run=of_run, through=through))
 
 
 _EVALUATION = """\
@@ -189,14 +189,14 @@ def export(
     found = [global_model.find(run) for run in runs]
     if format is ExportFormat.CHECKPOINT:
         global_model.assemble(found, folder)
-        Console().print(f"complete checkpoint in {folder}", highlight=False, markup=False)
+        TerminalConsole().print(f"complete checkpoint in {folder}", highlight=False, markup=False)
         return
     with _put_together(found, folder) as whole:
         stored = global_model.verify(whole)
         measured = _measured(runs[0], stored.round_number)
         path = _tokenizer_path(stored.spec, runs[0])
         write_folder(stored, folder, DTYPES[dtype], most, path, measured)
-    print(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
+    say(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
 
 
 @contextmanager
@@ -239,9 +239,9 @@ def import_model(
             "Leave out the options of the specification.",
         )
     started = importing.import_model(published, spec, out, used)
-    print(f"run {started.name} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
+    say(f"run {started.name} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
     if published.tied:
-        print("The embedding of this model is tied to its head; from now on they are trained apart.")
+        say("The embedding of this model is tied to its head; from now on they are trained apart.")
 
 
 def _import_for_known_run(

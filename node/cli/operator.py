@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from node import command_runner
 from node.cli.known_runs import only_coordinator, operator_of
 from node.cli.options import SharedOptions, option, seconds_of
-from node.command_runner import bad_option
+from node.cli.output import say
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import disk_errors_reported, make_usable
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
@@ -90,7 +89,7 @@ def invite_create(
     """
     seconds = seconds_of(expires, "--expires")
     _check_writable(out)
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     if keep is not None:
         if out is None:
             raise bad_option("--keep looks at the invite in a file.", "Give --out FILE, too.")
@@ -101,7 +100,7 @@ def invite_create(
         return
     issued = _asking(context, calls.IssueInvite(uses, seconds, role))
     if out is None:
-        sys.stdout.write(f"{issued.invite}\n")
+        say(issued.invite)
     else:
         _write_invite(out, issued.invite)
         console.print(f"invite {issued.id} is in {out}", markup=False)
@@ -119,7 +118,7 @@ def invite_list(context: typer.Context) -> None:
             _state(invite),
             "\n".join(invite.peers),
         )
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 @invite_app.command("revoke")
@@ -137,7 +136,7 @@ def peers_list(context: typer.Context) -> None:
     table = Table("peer", "name", "invite", "role", "state")
     for peer in _asking(context, calls.ListPeers()):
         table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
-    Console().print(table)
+    TerminalConsole().print(table)
 
 
 @peers_app.command("ban")
@@ -155,7 +154,7 @@ def peers_ban(
     """
     invites = _asking(context, calls.BanPeer(peer, reason, revoke_invite))
     lines = [f"{peer} is banned", *(_fate_of(invite, context.obj) for invite in invites)]
-    Console().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    TerminalConsole().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 @peers_app.command("unname")
@@ -170,7 +169,7 @@ def peers_unname(
     """
     former = _asking(context, calls.TakeName(peer, allow))
     text = f"{peer} may have a public name" if allow else _unnamed(peer, former)
-    Console().print(text, highlight=False, markup=False, soft_wrap=True)
+    TerminalConsole().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @peers_app.command("unban")
@@ -191,7 +190,7 @@ def run_pause(run: Run = None, reason: Reason = "") -> None:
     """
     reply = _answer(operator_of(run), calls.HoldRun(reason))
     # The words of the operator are text, whatever is in them.
-    pause, console = reply.pause, Console(highlight=False, soft_wrap=True)
+    pause, console = reply.pause, TerminalConsole(highlight=False, soft_wrap=True)
     assert pause is not None, "the run is paused"
     if not reply.changed:
         why = f": {pause.reason}" if pause.reason else ""
@@ -206,7 +205,7 @@ def run_pause(run: Run = None, reason: Reason = "") -> None:
 def run_resume(run: Run = None) -> None:
     """Let a paused run go on."""
     changed = _answer(operator_of(run), calls.GoOn())
-    Console(highlight=False).print("the run goes on" if changed else "the run was not paused")
+    TerminalConsole(highlight=False).print("the run goes on" if changed else "the run was not paused")
 
 
 def rollback(
@@ -229,7 +228,7 @@ def rollback(
     also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
     """
     found = _answer(operator_of(run), calls.ListRollbacks())
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
     if restore_round is None:
         table = Table("go back to round", "rounds undone", "tokens undone", "possible")
@@ -240,7 +239,7 @@ def rollback(
                 f"{each.tokens:,}",
                 each.problem or "yes",
             )
-        Console(highlight=False).print(table)
+        TerminalConsole(highlight=False).print(table)
         return
     if not yes:
         tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(

@@ -6,8 +6,11 @@ import errno
 import io
 import os
 import sys
+from traceback import format_exception
+from types import TracebackType
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.terminal import visible
 
 
 class CommandOutput(io.TextIOWrapper):
@@ -41,6 +44,18 @@ class CommandOutput(io.TextIOWrapper):
         )
 
 
+def say(text: str, end: str = "\n") -> None:
+    """Print `text`: on a terminal what is visible of it, elsewhere every character.
+
+    Commands print with this and with a TerminalConsole alone.
+    """
+    sys.stdout.write((visible(text) if sys.stdout.isatty() else text) + end)
+
+
+def _show_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+    sys.stderr.write(visible("".join(format_exception(kind, error, where))))
+
+
 def open_output() -> None:
     """Use :class:`CommandOutput` in this process; standard error gets question marks, too."""
     out = sys.stdout
@@ -48,5 +63,6 @@ def open_output() -> None:
         sys.stdout = CommandOutput(
             out.buffer, encoding=out.encoding, errors="replace", line_buffering=out.line_buffering
         )
+    sys.excepthook = _show_failure
     if isinstance(sys.stderr, io.TextIOWrapper):
         sys.stderr.reconfigure(errors="replace")

@@ -13,11 +13,10 @@ from typing import Annotated
 
 import typer
 from platformdirs import user_config_path
-from rich.console import Console
 
 from node import command_runner
 from node.cli.options import option
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import node_folder_of, run_in, running_process
 from node.home.guest.control import Ask, ask
 from node.security import credentials
@@ -66,7 +65,7 @@ def leave(run: Run = None, now: Now = False) -> None:
     coordinator is told that this machine does not come back soon.
     """
     command_runner.configure_logging()
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     node = chosen(run, list(nodes_here()))
     pid = node.pid
     if pid is None:
@@ -91,7 +90,7 @@ def pause(run: Run = None, now: Now = False) -> None:
     if state.is_here:
         _wait(node.run, lambda: ask(folder, Ask.STATE).is_here)
         state = ask(folder, Ask.STATE)
-    Console(highlight=False).print(f"the node of {node.run} rests: {state.reason}", markup=False)
+    TerminalConsole(highlight=False).print(f"the node of {node.run} rests: {state.reason}", markup=False)
 
 
 def resume(run: Run = None) -> None:
@@ -100,14 +99,14 @@ def resume(run: Run = None) -> None:
     node, folder = _running_node(run)
     state = ask(folder, Ask.RESUME)
     text = f"it still rests: {state.reason}" if state.reason else "it takes part"
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     console.print(f"the node of {node.run} is not paused by hand any more; {text}", markup=False)
 
 
 def _wait(name: str, is_here: Callable[[], bool]) -> None:
     """Return when the node has left, and say meanwhile how long it takes."""
     began = time.monotonic()
-    with Console(highlight=False).status("") as line:
+    with TerminalConsole(highlight=False).status("") as line:
         while is_here():
             line.update(f"waiting {time.monotonic() - began:.0f} s for the node of {name} to leave")
             time.sleep(_POLL_SECONDS)

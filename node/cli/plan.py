@@ -5,20 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
-
 from coordinator.ops.forecast.forecast import forecast, proposed
 from coordinator.run.state.records import Peer
 from coordinator.status.cause_text import cause_text
 from node.cli.options import option, panel, records_as_options
+from node.cli.output import say
 from node.cli.spec import SpecOptions
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from protocol.errors import HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
@@ -131,9 +129,9 @@ def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> No
 
     found = forecast(spec, proposal.survey, proposal.replicas, payload_bytes(spec))
     if as_json:
-        sys.stdout.write(json.dumps(plan_json(spec, proposal, found), indent=2) + "\n")
+        say(json.dumps(plan_json(spec, proposal, found), indent=2))
     else:
-        Console().print(plan_view(spec, proposal, found))
+        TerminalConsole().print(plan_view(spec, proposal, found))
 
 
 def capacity(

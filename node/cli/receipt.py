@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
-from node.command_runner import bad_option
+from node.cli.output import say
+from node.command_runner import TerminalConsole, bad_option
 from protocol.errors import ErrorCode, HetnodeError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def get(
     from node.net.receipts import fetch_receipt  # noqa: PLC0415
 
     _, data = command_runner.run(fetch_receipt(_membership(run)))
-    sys.stdout.write(data.decode())
+    say(data.decode(), end="")
 
 
 @receipt_app.command("verify")
@@ -158,4 +157,4 @@ def _proof(is_known: bool, is_counted: bool) -> str:
 
 
 def _print(text: str) -> None:
-    Console(highlight=False).print(text, markup=False, soft_wrap=False)
+    TerminalConsole(highlight=False).print(text, markup=False, soft_wrap=False)

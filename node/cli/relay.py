@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
@@ -19,6 +18,7 @@ from node.cli.options import (
     option,
     port_range,
 )
+from node.command_runner import TerminalConsole
 
 
 def relay(
@@ -60,7 +60,7 @@ def relay(
     from node.cli import finished  # noqa: PLC0415
 
     if text := finished.text_for(destination, key.path):
-        Console(highlight=False, soft_wrap=True).print(text, markup=False)
+        TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
         return
     from node.home.relay.member import RelayMemberOptions, run_relay, with_rate  # noqa: PLC0415
     from protocol.relay.server import RelayLimits  # noqa: PLC0415

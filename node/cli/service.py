@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from node import command_runner
 from node.cli.join import join
 from node.cli.own_node import nodes_here
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.home.guest.hours import parse_hours
 from node.home.guest.service_unit import Service, launchd_agent, systemd_unit
 from node.security import credentials
@@ -60,7 +59,7 @@ def install(
     else:
         _tell("systemctl", "--user", "daemon-reload")
         _tell("systemctl", "--user", "enable", "--now", file.name)
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     console.print(f"{service.name} runs, and starts again with this machine: {file}", markup=False)
     if not _IS_MAC and not _lingers():
         console.print(
@@ -81,7 +80,7 @@ def uninstall(name: Name = None) -> None:
     file.unlink()
     if not _IS_MAC:
         _tell("systemctl", "--user", "daemon-reload")
-    Console(highlight=False).print(f"{file.stem} is removed", markup=False)
+    TerminalConsole(highlight=False).print(f"{file.stem} is removed", markup=False)
 
 
 @service_app.command("status")
@@ -89,7 +88,7 @@ def status(name: Name = None) -> None:
     """Show whether the service runs, and whether it starts with this machine."""
     command_runner.configure_logging()
     file = _installed(name)
-    console = Console(highlight=False, soft_wrap=True)
+    console = TerminalConsole(highlight=False, soft_wrap=True)
     if _IS_MAC:
         console.print(_tell("launchctl", "print", f"gui/{os.getuid()}/{file.stem}"), markup=False)
         return

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from node.cli.options import option, panel, settings_of
+from node.cli.output import say
+from node.command_runner import TerminalConsole
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
@@ -97,8 +97,8 @@ def spec_show(
     is_file = preset is not None and (preset.endswith(".toml") or Path(preset).is_file())
     spec = resolve(file=Path(preset)) if preset is not None and is_file else resolve(preset)
     if toml:
-        sys.stdout.write(spec.toml)
+        say(spec.toml, end="")
     else:
         from node.views.spec import spec_view  # noqa: PLC0415
 
-        Console().print(spec_view(spec))
+        TerminalConsole().print(spec_view(spec))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
-from node.command_runner import bad_option
+from node.cli.output import say
+from node.command_runner import TerminalConsole, bad_option
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunStatus
 
@@ -54,7 +54,7 @@ def status(
     if dashboard:
         if as_json:
             raise bad_option("--dashboard prints an address, and --json the status.", "Give one of them.")
-        typer.echo(_dashboard_of(run))
+        say(_dashboard_of(run))
         return
     try:
         address, credentials = known_runs.operator_or_member(run)
@@ -63,7 +63,7 @@ def status(
         stored = stored_status(run) if error.code in AWAY else None
         text = None if as_json and stored else finished.text_of(run)
         if text is not None and not as_json:
-            Console(highlight=False, soft_wrap=True).print(text, markup=False)
+            TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
         elif stored is not None:
             _show(stored, as_json, live=False)
         else:
@@ -92,10 +92,10 @@ def _show(status: RunStatus, as_json: bool, live: bool) -> None:
     from node.views.status import as_of_note, status_view  # noqa: PLC0415
 
     if as_json:
-        typer.echo(json.dumps({"live": live, **document(status)}, allow_nan=False))
+        say(json.dumps({"live": live, **document(status)}, allow_nan=False))
         return
     notes = [] if live else [as_of_note(status, time.time())]
-    Console(highlight=False).print(status_view(status, live, notes))
+    TerminalConsole(highlight=False).print(status_view(status, live, notes))
 
 
 def _dashboard_of(run: str | None) -> str:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from coordinator.store.log_copy import LOG_FILE, kept_spec
 from node import command_runner
 from node.cli.options import network, option, records_as_options
 from node.cli.spec import SpecOptions, pinned
-from node.command_runner import bad_option
+from node.command_runner import TerminalConsole, bad_option
 from node.folder import disk_errors_reported, make_usable
 from node.ipc.modules import COMMAND_MODULES
 from node.ipc.template import own_template
@@ -54,7 +53,9 @@ def swarm_up(
         from node.cli import finished  # noqa: PLC0415
 
         if finished.has_finished(folder):
-            Console(highlight=False, soft_wrap=True).print(finished.coordinator_text(folder), markup=False)
+            TerminalConsole(highlight=False, soft_wrap=True).print(
+                finished.coordinator_text(folder), markup=False
+            )
             return
 
     from node.views.swarm import SwarmView  # noqa: PLC0415

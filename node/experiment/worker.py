@@ -17,6 +17,7 @@ from node.experiment.results import Result
 from node.experiment.resumable_trial import ResumableTrial, RoundRecord
 from node.experiment.trial import Planned, TrialOptions
 from node.ipc.channel import serve
+from protocol.server.terminal import log_as
 from protocol.wire.typed_calls import Request, handlers
 
 
@@ -56,7 +57,7 @@ class TrialWorker:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s experiment: %(message)s")
+    log_as("experiment", logging.WARNING)
     torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
     serve(int(sys.argv[1]), handlers(TrialWorker()))
 

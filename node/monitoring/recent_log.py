@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from typing import Self
 
+from protocol.server.terminal import VisibleFormatter
+
 _MOST_LINES, _MOST_CHARACTERS = 300, 500
 
 
@@ -15,7 +17,7 @@ class RecentLog(logging.Handler):
     def __init__(self, most: int = _MOST_LINES) -> None:
         super().__init__()
         self._lines: deque[str] = deque(maxlen=most)
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%m-%d %H:%M:%S"))
+        self.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(message)s", "%m-%d %H:%M:%S"))
 
     @property
     def lines(self) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import (
@@ -24,6 +24,7 @@ from coordinator.api.dashboard import url_in
 from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
+from node.command_runner import TerminalConsole
 from node.ipc.template import own_template
 from node.local_swarm import run_swarm
 from node.views import run_history
@@ -44,7 +45,7 @@ class SwarmView:
 
     def __init__(self, spec: RunSpec, folder: Path) -> None:
         self.spec, self.folder = spec, folder
-        self._console = Console(highlight=False)
+        self._console = TerminalConsole(highlight=False)
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

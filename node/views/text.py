@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from protocol.server.terminal import visible
+
 MOST_CHARACTERS = 300
 """Of a text that a peer has written. More than a screen of it helps nobody."""
 
@@ -12,7 +14,7 @@ def plain(text: str, most: int = MOST_CHARACTERS) -> str:
     """`text` without characters that would move the cursor, colour or reverse what follows, cut to `most`."""
     if len(text) > most:
         text = f"{text[: most - 1]}…"  # before the rest: the text may be long
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return visible(text).replace("\n", " ").replace("\t", " ")
 
 
 def as_text(text: str, style: str = "", most: int = MOST_CHARACTERS) -> Text:

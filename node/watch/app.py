@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
+from textual.strip import Strip
 from textual.widgets import Footer, Static, TabbedContent, TabPane
 
 from node.monitoring.report import RateMeter, Rates
@@ -21,6 +22,7 @@ from node.views.text import as_text, duration, plain
 from node.views.watch import node_view, run_view, swarm_view
 from node.watch.sources import NodeControl, NodeLook, RunSource
 from protocol.errors import HetnodeError
+from protocol.server.terminal import visible
 from protocol.status import RunPhase, RunStatus
 
 VIEWS = ("run", "swarm", "node", "log")
@@ -45,12 +47,20 @@ checkpoint - a checkpoint of other peers.
 """
 
 
+class _Shown(Static):
+    """A text on the screen, of which every line is :func:`visible`."""
+
+    def render_line(self, y: int) -> Strip:
+        line = super().render_line(y)
+        return Strip([each._replace(text=visible(each.text)) for each in line], line.cell_length)
+
+
 class _Help(ModalScreen[None]):
     """Explains the keys."""
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(Text(_HELP))
+            yield _Shown(Text(_HELP))
 
     def on_key(self) -> None:
         self.dismiss()
@@ -70,8 +80,8 @@ class _Question(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(Text(self._question))
-            yield Static(Text("\ny yes    n no", "bold"))
+            yield _Shown(Text(self._question))
+            yield _Shown(Text("\ny yes    n no", "bold"))
 
     def action_answer(self, answer: bool) -> None:
         self.dismiss(answer)
@@ -127,12 +137,12 @@ class WatchApp(App[None]):
         self._node_trouble: HetnodeError | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="note")
+        yield _Shown(id="head")
+        yield _Shown(id="note")
         with TabbedContent(initial="run"):
             for view in VIEWS:
                 with TabPane(_TITLES[view], id=view), VerticalScroll():
-                    yield Static(id=f"{view}-text")
+                    yield _Shown(id=f"{view}-text")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:

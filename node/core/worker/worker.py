@@ -40,6 +40,7 @@ from protocol.codec.payload import PayloadLayout
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_optimizer import committed_shapes
+from protocol.server.terminal import log_as
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 from protocol.wire.typed_calls import handlers
@@ -344,7 +345,7 @@ def _snapshot(spec: RunSpec) -> calls.PartInfo:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker: %(message)s")
+    log_as("worker")
     torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
     serve(int(sys.argv[1]), handlers(Worker()))
 

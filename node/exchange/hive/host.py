@@ -55,6 +55,7 @@ from node.exchange.hive.values import MAX_VALUE_BYTES, limit_values
 from node.ipc.channel import serve
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.interfaces import own_sources
+from protocol.server.terminal import log_as
 from protocol.trust.endpoints import check_multiaddress
 from protocol.trust.envelope import Signer
 from protocol.types import PeerId, Verdict
@@ -335,7 +336,7 @@ def _unreachable(why: str) -> HetnodeError:
 def _configure_logging() -> None:
     """Hide hivemind's messages unless debugging: it logs expected failures as errors with tracebacks."""
     level = os.environ.get("HETNODE_LOG_LEVEL", "INFO")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s hivemind: %(message)s")
+    log_as("hivemind", level)
     use_hivemind_log_handler("nowhere")
     if level != "DEBUG":
         for name in ("hivemind", "asyncio"):

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from textual.pilot import Pilot
-from textual.widgets import TabbedContent
+from textual.widgets import Static, TabbedContent
 
 from node.monitoring.report import NodeReport
 from node.views.watch import swarm_view
@@ -21,7 +22,7 @@ from tests.builders import keyed, status_of
 from tests.support.watching import AWAY, ScriptedNode, ScriptedRun
 
 A, B, C = (keyed(i).peer for i in range(3))
-HOSTILE = "[bold]x[/bold] [/] \x1b[31m\x1b]0;t\x07 " + "y" * 100_000
+HOSTILE = "[bold]x[/bold] [/] \x1b[31m\x1b]0;t\x07 \x9b2J\u202e " + "y" * 100_000
 
 
 def running(**changes: object) -> RunStatus:
@@ -326,7 +327,17 @@ async def test_what_others_write_is_text(view: str) -> None:
         await asked(pilot)
         text = screen_of(app)
     assert "[bold]x[/bold] [/]" in text
-    assert "\x1b" not in text
+    assert text.replace("\n", "").isprintable()
+
+
+async def test_no_view_can_forget_to_clean_a_text() -> None:
+    async with shown(ScriptedRun(running())) as (app, pilot):
+        app.query_one("#head", Static).update(Text(HOSTILE[:60]))
+        app.query_one("#run-text", Static).update(Text(HOSTILE[:60]))
+        await pilot.pause()
+        text = screen_of(app)
+    assert text.count("[bold]x[/bold] [/]") == 2
+    assert text.replace("\n", "").isprintable()
 
 
 async def test_a_large_terminal_is_used() -> None:

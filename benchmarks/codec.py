@@ -167,7 +167,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
         lambda: top_k_alone(stage, spec.outer.top_k),
         propose,
         lambda: payload_norm(decode(layout, payload)),
-        lambda: apply_update(stage.anchor, [content], [1.0], Sgd(1.0)),
+        lambda: apply_update(stage.anchor, [content], [1.0], Sgd(1.0), 1.0),
     )
     chunk = bytes_per_chunk(spec.outer)
     return (

@@ -107,7 +107,7 @@ def _decode_payload(layout: payload_codec.PayloadLayout, data: bytes) -> None:
         except HetnodeError:
             continue
         assert math.isfinite(norm), "an accepted payload has a finite norm"
-        assert all(0 <= scale <= 1 for scale in clipping_scales([norm, 1.0]))
+        assert all(0 <= scale <= 1 for scale in clipping_scales([norm, 1.0], 1.0))
         assert not all(outliers([norm, 1.0])), "not all payloads are outliers"
 
 

@@ -41,6 +41,7 @@ from protocol.math.outer_step import anchor_digest, apply_update
 from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.math.topk import TensorLayout, sparsify
+from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -336,7 +337,7 @@ _SHAPES = {"emb": (4, 5), "norm": (7,), "head": (3, 11)}
 
 
 def _payload_case(outer: Mapping[str, Any]) -> dict[str, Any]:
-    section = OuterSpec.model_validate(outer)
+    section = OuterSpec.model_validate({"clip": PLAIN_CLIP, **outer})
     layout = PayloadLayout(_SHAPES, section)
     tensors = {name: _eighths(int(np.prod(shape)), 31 + i) for i, (name, shape) in enumerate(_SHAPES.items())}
     sparse = {name: sparsify(value, TensorLayout(_SHAPES[name], section)) for name, value in tensors.items()}
@@ -378,6 +379,7 @@ def outer_step() -> dict[str, Any]:
         "cases": [
             _outer_case("two payloads of different weight", {"learning_rate": 0.7}, (1.0, 0.3), (1.0, 1.0)),
             _outer_case("the last payload is clipped", {}, (1.0, 0.5, 0.75), (1.0, 1.1, 200.0)),
+            _outer_case("all are clipped to the median", {"clip": 1.0}, (1.0, 0.5, 0.75), (1.5, 1.1, 200.0)),
             _outer_case("float32 values", {"quantizer": "none"}, (1.0, 0.9), (0.3, 0.7)),
             _outer_case(
                 "Nesterov",
@@ -393,7 +395,7 @@ def _outer_case(
     name: str, fields: Mapping[str, Any], weights: Sequence[float], scales: Sequence[float]
 ) -> dict[str, Any]:
     outer = {"chunk": 16, "top_k": 3, **fields}
-    section = OuterSpec.model_validate(outer)
+    section = OuterSpec.model_validate({"clip": PLAIN_CLIP, **outer})
     layout, optimizer = PayloadLayout(_SHAPES, section), outer_optimizer(section)
     anchor = {
         name: _eighths(int(np.prod(shape)), 50 + i).view(shape) / 3
@@ -413,12 +415,12 @@ def _outer_case(
             payloads.append(encode(layout, sparse))
         contents = [decode(layout, data) for data in payloads]
         norms = [payload_norm(each) for each in contents]
-        committed = apply_update(committed, contents, weights, optimizer)
+        committed = apply_update(committed, contents, weights, optimizer, section.clip)
         rounds.append(
             {
                 "payloads": [data.hex() for data in payloads],
                 "norms": norms,
-                "scales": clipping_scales(norms),
+                "scales": clipping_scales(norms, section.clip),
                 "after": _named(committed),
                 "digest": anchor_digest(committed),
             }
@@ -436,7 +438,13 @@ def error_feedback() -> dict[str, Any]:
     """What a replica keeps after a commit, an abort, a commit without its payload, and a clipped commit."""
     spec = _spec(
         model={**_TINY, "vocabulary": 2, "width": 2, "heads": 1, "layers": 1, "feed_forward": 1},
-        **{"outer.chunk": 4, "outer.top_k": 1, "outer.error_decay": 0.5, "outer.quantizer": "none"},
+        **{
+            "outer.chunk": 4,
+            "outer.top_k": 1,
+            "outer.error_decay": 0.5,
+            "outer.quantizer": "none",
+            "outer.clip": PLAIN_CLIP,
+        },
     )
     anchor = {name: torch.zeros(shape) for name, shape in parameter_shapes(spec, 0).items()}
     stage = OuterStage(spec, 0, anchor)

@@ -43,6 +43,7 @@ class AgreementMeter:
     Args:
         payloads: of a round, decoded, in canonical order.
         weights: w_m of each.
+        clip: `outer.clip` of the specification.
 
     Attributes:
         sums: over the tensors so far: |S|^2, <p_j, S>, and <p_j, p_i> of both pairs. Where several processes
@@ -54,11 +55,12 @@ class AgreementMeter:
         comparison: Comparison,
         payloads: Sequence[Mapping[str, SparseTensor]],
         weights: Sequence[float],
+        clip: float,
     ) -> None:
         self._own, self._is_alone = payloads[comparison.position], len(payloads) == 1
         pairs = (comparison.alike, comparison.unlike)
         self._pairs = [None if position is None else payloads[position] for position in pairs]
-        self._factor = factors_of(payloads, weights)[comparison.position]
+        self._factor = factors_of(payloads, weights, clip)[comparison.position]
         self._total_weight = math.fsum(weights)
         self.sums = [0.0, 0.0, 0.0, 0.0]
         self._zeros = torch.zeros(0)

@@ -25,8 +25,11 @@ class SentTensor(Protocol):
         """flat += factor * values, in place on a flattened tensor of the full size."""
 
 
-CLIP_FACTOR = 8.0
-"""A payload is clipped to this many times the median norm of its round (measured: docs/decisions)."""
+LEAST_PAYLOADS = 3
+"""From this many payloads on, most of which are honest, the median norm is that of an honest payload."""
+
+FEW_FACTOR = 8.0
+"""Fewer payloads are clipped to this many times the smaller norm: the liar may be the smaller one."""
 
 REFUSE_FACTOR = 100.0
 """A payload of more than this many times the median norm is refused."""
@@ -49,9 +52,14 @@ def median_norm(norms: Sequence[float]) -> float:
     return positive[(len(positive) - 1) // 2] if positive else 0.0
 
 
-def clipping_scales(norms: Sequence[float]) -> list[float]:
-    """For the payloads of one manifest: the factor, at most 1, that brings each down to the bound."""
-    bound = CLIP_FACTOR * median_norm(norms)
+def clipping_scales(norms: Sequence[float], clip: float) -> list[float]:
+    """For the payloads of one manifest: the factor, at most 1, that brings each down to the bound.
+
+    The bound is `clip` times the median norm. An honest replica loses nothing by it: what is clipped
+    stays in its error feedback.
+    """
+    positive = sum(norm > 0 for norm in norms)
+    bound = (clip if positive >= LEAST_PAYLOADS else max(clip, FEW_FACTOR)) * median_norm(norms)
     scales = [bound / norm if norm > bound else 1.0 for norm in norms]
     # Without a positive norm the bound is 0, and every scale is 1.
     return [scale if scale >= _LEAST_SCALE else 0.0 for scale in scales]

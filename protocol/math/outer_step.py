@@ -54,9 +54,11 @@ def tensor_bytes(name: str, tensor: Tensor) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def factors_of(payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float]) -> list[float]:
+def factors_of(
+    payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float], clip: float
+) -> list[float]:
     """What each payload of a manifest is multiplied with in the sum: its weight and its clipping scale."""
-    scales = clipping_scales([payload_norm(payload) for payload in payloads])
+    scales = clipping_scales([payload_norm(payload) for payload in payloads], clip)
     return [weight * scale for weight, scale in zip(weights, scales, strict=True)]
 
 
@@ -65,6 +67,7 @@ def apply_update(
     payloads: Sequence[Mapping[str, SentTensor]],
     weights: Sequence[float],
     optimizer: OuterOptimizer,
+    clip: float,
     meter: Callable[[str, Tensor], None] | None = None,
 ) -> dict[str, Tensor]:
     """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
@@ -77,6 +80,7 @@ def apply_update(
     Args:
         committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).
         payloads: all tensors of the stage, also where `committed` holds fewer: the norm is that of the whole.
+        clip: `outer.clip` of the specification.
         meter: called with the name of each parameter and its weighted sum, flat, which it must not change.
 
     Returns:
@@ -90,7 +94,7 @@ def apply_update(
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
     # fsum is exact: the order of the weights does not matter.
     total_weight = math.fsum(weights)
-    factors = factors_of(payloads, weights)
+    factors = factors_of(payloads, weights, clip)
     moved = {}
     for name, parameter in parameters_of(committed).items():
         total = torch.zeros_like(parameter).view(-1)

@@ -293,7 +293,7 @@ class Reducer:
         if not parts or not all(math.isfinite(weight) and weight > 0 for weight in weights):
             raise ValueError(f"a reduction needs positive finite weights, not {list(weights)}")
         decoded = [decode_part(self._layout, self.part, data) for data in parts]
-        factors, total_weight = factors_of(decoded, weights), math.fsum(weights)
+        factors, total_weight = factors_of(decoded, weights, self._layout.outer.clip), math.fsum(weights)
         found = self._residual.mul(self._layout.outer.error_decay)
         for piece, run in self._runs(found):
             total = torch.zeros(piece.numel)

@@ -33,6 +33,10 @@ LEAST_SHARE = 0.1
 """A replica with a smaller share of its H steps skips the round: its payload would be mostly noise."""
 
 
+PLAIN_CLIP = 8.0
+"""What JSON without `outer.clip` means: a mean that bounds giants alone, as in the runs of the findings."""
+
+
 @dataclass(frozen=True)
 class Fixed:
     """A value that no run chooses.
@@ -156,6 +160,8 @@ def with_fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
         if _is_written(full, name, entry):
             section, field = _place(full, name)
             section[field] = entry.value
+    if _get(full, "outer.clip") == PLAIN_CLIP:
+        del full["outer"]["clip"]
     return full
 
 
@@ -165,6 +171,8 @@ def without_fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises HetnodeError SETTING_REMOVED where the JSON has another value than all runs have.
     """
     settings = {name: dict(each) if isinstance(each, Mapping) else each for name, each in tree.items()}
+    if isinstance(outer := settings.setdefault("outer", {}), dict):
+        outer.setdefault("clip", PLAIN_CLIP)
     others = []
     for name, entry in FIXED.items():
         value, is_written = _get(settings, name), _is_written(settings, name, entry)

@@ -36,6 +36,13 @@ class OuterSpec(Section):
     momentum: float | None = Field(None, ge=0.01, lt=1, description="of nesterov; None: sgd has none")
     learning_rate: float = Field(1.0, gt=0, description="eta; acts exactly once")
     error_decay: float = Field(0.95, ge=0, le=1, description="beta of the error feedback")
+    clip: float = Field(
+        1.0,
+        ge=1,
+        le=8,
+        description="a payload counts with at most this many times the median norm of its round, once that "
+        "has three",
+    )
     chunk: int = Field(4096, ge=1, le=65536)
     top_k: int = Field(32, ge=0, description="values sent per full chunk; 0 sends all of them (dense)")
     indices: Literal["elias-fano", "enumerative"] = Field(

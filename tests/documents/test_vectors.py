@@ -200,7 +200,7 @@ def test_outer_steps(case: dict[str, Any]) -> None:
     for each in case["rounds"]:
         payloads = [page.decode(shapes, outer, bytes.fromhex(data)) for data in each["payloads"]]
         norms = [page.norm_of(payload) for payload in payloads]
-        assert (norms, page.scales_of(norms)) == (each["norms"], each["scales"])
+        assert (norms, page.scales_of(norms, outer.get("clip", 8.0))) == (each["norms"], each["scales"])
         committed = page.outer_step(committed, payloads, case["weights"], outer)
         assert as_hex(committed) == each["after"]
         assert page.digest_of(committed) == each["digest"]
@@ -228,7 +228,7 @@ def test_error_feedback() -> None:
             payloads = [own, *others] if step["what"] == "commit" else others
             moved = page.outer_step(anchor, payloads, [1.0] * len(payloads), outer)
             if step["what"] == "commit":
-                share = F32(1 - page.scales_of([page.norm_of(each) for each in payloads])[0])
+                share = F32(1 - page.scales_of([page.norm_of(each) for each in payloads], 8.0)[0])
                 for name, value in sent.items():
                     pending = learned[name].ravel() - value
                     error[name] = (pending + share * value).reshape(shapes[name])

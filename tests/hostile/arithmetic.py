@@ -318,9 +318,9 @@ def norm_of(payload: Mapping[str, Sent]) -> float:
     return math.sqrt(math.fsum(sums))
 
 
-def scales_of(norms: Sequence[float]) -> list[float]:
+def scales_of(norms: Sequence[float], clip: float) -> list[float]:
     positive = sorted(norm for norm in norms if norm > 0)
-    bound = 8 * positive[(len(positive) - 1) // 2] if positive else 0.0
+    bound = (clip if len(positive) >= 3 else 8) * positive[(len(positive) - 1) // 2] if positive else 0.0
     scales = [bound / norm if norm > bound else 1.0 for norm in norms]
     return [scale if scale >= 2.0**-64 else 0.0 for scale in scales]
 
@@ -328,7 +328,7 @@ def scales_of(norms: Sequence[float]) -> list[float]:
 def outer_step(
     committed: Tensors, payloads: Sequence[Mapping[str, Sent]], weights: Sequence[float], outer: Fields
 ) -> Tensors:
-    scales, found = scales_of([norm_of(each) for each in payloads]), {}
+    scales, found = scales_of([norm_of(each) for each in payloads], outer.get("clip", 8.0)), {}
     divisor, rate, mu = F32(math.fsum(weights)), F32(outer["learning_rate"]), F32(outer.get("momentum", 0))
     for name, anchor in committed.items():
         if "/" in name:

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.presets import PRESETS
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.builders import spec_of
+
+PLAIN = {"outer.clip": PLAIN_CLIP}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -38,8 +41,16 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     ],
 )
 def test_the_hashes_of_the_presets_are_these(preset: str, start: str) -> None:
-    """Peers agree on a run by its hash: another hash is another run."""
-    assert resolve(preset).hash.startswith(start)
+    """Peers agree on a run by its hash: another hash is another run.
+
+    JSON without `outer.clip` is that of a plain mean, so it keeps its hash, and its runs their results.
+    """
+    plain = resolve(preset, overrides=PLAIN)
+    assert plain.hash.startswith(start)
+    assert "clip" not in plain.tree["outer"]
+    assert RunSpec.from_json(plain.canonical_json).outer.clip == PLAIN_CLIP
+    assert resolve(preset).tree["outer"]["clip"] == 1.0
+    assert resolve(preset).hash != plain.hash
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,7 @@ def test_tables_that_are_of_no_use_are_refused(overrides: dict[str, Any], messag
 
 
 def test_steps_that_overlap_are_eager_in_the_json_of_every_run_that_has_them() -> None:
-    spec = resolve("nano", overrides={"outer.overlap": 1})
+    spec = resolve("nano", overrides={"outer.overlap": 1} | PLAIN)
     assert spec.tree["outer"]["eager"] is True
     assert "eager" not in resolve("nano").tree["outer"]
     assert RunSpec.from_json(spec.canonical_json) == spec
@@ -184,7 +195,7 @@ def test_steps_that_overlap_are_eager_in_the_json_of_every_run_that_has_them() -
 
 
 def test_the_hash_of_a_run_whose_k_adapts_is_this() -> None:
-    ladder = {"link.least_k": 4, "link.most_k": 24}
+    ladder = {"link.least_k": 4, "link.most_k": 24} | PLAIN
     assert resolve("nano", overrides=ladder).hash.startswith("9cf4e6be")
     assert resolve("nano", overrides={**ladder, "link.uncompressed": True}).hash[:8] != "9cf4e6be"
 

@@ -95,7 +95,7 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
             assert outer.pending is not None
             decoded = [outer.received.decoded(data) for data, _ in payloads]
             position = [name_of(data) for data, _ in payloads].index(name_of(outer.pending["payload"]))
-            scale = clipping_scales([payload_norm(each) for each in decoded])[position]
+            scale = clipping_scales([payload_norm(each) for each in decoded], self.spec.outer.clip)[position]
             for name, sparse in decoded[position].items():
                 sent = torch.zeros_like(outer.anchor[name])
                 sparse.add_to(sent.view(-1), scale)

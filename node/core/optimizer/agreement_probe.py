@@ -17,8 +17,8 @@ from protocol.math.topk import SparseTensor
 class AgreementProbe:
     """Measures one commit without changing its result, on all ranks of a peer together."""
 
-    def __init__(self, comparison: Comparison, group: RankGroup) -> None:
-        self._comparison, self._group = comparison, group
+    def __init__(self, comparison: Comparison, clip: float, group: RankGroup) -> None:
+        self._comparison, self._clip, self._group = comparison, clip, group
         self._meter: AgreementMeter | None = None
 
     def begin(
@@ -26,7 +26,7 @@ class AgreementProbe:
     ) -> Callable[[str, Tensor], None]:
         """A function to call with the name and the weighted sum of each parameter, flat."""
         sparse = cast(Sequence[Mapping[str, SparseTensor]], payloads)
-        self._meter = AgreementMeter(self._comparison, sparse, weights)
+        self._meter = AgreementMeter(self._comparison, sparse, weights, self._clip)
         return self._meter.add
 
     def result(self) -> MeasuredAgreement | None:

@@ -32,7 +32,7 @@ class EmbeddingFollower:
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
         self._received = ReceivedPayloads(payload_layout(spec, 0))
-        self._optimizer = outer_optimizer(spec.outer)
+        self._clip, self._optimizer = spec.outer.clip, outer_optimizer(spec.outer)
         self.committed: dict[str, Tensor] = {}
         self.load({EMBEDDING: table_vd})
 
@@ -49,4 +49,4 @@ class EmbeddingFollower:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""
         decoded, weights = contents_of(self._received, outcome)
         self._received.clear()
-        self.committed = apply_update(self.committed, decoded, weights, self._optimizer)
+        self.committed = apply_update(self.committed, decoded, weights, self._optimizer, self._clip)

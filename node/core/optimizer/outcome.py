@@ -84,7 +84,11 @@ def contents_of(
 
 
 def left_out(
-    layout: PayloadLayout, outcome: Outcome, own: bytes, contents: Sequence[Mapping[str, SentTensor]]
+    layout: PayloadLayout,
+    outcome: Outcome,
+    own: bytes,
+    contents: Sequence[Mapping[str, SentTensor]],
+    clip: float,
 ) -> tuple[Mapping[str, SentTensor], float]:
     """What the outcome has not applied of the payload `own`, and the share of it: 0 for nothing.
 
@@ -94,8 +98,9 @@ def left_out(
 
     Args:
         contents: of the outcome, as :func:`contents_of`.
+        clip: `outer.clip` of the specification.
     """
     if not isinstance(outcome, Sequence):
         return outcome.left_out(layout, own), 1.0
     mine = [name_of(payload) for payload, _ in outcome].index(name_of(own))
-    return contents[mine], 1.0 - clipping_scales([payload_norm(each) for each in contents])[mine]
+    return contents[mine], 1.0 - clipping_scales([payload_norm(each) for each in contents], clip)[mine]

@@ -198,7 +198,9 @@ class OuterStage:
         committed, failure = {}, None
         try:
             observe = probe.begin(contents, weights) if probe else None
-            committed = apply_update(self.committed, contents, weights, self._optimizer, observe)
+            committed = apply_update(
+                self.committed, contents, weights, self._optimizer, self._outer.clip, observe
+            )
         except HetnodeError as error:
             failure = error
         self.ownership.group.agree(failure)
@@ -211,7 +213,7 @@ class OuterStage:
         self.take(committed)
         if pending is not None:
             self.error = pending["error"]
-            unsent, share = left_out(self.layout, outcome, pending["payload"], contents)
+            unsent, share = left_out(self.layout, outcome, pending["payload"], contents, self._outer.clip)
             for name, rest in unsent.items() if share > 0.0 else ():
                 if name in self.error:  # this rank's
                     rest.add_to(self.error[name].view(-1), share)

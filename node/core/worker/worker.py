@@ -199,7 +199,11 @@ class Worker:
         """
         outer, stage = self.trainer.outer, call.stage
         outcome, is_mine = self._outcome(outer[stage].layout, stage, call, call.position)
-        probe = None if call.comparison is None else AgreementProbe(call.comparison, self._group)
+        probe = (
+            None
+            if call.comparison is None
+            else AgreementProbe(call.comparison, self.trainer.spec.outer.clip, self._group)
+        )
         digest = self.trainer.commit(stage, call.round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every

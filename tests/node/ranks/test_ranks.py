@@ -146,7 +146,7 @@ async def test_ranks_clip_payloads_by_the_norm_of_the_whole_stage() -> None:
             assert third is not None
             round_[stage] = (payloads[0][stage], payloads[1][stage], third)
             norms = [payload_norm(decode(other.layout, each)) for each in round_[stage]]
-            assert min(clipping_scales(norms)) < 0.9
+            assert min(clipping_scales(norms, SPEC.outer.clip)) < 0.9
         committed = [await each.commit(1, round_) for each in (one, two)]
         assert [each.digest for each in committed[0]] == [each.digest for each in committed[1]]
 

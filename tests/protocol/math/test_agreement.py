@@ -30,6 +30,9 @@ def payload(outer: OuterSpec, seed: int, shared: float = 1.0, scale: float = 1.0
     return found
 
 
+CLIP = 8.0
+
+
 def flat(content: dict[str, SparseTensor]) -> Tensor:
     parts = []
     for name, shape in SHAPES.items():
@@ -46,10 +49,10 @@ def cosine(a: Tensor, b: Tensor) -> float:
 def measured(
     payloads: list[dict[str, SparseTensor]], weights: list[float], comparison: Comparison
 ) -> MeasuredAgreement | None:
-    meter = AgreementMeter(comparison, payloads, weights)
+    meter = AgreementMeter(comparison, payloads, weights, CLIP)
     anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    measured = apply_update(anchor, payloads, weights, Sgd(0.7), meter.add)
-    plain = apply_update(anchor, payloads, weights, Sgd(0.7))
+    measured = apply_update(anchor, payloads, weights, Sgd(0.7), CLIP, meter.add)
+    plain = apply_update(anchor, payloads, weights, Sgd(0.7), CLIP)
     assert all(torch.equal(measured[name], plain[name]) for name in SHAPES), "measuring changes no bit"
     return meter.result()
 
@@ -116,7 +119,7 @@ def test_what_rounding_decides_is_not_told() -> None:
 
 def test_figures_that_overflow_are_dropped() -> None:
     outer = OuterSpec(top_k=0)
-    meter = AgreementMeter(Comparison(0), [payload(outer, 0)] * 2, [1.0, 1.0])
+    meter = AgreementMeter(Comparison(0), [payload(outer, 0)] * 2, [1.0, 1.0], CLIP)
     meter.add("a", torch.full((640,), 3e38))
     meter.add("b", torch.full((700,), float("inf")))
     assert meter.result() is None

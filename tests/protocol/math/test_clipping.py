@@ -19,7 +19,8 @@ from node.core.optimizer.outer_stage import OuterStage
 from protocol.codec.payload import PayloadLayout, decode, encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import (
-    CLIP_FACTOR,
+    FEW_FACTOR,
+    LEAST_PAYLOADS,
     REFUSE_FACTOR,
     clipping_scales,
     median_norm,
@@ -30,13 +31,14 @@ from protocol.math.indices import EliasFano
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update
 from protocol.math.topk import SparseTensor
+from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import misfit
 from protocol.types import PayloadDescriptor, PeerId
 from tests.support.reference import small_spec
 
-SPEC = small_spec()
+SPEC = small_spec(outer={"clip": PLAIN_CLIP})
 PLAIN = small_spec(outer={"quantizer": "none"})
 DENSE = small_spec(outer={"top_k": 0})
 SHORTEST = small_spec(outer={"quantizer": "1bit", "indices": "enumerative"})
@@ -99,23 +101,29 @@ class TestNorm:
 class TestMedian:
     def test_of_two_the_smaller_measures_the_larger(self) -> None:
         assert median_norm([1e6, 1.0]) == 1.0
-        assert clipping_scales([1e6, 1.0]) == [CLIP_FACTOR / 1e6, 1.0]
+        assert clipping_scales([1e6, 1.0], FEW_FACTOR) == [FEW_FACTOR / 1e6, 1.0]
 
     def test_of_zeros_nothing_follows(self) -> None:
         assert median_norm([0.0, 0.0, 3.0]) == 3.0
-        assert clipping_scales([0.0, 0.0, 3.0]) == [1.0, 1.0, 1.0]
+        assert clipping_scales([0.0, 0.0, 3.0], FEW_FACTOR) == [1.0, 1.0, 1.0]
         assert outliers([0.0, 0.0]) == ["", ""]
 
+    def test_from_three_payloads_on_none_counts_for_more_than_the_median(self) -> None:
+        assert clipping_scales([1.0, 2.0, 4.0], 1.0) == [1.0, 1.0, 0.5]
+        assert clipping_scales([0.0, 2.0, 4.0], 1.0) == [1.0, 1.0, 1.0]  # two are no majority
+        assert clipping_scales([1.0, 2.0, 4.0], 1.5) == [1.0, 1.0, 0.75]
+
     def test_one_alone_is_never_clipped(self) -> None:
-        assert clipping_scales([1e30]) == [1.0]
+        assert clipping_scales([1e30], FEW_FACTOR) == [1.0]
 
     def test_a_scale_that_could_make_values_denormal_is_none(self) -> None:
-        assert clipping_scales([1e30, 1.0, 1.0]) == [0.0, 1.0, 1.0]
+        assert clipping_scales([1e30, 1.0, 1.0], FEW_FACTOR) == [0.0, 1.0, 1.0]
 
-    @given(norms)
-    def test_what_is_left_is_at_most_the_bound(self, norms: list[float]) -> None:
-        bound = CLIP_FACTOR * median_norm(norms)
-        for norm, scale in zip(norms, clipping_scales(norms), strict=True):
+    @given(norms, st.floats(1.0, FEW_FACTOR))
+    def test_what_is_left_is_at_most_the_bound(self, norms: list[float], clip: float) -> None:
+        few = sum(norm > 0 for norm in norms) < LEAST_PAYLOADS
+        bound = (FEW_FACTOR if few else clip) * median_norm(norms)
+        for norm, scale in zip(norms, clipping_scales(norms, clip), strict=True):
             assert 0 <= scale <= 1
             assert norm * scale <= bound * (1 + 1e-15) or scale == 1.0
             assert scale == 1.0 or norm > bound
@@ -126,9 +134,9 @@ class TestMedian:
         assert sum(map(bool, refused)) <= len(norms) // 2
         assert all("median" in reason for reason in refused if reason)
 
-    @given(st.lists(st.floats(1.0, CLIP_FACTOR), min_size=1, max_size=9))
+    @given(st.lists(st.floats(1.0, FEW_FACTOR), min_size=1, max_size=9))
     def test_norms_within_the_factor_of_each_other_are_all_let_through(self, norms: list[float]) -> None:
-        assert clipping_scales(norms) == [1.0] * len(norms)
+        assert clipping_scales(norms, FEW_FACTOR) == [1.0] * len(norms)
 
 
 class TestClipping:
@@ -151,7 +159,7 @@ class TestClipping:
             outer.commit(payloads, True, {name: value.clone() for name, value in before.items()})
             digests.add(outer.digest())
             moved = math.sqrt(sum(float((outer.anchor[n] - v).square().sum()) for n, v in before.items()))
-            assert moved < (CLIP_FACTOR + 1) * 1.1 * usual
+            assert moved < (FEW_FACTOR + 1) * 1.1 * usual
             assert torch.equal(outer.anchor["emb"], follower.table_vd)
         assert len(digests) == 1
 
@@ -161,7 +169,9 @@ class TestClipping:
         _, usual = trained(SPEC, 1, size=0.01)
         start = {name: value.clone() for name, value in outer.anchor.items()}
         sent = decode(outer.layout, payload)
-        scale = clipping_scales([payload_norm(sent), payload_norm(decode(outer.layout, usual))])[0]
+        scale = clipping_scales([payload_norm(sent), payload_norm(decode(outer.layout, usual))], FEW_FACTOR)[
+            0
+        ]
         assert 0 < scale < 1
         generator = torch.Generator().manual_seed(0)
         learned = {n: -torch.randn(v.shape, generator=generator) for n, v in start.items()}
@@ -184,13 +194,15 @@ class TestClipping:
             for payload in payloads:
                 payload[name].add_to(total, 1.0)
             plain[name] = value - (total / 3).view_as(value)
-        assert anchor_digest(apply_update(anchor, payloads, [1.0] * 3, Sgd(1.0))) == anchor_digest(plain)
+        assert anchor_digest(
+            apply_update(anchor, payloads, [1.0] * 3, Sgd(1.0), PLAIN_CLIP)
+        ) == anchor_digest(plain)
 
     def test_the_bits_of_a_clipped_round_are_these(self) -> None:
         """A value from one machine, for all others: a replica with other bits would leave the run."""
         ramp = torch.arange(1, 9, dtype=torch.float32) / 7
         payloads = [{"a": SparseTensor(None, ramp * factor)} for factor in (1.0, 1.5, 1e6)]
-        moved = apply_update({"a": torch.ones(8)}, payloads, [1.0, 0.3, 1.7], Sgd(0.7))
+        moved = apply_update({"a": torch.ones(8)}, payloads, [1.0, 0.3, 1.7], Sgd(0.7), PLAIN_CLIP)
         assert [struct.pack("<f", value).hex() for value in moved["a"].tolist()] == CLIPPED_ROUND
 
 

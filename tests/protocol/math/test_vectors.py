@@ -62,7 +62,9 @@ def test_one_embedding_table_equals_the_adaptation_of_its_two_parts() -> None:
     end = ReceivingEnd(basis.shape[1], basis, table)
     assert_close(end.perpendicular_vd, reference["T_perp_init"], tolerance)
     for step in reference["steps"]:
-        (table,) = apply_update({"emb": table}, [{"emb": _dense(step["update"])}], [1.0], Sgd(1.0)).values()
+        (table,) = apply_update(
+            {"emb": table}, [{"emb": _dense(step["update"])}], [1.0], Sgd(1.0), 1.0
+        ).values()
         end.refresh(table)
         assert_close(table, step["TE_after"], tolerance)
         assert_close(end.perpendicular_vd, step["T_perp_after"], tolerance)
@@ -103,7 +105,7 @@ def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, A
                 )
                 assert_close(error[name], step["error_after"][replica][name], tolerance)
             payloads.append(sent)
-        moved = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate))
+        moved = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate), 1.0)
         for name, value in moved.items():
             mean_update = (anchor[name] - value) / outer.learning_rate
             assert_close(mean_update, step["mean_update"][name], tolerance)
@@ -226,7 +228,7 @@ def test_whole_round_of_a_full_and_a_pipeline_replica_matches() -> None:
     for name, error in last_error.items():
         assert_close(error, COMM["error_after_replica1"][name], tolerance)
 
-    after = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate))
+    after = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate), 1.0)
     for name, value in after.items():
         assert_close(value, ROUND["theta_after"][name], tolerance)
     t_perp = perpendicular_table(after["emb"], f64(TINY["U"]))

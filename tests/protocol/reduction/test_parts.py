@@ -27,6 +27,7 @@ from protocol.reduction.parts import (
     join_parts,
     ranges_of,
 )
+from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
 
 SHAPES = {"emb": (9, 11), "norm": (5,), "wq": (16, 8)}
@@ -40,7 +41,7 @@ OUTERS = st.builds(
     quantizer=st.sampled_from(["none", "1bit", "2bit"]),
 )
 FRACTIONS = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.5]), min_size=1, max_size=5).filter(any)
-EXACT = OuterSpec(exchange="reduced", chunk=16, top_k=0, quantizer="none")
+EXACT = OuterSpec(clip=PLAIN_CLIP, exchange="reduced", chunk=16, top_k=0, quantizer="none")
 
 
 def payloads_of(layout: ReductionLayout, count: int, seed: int) -> list[bytes]:
@@ -132,8 +133,10 @@ def test_a_reduction_that_leaves_nothing_out_equals_gathering(
     reducers = [Reducer(layout, part) for part in partition(layout.chunks.total, fractions)]
     result = run_round(layout, reducers, payloads, weights)
     anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    gathered = apply_update(anchor, [decode(layout.payload, each) for each in payloads], weights, Sgd(1.0))
-    reduced = apply_update(anchor, [decode_result(layout, result)], [1.0], Sgd(1.0))
+    gathered = apply_update(
+        anchor, [decode(layout.payload, each) for each in payloads], weights, Sgd(1.0), PLAIN_CLIP
+    )
+    reduced = apply_update(anchor, [decode_result(layout, result)], [1.0], Sgd(1.0), PLAIN_CLIP)
     for name, tensor in gathered.items():
         assert torch.equal(tensor, reduced[name])
 

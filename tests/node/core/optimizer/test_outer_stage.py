@@ -30,7 +30,7 @@ from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.math.comparison import Comparison
 from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.math.outer_optimizer import Sgd
-from protocol.math.outer_step import anchor_digest, apply_update
+from protocol.math.outer_step import anchor_digest, apply_update, factors_of
 from protocol.math.topk import SparseTensor
 from protocol.spec.run import RunSpec
 from tests.support.paths import ROOT
@@ -127,8 +127,8 @@ def test_commit_is_the_mean_over_all_contributors_in_fp32_in_the_order_given() -
     outer.commit(list(zip(payloads, weights, strict=True)), True, replicas[0].local)
     for name, anchor in before.items():
         total = np.zeros(anchor.size, np.float32)
-        for content, weight in zip(decoded, weights, strict=True):
-            total[content[name].indices_s.numpy()] += content[name].values_s.numpy() * np.float32(weight)
+        for content, factor in zip(decoded, factors_of(decoded, weights, SPEC.outer.clip), strict=True):
+            total[content[name].indices_s.numpy()] += content[name].values_s.numpy() * np.float32(factor)
         step = np.float32(SPEC.outer.learning_rate) * (total / np.float32(sum(weights)))
         assert np.array_equal(outer.anchor[name].numpy(), anchor - step.reshape(anchor.shape)), name
 
@@ -166,7 +166,7 @@ def test_a_commit_measures_the_payload_that_it_is_asked_for_and_changes_no_bit()
     for replica in replicas:
         replica.train()
         payloads.append((replica.propose(), 1.0))
-    probe = AgreementProbe(Comparison(position=1, alike=2), RankGroup())
+    probe = AgreementProbe(Comparison(position=1, alike=2), 1.0, RankGroup())
     for replica in replicas:
         replica.outer.commit(payloads, True, replica.local, probe if replica is replicas[0] else None)
     assert len({replica.outer.digest() for replica in replicas}) == 1
@@ -201,12 +201,12 @@ def test_what_clipping_removes_of_a_payload_stays_in_its_error_feedback() -> Non
     replicas = [Replica(SPEC, seed) for seed in range(3)]
     for replica in replicas:
         for name, step in replica.train().items():
-            replica.local[name].add_(step, alpha=49.0 if replica is replicas[0] else 0.0)
+            replica.local[name].add_(step, alpha=4.0 if replica is replicas[0] else 0.0)
     payloads = [replica.propose() for replica in replicas]
     outer, local = replicas[0].outer, replicas[0].local
     learned = {name: anchor - local[name] for name, anchor in outer.anchor.items()}
     contents = [decode(outer.layout, payload) for payload in payloads]
-    scale = clipping_scales([payload_norm(each) for each in contents])[0]
+    scale = clipping_scales([payload_norm(each) for each in contents], SPEC.outer.clip)[0]
     assert 0.1 < scale < 0.9
     outer.commit([(payload, 1.0) for payload in payloads], True, local)
     for name, sparse in contents[0].items():
@@ -283,7 +283,7 @@ def test_finite_payloads_that_overflow_together_never_reach_the_anchor() -> None
     anchor = {"head": torch.zeros(2)}
     huge = {"head": SparseTensor(None, torch.tensor([3e38, 0.0]))}
     with pytest.raises(HetnodeError) as caught:
-        apply_update(anchor, [huge, huge], [1.0, 1.0], Sgd(1.0))
+        apply_update(anchor, [huge, huge], [1.0, 1.0], Sgd(1.0), 1.0)
     assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
     assert not anchor["head"].any()
 

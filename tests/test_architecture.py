@@ -360,7 +360,7 @@ MOST_LINES = 71_000
 contributions and what protects a volunteer's machine (2,000 lines) are worth more than their lines."""
 MOST_SETTINGS = 76
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last is
-outer.clip: without it, no run could repeat the paper's plain mean, and every recorded result would be lost."""
+outer.clip: without it, no run could repeat the paper's plain mean, and each recorded result would be lost."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
 MOST_OPTIONS = 152

@@ -38,6 +38,7 @@ from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.math.microbatch_order import one_forward_one_backward
 from protocol.math.outer_optimizer import initial_state, outer_optimizer
 from protocol.math.outer_step import anchor_digest, apply_update
+from protocol.math.quantizers.dithered import shift_of
 from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.math.topk import TensorLayout, sparsify
@@ -496,6 +497,18 @@ def _others(spec: RunSpec, scale: float, seed: int) -> bytes:
     )
 
 
+_FRAME = (7, 3, 2, 1, 0, 5)
+_FRAMES = (
+    _FRAME,
+    (0, 0, 0, 0, 0, 0),
+    (7, 3, 2, 1, 1, 5),
+    (0, 0, 2, 1, 2, 5),
+    (7, 4, 2, 1, 0, 5),
+    (8, 3, 2, 1, 0, 5),
+)
+"""Round, step, microbatch, boundary, direction and replica of frames."""
+
+
 def links() -> dict[str, Any]:
     """What pipelines send: basis, perpendicular table, number formats, snapshots; and the order of work."""
     width, k, vocabulary = 4, 2, 3
@@ -503,8 +516,9 @@ def links() -> dict[str, Any]:
     values = torch.cat((_eighths(9, 71, 0.3), torch.zeros(3), torch.tensor([1e30, 0.0, 1.0]))).view(1, 5, 3)
     formats = []
     for dtype in ("bf16", "int4", "dither5", "dither3"):
-        headers, data = pack_activation("activation", values, dtype)
-        found = unpack_activation(headers, data, "activation", (1, 5, 3), dtype)
+        shift = shift_of(*_FRAME)
+        headers, data = pack_activation("activation", values, dtype, shift)
+        found = unpack_activation(headers, data, "activation", (1, 5, 3), dtype, shift)
         tensors = [[each.name, each.dtype.value, list(each.shape)] for each in headers]
         formats.append(
             {"dtype": dtype, "tensors": tensors, "bytes": data.hex(), "decoded": _finite(found.flatten())}
@@ -521,6 +535,8 @@ def links() -> dict[str, Any]:
         },
         "values": _hex(values),
         "shape": [1, 5, 3],
+        "frame": list(_FRAME),
+        "shifts": [[*each, shift_of(*each)] for each in _FRAMES],
         "formats": formats,
         "snapshot": {
             "table": _hex(table / 3),

@@ -72,7 +72,7 @@ class LocalReplica:
         """Create new links with these k. Call it between rounds."""
         ends = [None, *widths, None]
         for member, (upstream, downstream) in zip(self.members, pairwise(ends), strict=True):
-            member.connect(upstream, downstream)
+            member.connect(upstream, downstream, self._replica.index)
 
     def host_of(self, stage: int) -> Trainer:
         return self.members[self._replica.members.index(self._replica.host_of(stage))]

@@ -220,10 +220,11 @@ class Build(Request[StageInfo]):
 
 @dataclass(frozen=True)
 class Connect(Request[None]):
-    """The width of each link; None where this end of the chain has no link."""
+    """The width of each link; None where this end of the chain has no link. And the replica's index."""
 
     k_upstream: int | None
     k_downstream: int | None
+    replica: int = 0
 
 
 # The inner phase
@@ -242,9 +243,12 @@ class AssignSamples(Request[None]):
 
 @dataclass(frozen=True)
 class Forward(Request[Message | None]):
+    """`round_number` is that of its frames; 0: that of the phase."""
+
     step: int
     microbatch: int
     received: Message | None
+    round_number: int = 0
 
 
 @dataclass(frozen=True)

@@ -23,25 +23,31 @@ from protocol.types import DType, TensorHeader
 Packed = tuple[tuple[TensorHeader, ...], bytes]
 
 
-def pack_activation(name: str, tensor_blk: Tensor, dtype: str) -> Packed:
+def pack_activation(name: str, tensor_blk: Tensor, dtype: str, shift: int = 0) -> Packed:
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
     `dtype` names a quantizer of protocol.spec.quantizers; its arrays become `name` and ``{name}.{part}``.
+    `shift` is that of the frame (protocol.math.quantizers.dithered).
     """
     x_blk, quantizer = tensor_blk.detach(), link_quantizer(dtype)
     shape = tuple(x_blk.shape)
-    return _headers(name, shape, dtype), b"".join(array.data for array in quantizer.pack(x_blk, shape))
+    return _headers(name, shape, dtype), b"".join(array.data for array in quantizer.pack(x_blk, shape, shift))
 
 
 def unpack_activation(
-    headers: Sequence[TensorHeader], payload: bytes, name: str, shape: tuple[int, ...], dtype: str
+    headers: Sequence[TensorHeader],
+    payload: bytes,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    shift: int = 0,
 ) -> Tensor:
     """The activation `name` of a frame as float32 [b, L, k] on the CPU.
 
     Raises FRAME_CORRUPT if the frame does not match `shape` and `dtype`.
     """
     parts = [_section(headers, payload, expected) for expected in _headers(name, shape, dtype)]
-    return link_quantizer(dtype).unpack(parts, shape)
+    return link_quantizer(dtype).unpack(parts, shape, shift)
 
 
 def pack_ids(name: str, ids_bl: Tensor, vocabulary: int) -> Packed:

@@ -246,12 +246,14 @@ def test_links() -> None:
     np.testing.assert_allclose(basis, file["basis"]["columns"], rtol=1e-5)
     u, table = basis[:, : file["table"]["k"]], array(file["table"]["table"]).reshape(3, 4)
     np.testing.assert_allclose(table - table @ u @ u.T, file["table"]["perpendicular"], atol=1e-5)
+    for *frame, shift in file["shifts"]:
+        assert page.shift_of(frame) == shift
     for each in file["formats"]:
         expected = [math.nan if value is None else value for value in each["decoded"]]
-        found = page.unpacked(each["dtype"], bytes.fromhex(each["bytes"]), file["shape"])
+        found = page.unpacked(each["dtype"], bytes.fromhex(each["bytes"]), file["shape"], file["frame"])
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     snapshot = file["snapshot"]
     header = b'{"dtype":"bf16","tensors":[["snapshot",[3,4]]]}\n'
     data = bytes.fromhex(snapshot["bytes"])
     assert hashlib.sha256(header + hashlib.sha256(data).digest()).hexdigest() == snapshot["digest"]
-    np.testing.assert_allclose(page.unpacked("bf16", data, (3, 4)), array(snapshot["table"]), rtol=2**-8)
+    np.testing.assert_allclose(page.unpacked("bf16", data, (3, 4), ()), array(snapshot["table"]), rtol=2**-8)

@@ -357,7 +357,7 @@ def basis_of(width: int, seed: int) -> np.ndarray:
     return basis
 
 
-def unpacked(dtype: str, data: bytes, shape: Sequence[int]) -> np.ndarray:
+def unpacked(dtype: str, data: bytes, shape: Sequence[int], frame: Sequence[int]) -> np.ndarray:
     """The values of a tensor [b, L, k] in a frame; NaN where the sender had no finite ones."""
     tokens, k = math.prod(shape[:-1]), shape[-1]
     if dtype == "bf16":
@@ -370,15 +370,25 @@ def unpacked(dtype: str, data: bytes, shape: Sequence[int]) -> np.ndarray:
         step = {0: 0.0, 255: math.nan}.get(scales[token], 2.0 ** ((scales[token] - 192) / 4))
         for j in range(k):
             level = _number(bits[j * n : (j + 1) * n])
-            offset = 0.0 if dtype == "int4" else _offset(token * k + j)
+            offset = 0.0 if dtype == "int4" else _offset(token * k + j, frame)
             values.append((level - 2 ** (n - 1) + 0.5 - offset) * step)
     return np.array(values)
 
 
-def _offset(x: int) -> float:
+def shift_of(frame: Sequence[int]) -> int:
+    y = 0x9E3779B9
+    for number in frame:
+        y = _mixed(y ^ number)
+    return y >> 16
+
+
+def _offset(place: int, frame: Sequence[int]) -> float:
+    return float(((_mixed(place) >> 16) + shift_of(frame)) % 2**16 / 2**16 - 0.5 + 2**-17)
+
+
+def _mixed(x: int) -> int:
     x ^= x >> 16
     x = x * 0x7FEB352D & 0xFFFFFFFF
     x ^= x >> 15
     x = x * 0x846CA68B & 0xFFFFFFFF
-    x ^= x >> 16
-    return float((x >> 16) / 2**16 - 0.5 + 2**-17)
+    return x ^ x >> 16

@@ -26,10 +26,10 @@ class Float32:
     def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:
         return (TensorHeader("", DType.F32, rows),)
 
-    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
+    def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]:
         return [little_endian(values.to(torch.float32))]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape, shift: int = 0) -> Tensor:
         return torch.from_numpy(parts[0].view("<f4").astype(np.float32)).view(rows)
 
 

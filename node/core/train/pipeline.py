@@ -150,8 +150,8 @@ class Pipeline:
                 received = await self._take(self._upstream if forward else self._downstream, frame_id)
                 await slots.take()
                 message, microbatch = _message_of(received), operation.microbatch
-                request = Forward(step, microbatch, message) if forward else Backward(microbatch, message)
-                queued = await self._worker.queue(request)
+                ahead = Forward(step, microbatch, message, round_number)
+                queued = await self._worker.queue(ahead if forward else Backward(microbatch, message))
                 target = self._downstream if forward else self._upstream
                 group.create_task(self._pass_on(queued, frame_id, target, slots))
         norm = await self._agree_on_norm(round_number, step)

@@ -154,14 +154,15 @@ class ReplicaSession:
             )
         k_upstream = None if assignment.is_first else links[assignment.position - 1].k
         k_downstream = None if assignment.is_last else links[assignment.position].k
-        await self._services.worker.call(Connect(k_upstream, k_downstream))
+        await self._services.worker.call(Connect(k_upstream, k_downstream, assignment.replica.index))
 
     async def _adopt(self, assignment: PeerAssignment, pipeline: Pipeline) -> None:
         """Go on in the same chain under the next plan, whose links may have another k.
 
         Both ends change k between the same two rounds, when no frame is under way, so the link stays open.
         """
-        has_other_links = assignment.replica.links != self.assignment.replica.links
+        now, then = self.assignment.replica, assignment.replica
+        has_other_links = (now.index, now.links) != (then.index, then.links)
         self.assignment = assignment
         if has_other_links:
             await self._connect()

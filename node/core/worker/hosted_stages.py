@@ -19,6 +19,7 @@ from node.core.worker.factories import TrainerFactories
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
 from protocol.codec.activation import pack_activation, pack_ids, unpack_activation, unpack_ids
+from protocol.math.quantizers.dithered import shift_of
 from protocol.math.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
@@ -34,6 +35,14 @@ class _InFlight:
 
     received: Tensor | None  # the leaf that collects the gradient for the member upstream; None at stage 0
     output: Tensor  # activations [b, L, d], or the loss at the last stage
+    place: Place
+
+
+Place = tuple[int, int, int]
+"""Round, step and microbatch of a frame."""
+Frame = tuple[int, int, int, int]
+"""These and the direction, as :func:`shift_of` takes them."""
+_FORWARD, _BACKWARD, _EVALUATE = range(3)
 
 
 class HostedStages:
@@ -79,6 +88,7 @@ class HostedStages:
         self.losses: list[Tensor] = []
         self._in_flight: dict[int, _InFlight] = {}
         self._is_last = spec.swarm.stages - 1 in stages
+        self._replica = 0
 
     @property
     def table_values(self) -> dict[str, nn.Parameter] | None:
@@ -90,11 +100,15 @@ class HostedStages:
         """Whether no inner step is in progress."""
         return not self._in_flight and not self.losses
 
-    def connect(self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor | None) -> None:
+    def connect(
+        self, k_upstream: int | None, k_downstream: int | None, table_vd: Tensor | None, replica: int = 0
+    ) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link.
 
         `table_vd` is TE of the last committed round; a link upstream needs it, or a snapshot in its place.
+        `replica` is the index of the replica in the plan.
         """
+        self._replica = replica
         self.upstream = self.downstream = None
         if k_upstream is not None:
             table_vd = table_vd if self._snapshot_vd is None else self._snapshot_vd
@@ -120,7 +134,7 @@ class HostedStages:
             self.upstream.refresh(snapshot_vd)
 
     def forward(
-        self, microbatch: int, received: Message | None, tokens: Samples | None, counts: bool = True
+        self, place: Place, received: Message | None, tokens: Samples | None, counts: bool = True
     ) -> Message | None:
         """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
 
@@ -129,15 +143,15 @@ class HostedStages:
         The input is `received`, the message of the member upstream, or at stage 0 `tokens` [b, L + 1].
         Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
         """
-        tokens_bl, x = self._enter(received, tokens)
+        tokens_bl, x = self._enter(received, tokens, (*place, _FORWARD))
         leaf = None if received is None else x.requires_grad_()
         output = self._run(self._with_table(x, tokens_bl), tokens_bl)
-        self._in_flight[microbatch] = _InFlight(leaf, output)
+        self._in_flight[place[-1]] = _InFlight(leaf, output, place)
         if self._is_last:
             if counts:
                 self.losses.append(output.detach())
             return None
-        return self._message(output.detach(), tokens_bl)
+        return self._message(output.detach(), tokens_bl, (*place, _FORWARD))
 
     def backward(self, microbatch: int, received: Message | None, microbatches: float) -> Message | None:
         """Backward pass of a microbatch. Returns the gradient for the member upstream, None at the first.
@@ -151,7 +165,8 @@ class HostedStages:
             torch.autograd.backward(work.output / microbatches)
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
-            wire = self._unpack("gradient", received, self.downstream, self._spec.link.dtype_of_gradients)
+            dtype, shift = self._spec.link.dtype_of_gradients, self._shift(self._stages.stop, *work.place)
+            wire = self._unpack("gradient", received, self.downstream, dtype, shift)
             gradient = self.downstream.expand_backward(wire)
             backward_from(work.output, gradient.to(work.output.dtype))
         if work.received is None:
@@ -159,15 +174,17 @@ class HostedStages:
         assert self.upstream is not None
         assert work.received.grad is not None
         gradient = self.upstream.compress_backward(work.received.grad)
-        return Message(*pack_activation("gradient", gradient, self._spec.link.dtype_of_gradients))
+        dtype, shift = self._spec.link.dtype_of_gradients, self._shift(self._stages.first, *work.place)
+        return Message(*pack_activation("gradient", gradient, dtype, shift))
 
-    def evaluate(self, received: Message | None, tokens: Samples | None) -> Message | float:
+    def evaluate(self, microbatch: int, received: Message | None, tokens: Samples | None) -> Message | float:
         """As :meth:`forward`, for a validation microbatch; the last member returns the loss."""
         # FSDP keeps the tensors that it makes here, and training could not use those of inference mode.
         with torch.no_grad() if self._is_sharded else torch.inference_mode():
-            tokens_bl, x = self._enter(received, tokens)
+            frame = 0, 0, microbatch, _EVALUATE
+            tokens_bl, x = self._enter(received, tokens, frame)
             output = self._run(self._with_table(x, tokens_bl), tokens_bl)
-            return float(output) if self._is_last else self._message(output, tokens_bl)
+            return float(output) if self._is_last else self._message(output, tokens_bl, frame)
 
     def abandon(self) -> None:
         """Drop the losses and the activations of an unfinished inner step."""
@@ -182,7 +199,12 @@ class HostedStages:
                 x = module(x, targets_bl)
             return x
 
-    def _enter(self, received: Message | None, tokens: Samples | None) -> tuple[Tensor, Tensor]:
+    def _shift(
+        self, boundary: int, round_number: int, step: int, microbatch: int, direction: int = _BACKWARD
+    ) -> int:
+        return shift_of(round_number, step, microbatch, boundary, direction, self._replica)
+
+    def _enter(self, received: Message | None, tokens: Samples | None, frame: Frame) -> tuple[Tensor, Tensor]:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""
         if received is None:
             assert tokens is not None, "the member that hosts stage 0 must pass samples"
@@ -193,7 +215,8 @@ class HostedStages:
         shape = self._spec.inner.microbatch_size, model.context + 1
         ids = unpack_ids(received.tensors, received.payload, "tokens", shape, model.vocabulary)
         tokens_bl = to_device(ids, self.device)
-        wire = self._unpack("activation", received, self.upstream, self._spec.link.dtype)
+        shift = self._shift(self._stages.first, *frame)
+        wire = self._unpack("activation", received, self.upstream, self._spec.link.dtype, shift)
         # X^ = X~ U^T + T_perp[ids]. Detached: gradients cross the link as messages, not by autograd.
         return tokens_bl, self.upstream.expand_forward(wire, tokens_bl[:, :-1]).detach()
 
@@ -204,17 +227,20 @@ class HostedStages:
         rows_bld: Tensor = self.table(tokens_bl[:, :-1])
         return x + rows_bld.to(x.dtype)
 
-    def _unpack(self, name: str, received: Message, link: SendingEnd | ReceivingEnd, dtype: str) -> Tensor:
+    def _unpack(
+        self, name: str, received: Message, link: SendingEnd | ReceivingEnd, dtype: str, shift: int
+    ) -> Tensor:
         """The tensor [b, L, k] of a message that crossed `link`, on the device."""
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context, link.k or model.width
-        wire = unpack_activation(received.tensors, received.payload, name, shape, dtype)
+        wire = unpack_activation(received.tensors, received.payload, name, shape, dtype, shift)
         return to_device(wire, self.device)
 
-    def _message(self, output: Tensor, tokens_bl: Tensor) -> Message:
+    def _message(self, output: Tensor, tokens_bl: Tensor, frame: Frame) -> Message:
         """The compressed output, and the token ids, which later members need for targets and T_perp[ids]."""
         assert self.downstream is not None, "the link downstream is not connected"
         compressed = self.downstream.compress_forward(output.float())
-        activation, activation_bytes = pack_activation("activation", compressed, self._spec.link.dtype)
+        dtype, shift = self._spec.link.dtype, self._shift(self._stages.stop, *frame)
+        activation, activation_bytes = pack_activation("activation", compressed, dtype, shift)
         ids, ids_bytes = pack_ids("tokens", tokens_bl, self._spec.model.vocabulary)
         return Message((*activation, *ids), activation_bytes + ids_bytes)

@@ -116,10 +116,10 @@ class Trainer:
         """The live parameters of a hosted stage by canonical name."""
         return self.modules[stage].canonical_parameters()
 
-    def connect(self, k_upstream: int | None, k_downstream: int | None) -> None:
+    def connect(self, k_upstream: int | None, k_downstream: int | None, replica: int = 0) -> None:
         """Create the links to both neighbours from their k. None: no neighbour. 0: an uncompressed link."""
         table_vd = self.outer.embedding if k_upstream is not None and self.outer.has_embedding else None
-        self.hosted.connect(k_upstream, k_downstream, table_vd)
+        self.hosted.connect(k_upstream, k_downstream, table_vd, replica)
 
     # The inner phase
 
@@ -148,17 +148,21 @@ class Trainer:
         self.inner.zero_grad()
         self._validation.clear()
 
-    def forward(self, step: int, microbatch: int, received: Message | None) -> Message | None:
+    def forward(
+        self, step: int, microbatch: int, received: Message | None, round_number: int = 0
+    ) -> Message | None:
         """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
 
         `received` is the message of the member upstream. It is None on the member that hosts stage 0, which
-        reads the samples. Raises HetnodeError FRAME_CORRUPT for a message that cannot be used.
+        reads the samples. `round_number` is that of the frames; 0: of the inner phase. Raises HetnodeError
+        FRAME_CORRUPT for a message that cannot be used.
         """
         last = self.samples.microbatches - 1
         if self._trains(microbatch, last):
             tokens = self.samples.training(step, microbatch) if received is None else None
             with self.group.guarded():
-                return self.hosted.forward(microbatch, received, tokens, self._counts(microbatch))
+                place = round_number or self.phase.round_number, step, microbatch
+                return self.hosted.forward(place, received, tokens, self._counts(microbatch))
         return None
 
     def backward(self, microbatch: int, received: Message | None) -> Message | None:
@@ -239,7 +243,7 @@ class Trainer:
             return None
         tokens = self.samples.validation(microbatch) if received is None else None
         with self.group.guarded():
-            result = self.hosted.evaluate(received, tokens)
+            result = self.hosted.evaluate(microbatch, received, tokens)
         if isinstance(result, Message):
             return result
         if self._counts(microbatch):

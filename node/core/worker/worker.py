@@ -139,7 +139,7 @@ class Worker:
 
     def connect(self, call: calls.Connect) -> None:
         """Set the links to both neighbours; called again for every plan that changes them."""
-        self.trainer.connect(call.k_upstream, call.k_downstream)
+        self.trainer.connect(call.k_upstream, call.k_downstream, call.replica)
 
     def begin_round(self, call: calls.BeginRound) -> None:
         self._computed = 0.0
@@ -155,7 +155,7 @@ class Worker:
 
     def forward(self, call: calls.Forward) -> calls.Message | None:
         with self._computing():
-            return self.trainer.forward(call.step, call.microbatch, call.received)
+            return self.trainer.forward(call.step, call.microbatch, call.received, call.round_number)
 
     def backward(self, call: calls.Backward) -> calls.Message | None:
         with self._computing():

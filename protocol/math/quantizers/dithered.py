@@ -5,8 +5,10 @@ step below 0 to half a step above, rounds, and the receiver subtracts the same o
 spread over one step whatever the value is, so it vanishes in the mean over many tokens. Rounding to the
 nearest level does not have that: a gradient of few bits is wrong in the same way at every token.
 
-The offset is a hash of the place of a value in the frame. So no frame carries offsets, no end keeps a state,
-and every device computes the same. The step of a token follows from its largest absolute value.
+The offset is a hash of the place of a value in the frame, moved by a hash of the frame (:func:`shift_of`). So
+no frame carries offsets, no end keeps a state, and every device computes the same. The errors of two frames
+are independent at every place, so they vanish in the mean over steps, links and replicas, too. The step of a
+token follows from its largest absolute value.
 
 Shapes: b micro-batch, L tokens, k values of a token that cross the link.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from torch import Tensor
 from protocol.math.quantizers.quantizer import Shape, little_endian
 from protocol.math.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
+
+Number = TypeVar("Number", int, Tensor)
 
 _GROUP = 8
 """Values that are packed together: 8 of n bits fill n bytes."""
@@ -48,20 +52,20 @@ class Dithered:
         packed = (*rows[:-1], -(-rows[-1] * self._bits // 8))
         return TensorHeader("", DType.U8, packed), TensorHeader("scale", DType.U8, rows[:-1])
 
-    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
+    def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]:
         x_blk = values.to(torch.float32)
         code_bl = self._step_codes(x_blk)
-        level_blk = x_blk / divisors(code_bl).unsqueeze(-1) + _offsets(rows, x_blk.device)
+        level_blk = x_blk / divisors(code_bl).unsqueeze(-1) + _offsets(rows, shift, x_blk.device)
         # NaN has no integer value. The code of such a token says that, so its levels do not matter.
         level_blk = level_blk.floor_().add_(self._half).nan_to_num_(0.0).clamp_(0, 2 * self._half - 1)
         return [little_endian(self._packed(level_blk.long())), little_endian(code_bl)]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape, shift: int = 0) -> Tensor:
         # Copies: torch warns of memory that it must not write to.
         packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
         level_blk = self._unpacked(packed)[..., : rows[-1]]
-        x_blk = level_blk.float().sub_(self._half - 0.5).sub_(_offsets(rows, level_blk.device))
+        x_blk = level_blk.float().sub_(self._half - 0.5).sub_(_offsets(rows, shift, level_blk.device))
         return x_blk.mul_(factors(code_bl).unsqueeze(-1))
 
     def _step_codes(self, x_blk: Tensor) -> Tensor:
@@ -99,17 +103,37 @@ class ThreeBits(Dithered):
         super().__init__(3)
 
 
+def shift_of(
+    round_number: int, step: int, microbatch: int, boundary: int, direction: int, replica: int
+) -> int:
+    """By how many of 2^16 parts of a step the offsets of a frame are moved; at its end they begin again.
+
+    Args:
+        boundary: the stage behind the link.
+        direction: 0 to later stages, 1 back; 2 for a validation, whose round and step count as 0.
+    """
+    x = 0x9E3779B9
+    for number in (round_number, step, microbatch, boundary, direction, replica):
+        x = _hash(x ^ number & 0xFFFFFFFF)
+    return x >> 16
+
+
+def _offsets(rows: Shape, shift: int, device: torch.device) -> Tensor:
+    """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17."""
+    moved = (_places(rows, device) + shift) & 0xFFFF
+    return moved.float().div_(2**16).sub_(0.5 - 2**-17)
+
+
 @lru_cache(maxsize=4)
-def _offsets(rows: Shape, device: torch.device) -> Tensor:
-    """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17.
+def _places(rows: Shape, device: torch.device) -> Tensor:
+    """The upper half of the hash of each place, int32 of the shape `rows`.
 
     The last four results are kept, since links have few shapes. Callers must not change them.
     """
-    place = torch.arange(prod(rows), device=device)
-    return (_hash(place) >> 16).float().div_(2**16).sub_(0.5 - 2**-17).view(rows)
+    return (_hash(torch.arange(prod(rows), device=device)) >> 16).to(torch.int32).view(rows)
 
 
-def _hash(x: Tensor) -> Tensor:
+def _hash(x: Number) -> Number:
     """A permutation of the 32-bit numbers that looks random (lowbias32 of Wellons, 2018), int64."""
     x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF

@@ -42,11 +42,11 @@ class BFloat16:
     def parts(self, rows: Shape) -> tuple[TensorHeader, ...]:
         return (TensorHeader("", DType.BF16, rows),)
 
-    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
+    def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]:
         # numpy has no bfloat16: its bits travel as int16.
         return [little_endian(values.to(torch.bfloat16).view(torch.int16))]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape, shift: int = 0) -> Tensor:
         # bfloat16 is the upper half of a float32.
         widened = parts[0].view("<u2").astype(np.uint32)
         widened <<= 16

@@ -38,7 +38,7 @@ class Int4:
         packed = (*rows[:-1], -(-rows[-1] // 2))
         return TensorHeader("", DType.U8, packed), TensorHeader("scale", DType.U8, rows[:-1])
 
-    def pack(self, values: Tensor, rows: Shape) -> list[NDArray[Any]]:
+    def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]:
         x_blk = values.to(torch.float32)
         code_bl = _step_codes(x_blk)
         level_blk = (x_blk / divisors(code_bl).unsqueeze(-1)).floor_().add_(_HALF)
@@ -47,7 +47,7 @@ class Int4:
         padded = torch.nn.functional.pad(level_blk, (0, level_blk.shape[-1] % 2))
         return [little_endian(padded[..., ::2] | padded[..., 1::2] << 4), little_endian(code_bl)]
 
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape) -> Tensor:
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape, shift: int = 0) -> Tensor:
         # Copies: torch warns of memory that it must not write to.
         packed = torch.from_numpy(parts[0].copy()).view(*rows[:-1], -1)
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])

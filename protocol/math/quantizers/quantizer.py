@@ -66,7 +66,14 @@ class PayloadQuantizer(Quantizer[QuantizedValues, int], Protocol):
 
 
 class LinkQuantizer(Quantizer[Tensor, Shape], Protocol):
-    """A quantizer of links: packs any float tensor [b, L, k] of any device, unpacks float32 on the CPU."""
+    """A quantizer of links: packs any float tensor [b, L, k] of any device, unpacks float32 on the CPU.
+
+    Both ends give the `shift` of the frame (:mod:`.dithered`); only dithered formats make use of it.
+    """
+
+    def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]: ...
+
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: Shape, shift: int = 0) -> Tensor: ...
 
 
 def finite(raw: NDArray[np.uint8]) -> NDArray[np.float32]:

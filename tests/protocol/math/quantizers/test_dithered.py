@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,19 +13,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from protocol.math.quantizers.dithered import Dithered
+from node.core.worker.trainer import Trainer
+from node.data.stream import open_stream
+from protocol.math.quantizers.dithered import Dithered, shift_of
+from protocol.spec.resolve import resolve
+from protocol.types import StageRange
 
 BITS = [2, 3, 5, 7]
 
 
-def packed(x_blk: torch.Tensor, bits: int) -> list[np.ndarray]:
-    return Dithered(bits).pack(x_blk, tuple(x_blk.shape))
+FRAME = st.tuples(
+    *(st.integers(1, 10**7), st.integers(0, 10**5), st.integers(0, 2**20)),
+    *(st.integers(1, 511), st.integers(0, 2), st.integers(0, 20_000)),
+)
+"""Round, step, microbatch, boundary, direction and replica."""
 
 
-def received(x_blk: torch.Tensor, bits: int) -> torch.Tensor:
+def packed(x_blk: torch.Tensor, bits: int, shift: int = 0) -> list[np.ndarray]:
+    return Dithered(bits).pack(x_blk, tuple(x_blk.shape), shift)
+
+
+def received(x_blk: torch.Tensor, bits: int, shift: int = 0) -> torch.Tensor:
     """What a neighbour sees of `x_blk`."""
-    raw = [np.frombuffer(array.tobytes(), np.uint8) for array in packed(x_blk, bits)]
-    return Dithered(bits).unpack(raw, tuple(x_blk.shape))
+    raw = [np.frombuffer(array.tobytes(), np.uint8) for array in packed(x_blk, bits, shift)]
+    return Dithered(bits).unpack(raw, tuple(x_blk.shape), shift)
 
 
 def steps(x_blk: torch.Tensor, bits: int) -> torch.Tensor:
@@ -138,3 +150,84 @@ def test_any_bytes_can_be_read(data: st.DataObject) -> None:
     got = Dithered(bits).unpack([levels, codes], (1, 2, width))
     assert got.shape == (1, 2, width)
     assert not got.isinf().any()
+
+
+@given(FRAME, st.integers(0, 5), st.integers(1, 9))
+def test_frames_that_differ_in_one_number_have_other_offsets(
+    frame: tuple[int, ...], which: int, more: int
+) -> None:
+    """Two of 65,536 shifts are equal now and then; two numbers never have the same ones in a row."""
+    other = [*frame]
+    other[which] += more
+    here, there = (
+        [shift_of(*each[:2], each[2] + at, *each[3:]) for at in range(4)] for each in (frame, tuple(other))
+    )
+    assert which == 2 or here != there
+    assert here[0] != there[0] or here != there
+
+
+def test_the_shifts_of_all_frames_of_a_small_run_are_spread_evenly() -> None:
+    shifts = np.array(
+        [
+            shift_of(round_number, step, microbatch, boundary, direction, replica)
+            for round_number in range(1, 9)
+            for step in range(8)
+            for microbatch in range(4)
+            for boundary in (1, 2, 3)
+            for direction in (0, 1)
+            for replica in range(8)
+        ]
+    )
+    counts = np.bincount(shifts // 1024, minlength=64)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 110  # chi-square, 63 degrees: 1 in 5,000
+    assert len(np.unique(shifts)) > 0.9 * 65536 * (1 - math.exp(-len(shifts) / 65536))
+    parts = shifts.reshape(8, 8, 4, 3, 2, 8) / 65536 - 0.5
+    for axis in range(6):
+        first, second = parts.take(0, axis).ravel(), parts.take(1, axis).ravel()
+        assert abs(np.corrcoef(first, second)[0, 1]) < 0.1, axis
+
+
+@pytest.mark.parametrize("bits", [3, 5])
+def test_the_mean_over_steps_links_and_replicas_is_unbiased_at_every_place(bits: int) -> None:
+    """With the same offsets in each frame, the mean would be as wrong as one frame is."""
+    x_blk = torch.full((1, 16, 8), 0.31)
+    x_blk[..., 0] = 2 ** (bits - 1) - 0.5  # a step of 1
+    frames = list(product((1, 2), range(64), (0,), (1,), (0, 1), range(4)))
+    errors = torch.stack([received(x_blk, bits, shift_of(*each)) - x_blk for each in frames])
+    assert float(errors[0].abs().mean()) > 0.2
+    spread = math.sqrt(1 / 12 / len(frames))
+    assert float(errors.mean(dim=0).abs().max()) < 5 * spread
+    assert float(errors.mean(dim=0).square().mean()) == pytest.approx(spread**2, rel=0.4)
+    flat = errors.flatten(1)[:, 1:8]
+    assert float(torch.corrcoef(torch.stack([flat[:-1].flatten(), flat[1:].flatten()]))[0, 1].abs()) < 0.06
+
+
+@given(st.integers(0, 65535), st.sampled_from(BITS))
+def test_no_shift_moves_a_value_by_more_than_half_a_step(shift: int, bits: int) -> None:
+    x_blk = torch.randn(1, 6, 9, generator=torch.Generator().manual_seed(bits))
+    assert ((received(x_blk, bits, shift) - x_blk).abs() <= 0.5001 * steps(x_blk, bits)).all()
+
+
+def test_both_ends_of_a_link_have_the_same_offsets_and_others_in_each_frame() -> None:
+    """Of two members of production code: what arrives is within half a step only with the sender's shift."""
+    spec = resolve(
+        "nano",
+        overrides={"link.dtype": "dither5", "link.gradient_dtype": "dither3", "swarm.stages": 2, "link.k": 8},
+    )
+    first, last = (Trainer(spec, StageRange(at, at + 1), stream=open_stream(spec)) for at in range(2))
+    sent: list[bytes] = []
+    for replica in (0, 3):
+        first.connect(None, 8, replica)
+        last.connect(8, None, replica)
+        for each in (first, last):
+            each.begin_round(2, range(spec.samples_per_round()))
+        for step in (0, 1):
+            message = first.forward(step, 0, None)
+            gradient = last.backward(0, None) if last.forward(step, 0, message) is None else None
+            assert message is not None
+            assert gradient is not None
+            assert first.backward(0, gradient) is None
+            sent += [message.payload, gradient.payload]
+            for each in (first, last):
+                each.abandon()
+    assert len(set(sent)) == len(sent)

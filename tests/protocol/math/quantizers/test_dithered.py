@@ -208,26 +208,36 @@ def test_no_shift_moves_a_value_by_more_than_half_a_step(shift: int, bits: int) 
     assert ((received(x_blk, bits, shift) - x_blk).abs() <= 0.5001 * steps(x_blk, bits)).all()
 
 
-def test_both_ends_of_a_link_have_the_same_offsets_and_others_in_each_frame() -> None:
-    """Of two members of production code: what arrives is within half a step only with the sender's shift."""
+def test_both_ends_of_a_link_have_the_same_offsets_and_others_in_each_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames: list[tuple[int, ...]] = []
+
+    def noted(*frame: int) -> int:
+        frames.append(frame)
+        return shift_of(*frame)
+
+    monkeypatch.setattr("node.core.worker.hosted_stages.shift_of", noted)
     spec = resolve(
         "nano",
         overrides={"link.dtype": "dither5", "link.gradient_dtype": "dither3", "swarm.stages": 2, "link.k": 8},
     )
     first, last = (Trainer(spec, StageRange(at, at + 1), stream=open_stream(spec)) for at in range(2))
-    sent: list[bytes] = []
+    expected = []
     for replica in (0, 3):
         first.connect(None, 8, replica)
         last.connect(8, None, replica)
         for each in (first, last):
             each.begin_round(2, range(spec.samples_per_round()))
         for step in (0, 1):
-            message = first.forward(step, 0, None)
-            gradient = last.backward(0, None) if last.forward(step, 0, message) is None else None
-            assert message is not None
-            assert gradient is not None
-            assert first.backward(0, gradient) is None
-            sent += [message.payload, gradient.payload]
+            last.forward(step, 0, first.forward(step, 0, None))
+            first.backward(0, last.backward(0, None))
+            last.evaluate(0, first.evaluate(0, None))
+            expected += [(2, step, 0, 1, 0, replica), (2, step, 0, 1, 1, replica), (0, 0, 0, 1, 2, replica)]
             for each in (first, last):
                 each.abandon()
-    assert len(set(sent)) == len(sent)
+    # A round that is named goes before that of the phase, as of steps beyond a phase.
+    beyond = spec.inner.steps + 1
+    last.forward(beyond, 0, first.forward(beyond, 0, None, round_number=1), round_number=1)
+    expected.append((1, beyond, 0, 1, 0, 3))
+    assert frames[::2] == frames[1::2] == expected

@@ -80,6 +80,7 @@ class _Loop:
     def __init__(self, state: State) -> None:
         self.state, self.spec, self.time = state, state.spec, 1000.0
         self.after_tick: list[object] = []
+        self.hindrance = None
 
     def now(self) -> float:
         return self.time

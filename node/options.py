@@ -23,7 +23,7 @@ class NodeOptions:
     coordinator. `relay` is a choice of node.net.reach. `workers` of several ranks have devices of their own,
     in place of `device`. `source` and `tokenizer` override where this node reads the run's data and
     tokenizer.json. `metrics` is ``host:port``; None serves none. `ask` tells the owner of a run that is new
-    here (node.net.joining.Agreement).
+    here (node.net.joining.Agreement). `pieces` of a microbatch are computed one after the other.
     """
 
     invite: Invite | None
@@ -54,6 +54,7 @@ class NodeOptions:
     line: LineLimits = field(default_factory=LineLimits)
     name: str | None = None
     ask: Ask | None = None
+    pieces: int = 1
 
     @property
     def compute(self) -> ComputeOptions:
@@ -64,6 +65,7 @@ class NodeOptions:
             self.memory_limit,
             self.precision,
             self.workers.sharded,
+            self.pieces,
         )
 
     @property

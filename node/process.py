@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from node.folder import keep_only_run, lock_folder, remember_finished, remember_
 from node.home.guest.control import Ask, Contact, answer_commands
 from node.home.guest.guest import Guest
 from node.home.guest.visits import Visit, take_turns
+from node.ipc.ranks import DeviceList, OneWorker
 from node.ipc.template import close_own_template
 from node.monitoring.figures import Activity, NodeFigures
 from node.monitoring.node_metrics import NodeMetrics
@@ -19,15 +20,22 @@ from node.monitoring.recent_log import RecentLog
 from node.monitoring.report import report_of
 from node.net.coordinator_client import CoordinatorClient
 from node.net.joining import obtain_credentials
-from node.net.membership import Membership
+from node.net.membership import Membership, jittered
 from node.net.waiting import CoordinatorWait, until_run_is_over
 from node.options import NodeOptions
 from node.runtime import take_part
 from node.security.credentials import folder_of
 from node.security.identity import Identity
+from protocol.errors import ErrorCode, HetnodeError, cause_of, first_error
+from protocol.server.backoff import pause_after
 from protocol.server.metrics_endpoint import MetricsEndpoint
 
 log = logging.getLogger(__name__)
+
+_DEATHS = frozenset((ErrorCode.WORKER_DIED, ErrorCode.RANK_FAILED, ErrorCode.TRANSPORT_DIED))
+_MOST_DEATHS, _DEATH_SECONDS = 8, 900.0
+"""After more deaths of processes within this time, a node ends: to start them again does not help."""
+_RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
 
 
 async def run_node(
@@ -72,6 +80,8 @@ class _Visitor:
         self._options, self._identity = options, identity
         self._kept = options.folder  # with the newest checkpoint
         self._began = asyncio.get_running_loop().time()
+        self._deaths: list[float] = []
+        self._workers_lost = 0
         self.figures = figures
 
     def contact(self) -> Contact:
@@ -82,15 +92,47 @@ class _Visitor:
         return Contact(True, joined.away, joined.run_view.round_number)
 
     async def take_part(self, leaving: asyncio.Event) -> Visit:
-        self._began = asyncio.get_running_loop().time()
-        self.figures.activity = Activity.STARTING
-        try:
-            visit = await take_part(self._options, self._identity, leaving, self._joined, self.figures)
-        finally:
-            self.figures.membership = None
+        while True:
+            self._began = asyncio.get_running_loop().time()
+            self.figures.activity = Activity.STARTING
+            try:
+                visit = await take_part(self._options, self._identity, leaving, self._joined, self.figures)
+                break
+            except (HetnodeError, BaseExceptionGroup) as error:
+                pause = self._pause_after(first_error(error))
+                if pause is None:
+                    raise
+            finally:
+                self.figures.membership = None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(leaving.wait(), pause)
+                return Visit(is_over=False, kept=self._kept)
         self._kept = visit.kept or self._kept
         self._remember(visit.is_over)
         return visit
+
+    def _pause_after(self, failure: BaseException) -> float | None:
+        """Seconds until this node comes back after `failure`; None where it ends.
+
+        A process of this node may be killed at any time: first the worker where the memory of the machine is
+        short. So a worker that has died twice computes smaller pieces.
+        """
+        code, own = getattr(failure, "code", None), isinstance(self._options.workers, OneWorker | DeviceList)
+        if code not in _DEATHS or not own or self.figures.spec is None:
+            return None
+        now = asyncio.get_running_loop().time()
+        self._deaths = [at for at in self._deaths if now - at < _DEATH_SECONDS] + [now]
+        if len(self._deaths) > _MOST_DEATHS:
+            return None
+        if code is not ErrorCode.TRANSPORT_DIED:
+            self._workers_lost += 1
+            most = self.figures.spec.inner.microbatch_size
+            self._options = replace(self._options, pieces=min(most, 2 ** max(0, self._workers_lost - 1)))
+        pause = jittered(pause_after(len(self._deaths), _RETRY_SECONDS, _MOST_RETRY_SECONDS))
+        log.error("%s This node starts its processes again in %.0f s.", cause_of(failure), pause)
+        if self._options.pieces > 1:
+            log.warning("memory may be short: a microbatch is computed in %d pieces", self._options.pieces)
+        return pause
 
     async def rest(self) -> Visit:
         """Keep the node's place until the run is over: its invite and its certificate would expire."""

@@ -140,6 +140,8 @@ class ErrorCode(Enum):
     """This peer sent invalid payloads too often."""
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     """Too many requests in a short time, or too many at once; try again later."""
+    COORDINATOR_BEHIND = ("coordinator-behind", ExitCode.REFUSED)
+    """A node knows later rounds than the coordinator, whose folder is an older copy. The node waits."""
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)
     """This peer has lost its assignment; it follows the rounds until a later plan gives it another one."""
     OFFER_TOO_EARLY = ("offer-too-early", ExitCode.REFUSED)

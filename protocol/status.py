@@ -94,6 +94,7 @@ class CauseCode(StrEnum):
     FOLLOWS = "follows"  # stages, causes
     SPARES_KEPT = "spares-kept"  # count
     NEXT_PLAN = "next-plan"
+    COORDINATOR_BEHIND = "coordinator-behind"  # round_number: the newest that the peer knows
     # What stops a run.
     ALARM = "alarm"  # round_number, count: the last healthy round, or 0; detail
 

@@ -57,13 +57,28 @@ def live_peer(state: State, peer: PeerId) -> Peer:
 
 
 def check_host(state: State, peer: PeerId, stage: int, round_number: int) -> None:
-    """Raises BAD_REQUEST unless the round is open or decided, and `peer` hosts `stage` in it."""
+    """Raises BAD_REQUEST unless the round is open or decided, and `peer` hosts `stage` in it.
+
+    COORDINATOR_BEHIND for a round that follows one that is not decided.
+    """
     current, rounds = state.current_round, state.spec.rounds
+    if current < round_number <= rounds and not state.is_decided(stage, round_number - 1):
+        raise behind(peer, round_number - 1, current)
     if state.phase is RunPhase.GATHERING or not 1 <= round_number <= min(current, rounds):
         raise bad_request(f"round {round_number} is not open; the run is in round {current} of {rounds}")
     assignment = state.assignment(peer, round_number)
     if assignment is None or stage not in assignment.member.stages:
         raise bad_request(f"{peer} does not host stage {stage} in round {round_number}")
+
+
+def behind(peer: PeerId, known: int, current: int) -> HetnodeError:
+    """COORDINATOR_BEHIND: `peer` knows a decision of round `known`, which is `current` or a later one."""
+    return HetnodeError(
+        ErrorCode.COORDINATOR_BEHIND,
+        f"{peer} knows the decision of round {known}, and this coordinator is in round {current}: its folder "
+        "was restored from an older copy.",
+        "The node waits. Stop the coordinator and restore the newest copy of its whole folder.",
+    )
 
 
 def bad_request(cause: str) -> HetnodeError:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from coordinator.run.decide import Outcome, decide
@@ -28,8 +29,7 @@ from protocol.types import PeerId, Role
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
-"""Between two attempts to write on a full disk."""
+RETRY_SECONDS = 1.0  # between two attempts to write on a full disk
 STALL_SECONDS = 3.0
 """Ticks come every 0.2 s. After a gap longer than this, the process counts as having been suspended."""
 _WOKEN_AT_ONCE = 16
@@ -143,10 +143,7 @@ class CommandLoop:
         self._heartbeats: dict[PeerId, Heartbeat] = {}
 
     async def run(self) -> None:
-        """Decide commands until :meth:`stop`. If the store fails: stop, and raise its error.
-
-        While the disk is full, commands wait.
-        """
+        """Decide commands until :meth:`stop`; they wait while the disk is full. Raises the store's errors."""
         try:
             while (first := await self._commands.get()) is not None:
                 batch = [first, *self._arrived()]
@@ -291,10 +288,8 @@ class CommandLoop:
             # A thread: other calls go on while a plan is searched or events are written. Heartbeats alone
             # take less time than a thread.
             if self._store.blocks and not all(isinstance(command, Heartbeat) for command in issued):
-                event_loop = asyncio.get_running_loop()
-                decided = await event_loop.run_in_executor(
-                    self._thread, self._decide_and_store, self.state, issued
-                )
+                decide_them = partial(self._decide_and_store, self.state, issued)
+                decided = await asyncio.get_running_loop().run_in_executor(self._thread, decide_them)
             else:
                 decided = self._decide_and_store(self.state, issued)
         except HetnodeError as error:

@@ -103,6 +103,10 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         f"the run keeps {counted(it.count, 'stage peer')} as spares before another pipeline trains"
     ),
     CauseCode.NEXT_PLAN: lambda it: "the next plan includes it",
+    CauseCode.COORDINATOR_BEHIND: lambda it: (
+        f"waiting for a coordinator that knows round {it.round_number}: "
+        "the folder of this one is an older copy, restore the newest"
+    ),
     CauseCode.ALARM: lambda it: alarm_text(it.detail, it.count),
 }
 

@@ -83,6 +83,9 @@ def peer_cause(state: State, peer: PeerId, lacks: Mapping[int, Cause] | None = N
     """
     if state.phase is not RunPhase.TRAINING:
         return None
+    seen = state.last_seen[peer].round_number
+    if seen > min(state.current_round, state.spec.rounds) + 1:
+        return Cause(CauseCode.COORDINATOR_BEHIND, round_number=seen - 1)
     closed = next(closed_links(state, peer), None)
     if closed or state.takes_part(peer, state.plans[-1].from_round):
         return closed

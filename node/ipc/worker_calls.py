@@ -43,6 +43,7 @@ class ComputeOptions:
     memory_limit: int = 0  # bytes that a node may use of its device; 0 is no limit
     precision: Precision = Precision.AUTO
     sharded: bool | None = None  # parameters over the ranks; None: where they do not fit one device
+    pieces: int = 1  # of a microbatch, each computed alone, where memory was short
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,15 @@ class Membership:
             await asyncio.sleep(jittered(_RETRY_SECONDS))
 
     async def _follow_updates(self) -> None:
+        is_first = True
         async for update in self._coordinator.watch():
+            if is_first and update.plan is not None:
+                # A coordinator of an older copy makes plans that the newest copy does not know.
+                known = {
+                    epoch: plan for epoch, plan in self.run_view.plans.items() if epoch <= update.plan.epoch
+                }
+                self.run_view = replace(self.run_view, plans=known)
+            is_first = False
             await self._adopt(update)
             if update.plan is None and update.waiting and not update.finished:
                 log.info("%s", update.waiting)

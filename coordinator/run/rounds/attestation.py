@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from coordinator.membership.validation import bad_request, live_peer
+from coordinator.membership.validation import bad_request, behind, live_peer
 from coordinator.run.state.commands import Attest
 from coordinator.run.state.events import AnchorDiverged, DigestAttested
 from coordinator.run.state.persistent_map import PersistentMap
@@ -34,7 +34,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
     after it has attested the right digest.
 
     Raises:
-        HetnodeError: UNKNOWN_PEER or BAD_REQUEST.
+        HetnodeError: UNKNOWN_PEER, BAD_REQUEST, or COORDINATOR_BEHIND for a round that is not decided.
     """
     sender, stage, round_number = command.peer, command.stage, command.round_number
     part, digest = command.part, command.digest
@@ -42,7 +42,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
     if not _holds(transaction.state, sender, stage, round_number, part):
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if round_number > 0 and not transaction.state.is_decided(stage, round_number):
-        raise bad_request(f"{sender} attests stage {stage} after round {round_number}, which is not decided")
+        raise behind(sender, round_number, transaction.state.current_round)
     if part in _SNAPSHOTS and not transaction.state.needs_snapshot(round_number):
         return
     if not transaction.state.keeps_digests(round_number):

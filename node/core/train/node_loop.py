@@ -32,7 +32,7 @@ from protocol.types import PeerId, ReservedAssignment, StageRange
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-_MOVE_SECONDS = 10.0
+_MOVE_SECONDS, _OPERATOR_SECONDS = 10.0, 30.0
 
 
 class End(Enum):
@@ -271,6 +271,8 @@ class NodeLoop:
         """Do what lets this node follow again after a failure that has a remedy."""
         log.warning("%s", failure)
         await self._abandon()
+        if is_behind := code_of(failure) is ErrorCode.COORDINATOR_BEHIND:
+            self._assignment = None  # the newest copy does not know what this coordinator is told
         await self._give_up_assignment(failure)
         match remedy_for(failure):
             case Remedy.REJOIN:
@@ -282,7 +284,7 @@ class NodeLoop:
                 if not await self._recovery.jump_forward():
                     await asyncio.sleep(jittered(_RETRY_SECONDS))
             case Remedy.WAIT:
-                await asyncio.sleep(jittered(_RETRY_SECONDS))
+                await asyncio.sleep(jittered(_OPERATOR_SECONDS if is_behind else _RETRY_SECONDS))
             case Remedy.FOLLOW | None:
                 pass
 

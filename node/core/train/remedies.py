@@ -35,6 +35,7 @@ _REMEDIES = {
     ErrorCode.PAYLOAD_UNAVAILABLE: Remedy.JUMP_FORWARD,
     ErrorCode.STATE_UNAVAILABLE: Remedy.WAIT,
     ErrorCode.COORDINATOR_UNREACHABLE: Remedy.WAIT,
+    ErrorCode.COORDINATOR_BEHIND: Remedy.WAIT,
 }
 _OTHERS_MISSING = frozenset({Remedy.REJOIN, Remedy.JUMP_FORWARD, Remedy.WAIT})
 

@@ -40,12 +40,15 @@ class Compute:
             machine the gradients are equal in every bit.
         precision: of matrix products and their results. Parameters, moments and the outer state are always
             float32. AUTO is bf16 on a GPU that computes in it, and fp32 elsewhere.
+        pieces: into which a microbatch is cut, at most one for each sample. With several, only the input of a
+            microbatch is stored, and the backward pass computes one piece after the other again.
     """
 
     device: str = "cpu"
     compile: bool = False
     activation_checkpointing: bool = False
     precision: Precision = Precision.AUTO
+    pieces: int = 1
 
     def open(self) -> torch.device:
         """The device, after a test that it works; with `compile` also the compiler is tested.

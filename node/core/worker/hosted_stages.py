@@ -5,8 +5,10 @@ Shapes: b microbatch, L context, d width, k subspace width (d where the link is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import mul
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,7 @@ class _InFlight:
     received: Tensor | None  # the leaf that collects the gradient for the member upstream; None at stage 0
     output: Tensor  # activations [b, L, d], or the loss at the last stage
     place: Place
+    inputs: tuple[Tensor, Tensor] | None = None  # what `_run` gets, where pieces are computed again
 
 
 Place = tuple[int, int, int]
@@ -145,8 +148,10 @@ class HostedStages:
         """
         tokens_bl, x = self._enter(received, tokens, (*place, _FORWARD))
         leaf = None if received is None else x.requires_grad_()
-        output = self._run(self._with_table(x, tokens_bl), tokens_bl)
-        self._in_flight[place[-1]] = _InFlight(leaf, output, place)
+        inputs = (x, tokens_bl) if self._compute.pieces > 1 else None
+        with torch.set_grad_enabled(inputs is None):
+            output = self._joined(x, tokens_bl)
+        self._in_flight[place[-1]] = _InFlight(leaf, output, place, inputs)
         if self._is_last:
             if counts:
                 self.losses.append(output.detach())
@@ -160,15 +165,18 @@ class HostedStages:
         Raises as :meth:`forward`.
         """
         work = self._in_flight.pop(microbatch)
+        outputs = [(1.0, work.output)] if work.inputs is None else self._pieces(*work.inputs)
         if received is None:
             # Only the last member divides: the gradients that the others receive contain the factor already.
-            torch.autograd.backward(work.output / microbatches)
+            for share, output in outputs:
+                torch.autograd.backward(output / (microbatches / share))
         else:
             assert self.downstream is not None, "a gradient arrived at the last member"
             dtype, shift = self._spec.link.dtype_of_gradients, self._shift(self._stages.stop, *work.place)
             wire = self._unpack("gradient", received, self.downstream, dtype, shift)
             gradient = self.downstream.expand_backward(wire)
-            backward_from(work.output, gradient.to(work.output.dtype))
+            for (_, output), piece in zip(outputs, self._cut(gradient), strict=True):
+                backward_from(output, piece.to(output.dtype))
         if work.received is None:
             return None
         assert self.upstream is not None
@@ -198,6 +206,25 @@ class HostedStages:
                 targets_bl = tokens_bl[:, 1:] if module.is_last else None
                 x = module(x, targets_bl)
             return x
+
+    def _joined(self, x: Tensor, tokens_bl: Tensor) -> Tensor:
+        """As :meth:`_run` with the link's table, one piece of the microbatch after the other."""
+        shares, found = zip(*self._pieces(x, tokens_bl), strict=True)
+        if len(found) == 1:
+            return cast(Tensor, found[0])
+        return (
+            sum(map(mul, found, shares), start=torch.zeros_like(found[0]))
+            if self._is_last
+            else torch.cat(found)
+        )
+
+    def _pieces(self, x: Tensor, tokens_bl: Tensor) -> Iterator[tuple[float, Tensor]]:
+        """The output of each piece of a microbatch, and the share of its samples."""
+        for piece, tokens in zip(self._cut(x), self._cut(tokens_bl), strict=True):
+            yield len(tokens) / len(tokens_bl), self._run(self._with_table(piece, tokens), tokens)
+
+    def _cut(self, samples: Tensor) -> tuple[Tensor, ...]:
+        return samples.tensor_split(min(self._compute.pieces, len(samples)))
 
     def _shift(
         self, boundary: int, round_number: int, step: int, microbatch: int, direction: int = _BACKWARD

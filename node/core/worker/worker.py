@@ -287,7 +287,9 @@ class Worker:
 
     def _compute(self, options: calls.ComputeOptions) -> Compute:
         device = self._device or options.device
-        return Compute(device, options.compile, options.activation_checkpointing, options.precision)
+        return Compute(
+            device, options.compile, options.activation_checkpointing, options.precision, options.pieces
+        )
 
     def _is_sharded(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> bool:
         """Whether to shard the parameters over the ranks. All ranks decide the same."""
@@ -317,10 +319,19 @@ class Worker:
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Count the seconds. Results leave a GPU, so that all but its last operation has ended by then."""
+        """Count the seconds. Raises WORKER_DIED where memory is short.
+
+        Results leave a GPU, so that all but its last operation has ended by then.
+        """
         began = time.perf_counter()
         try:
             yield
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise HetnodeError(
+                ErrorCode.WORKER_DIED,
+                f"The worker has no memory left: {str(error)[:300]}.",
+                "The node starts it again; from the second time on, it computes a microbatch in pieces.",
+            ) from None
         finally:
             self._computed += time.perf_counter() - began
 

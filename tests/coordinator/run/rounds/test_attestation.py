@@ -164,7 +164,7 @@ class TestAnchors:
         assert not run.state.digest_changes
 
     def test_only_decided_rounds_can_be_attested(self, run: Run) -> None:
-        run.refuse(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.BAD_REQUEST)
+        run.refuse(Attest(A.peer, 0, 1, "stage", "digest"), ErrorCode.COORDINATOR_BEHIND)
 
 
 class TestEnd:

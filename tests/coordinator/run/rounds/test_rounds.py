@@ -69,10 +69,10 @@ class TestOffers:
             Offer(A.peer, replace(good, nbytes=0)),
             Offer(B.peer, good),
             Offer(A.peer, A.payload(run.spec, 2, 1)),
-            Offer(A.peer, A.payload(run.spec, 0, 2)),
             Offer(A.peer, A.payload(run.spec, 0, 0)),
         ):
             run.refuse(bad, ErrorCode.BAD_REQUEST)
+        run.refuse(Offer(A.peer, A.payload(run.spec, 0, 2)), ErrorCode.COORDINATOR_BEHIND)
         run.refuse(Offer(C.peer, C.payload(run.spec, 0, 1)), ErrorCode.UNKNOWN_PEER)
 
     def test_the_next_round_opens_when_every_stage_is_decided(self, run: Run) -> None:

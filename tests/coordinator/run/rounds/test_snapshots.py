@@ -102,10 +102,11 @@ def test_peers_attest_what_they_can_have(run: Run) -> None:
         (LAST, Part.EMBEDDING, EVERY),
         (A, Part.SNAPSHOT, EVERY - 1),
         (A, Part.SNAPSHOT, 0),
-        (A, Part.SNAPSHOT, 2 * EVERY),
     ):
         run.refuse(Attest(peer.peer, 0, round_number, part, "digest"), ErrorCode.BAD_REQUEST)
     run.refuse(Attest(A.peer, 1, EVERY, Part.SNAPSHOT, "digest"), ErrorCode.BAD_REQUEST)
+    undecided = Attest(A.peer, 0, 2 * EVERY, Part.SNAPSHOT, "digest")
+    run.refuse(undecided, ErrorCode.COORDINATOR_BEHIND)
 
 
 def test_what_one_peer_adds_to_the_log_is_bounded(run: Run) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from node.core.worker.compute import Compute
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
@@ -128,6 +130,42 @@ async def test_a_replica_may_take_more_or_fewer_microbatches_from_a_round_on(mem
     expected = usual.parameters()
     for name, parameter in grown.parameters().items():
         torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 64])
+@pytest.mark.parametrize("cut", [(2,), (1, 2)])
+def test_a_microbatch_that_is_computed_in_pieces_has_the_same_loss_and_gradients(
+    pieces: int, cut: tuple[int, ...]
+) -> None:
+    spec = spec_of(**{"swarm.stages": 2, "inner.microbatch_size": 4})
+    found = []
+    for each in (1, pieces):
+        stages = [StageRange(*pair) for pair in pairwise((0, *cut))]
+        chain = [Trainer(spec, hosted, Compute(pieces=each), open_stream(spec)) for hosted in stages]
+        chain[0].connect(None, 8 if chain[1:] else None)
+        for last in chain[1:]:
+            last.connect(8, None)
+        for trainer in chain:
+            trainer.begin_round(1, range(spec.samples_per_round()))
+        message = None
+        for trainer in chain:
+            message = trainer.forward(0, 0, message)
+        for trainer in reversed(chain):
+            message = trainer.backward(0, message)
+        gradients = {
+            (stage, name): parameter.grad
+            for trainer in chain
+            for stage, module in trainer.modules.items()
+            for name, parameter in module.named_parameters()
+        }
+        found.append((float(chain[-1].hosted.losses[0]), gradients))
+    (loss, expected), (other_loss, others) = found
+    assert other_loss == pytest.approx(loss, rel=1e-6 if len(cut) == 1 else 1e-4)
+    for name, gradient in expected.items():
+        assert gradient is not None
+        # What crosses a link is rounded to bfloat16, perhaps to the neighbour of a value.
+        most = 1e-5 if len(cut) == 1 else 4e-3
+        assert float((others[name] - gradient).norm()) <= most * float(gradient.norm()), name
 
 
 def test_gradients_of_uneven_shares_weigh_as_much_as_their_samples() -> None:

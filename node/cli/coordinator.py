@@ -29,6 +29,7 @@ from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.descriptors import warn_of_few_descriptors
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
@@ -161,6 +162,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     command that makes an invite; nodes join with an invite alone.
     """
     command_runner.configure_logging()
+    warn_of_few_descriptors()
     folder = chosen.folder
     kept = None if folder is None or options.any_given else kept_spec(folder)
     if folder is not None and kept is not None:

@@ -34,6 +34,7 @@ from node.net.probe import probe_peer
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.descriptors import MORE_DESCRIPTORS, few_descriptors, raise_descriptor_limit
 from protocol.server.gateway import listen_on
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
@@ -118,6 +119,13 @@ def check_listening(settings: NodeSettings) -> CheckResult:
         "If there is a router in between, forward the port and give --listen and --advertise, or join with "
         "--listen none. Neighbours in the same network need neither.",
     )
+
+
+def check_descriptors() -> CheckResult:
+    """How many files and connections a node may have open, after it has raised its limit as far as it can."""
+    if found := few_descriptors():
+        return warning("open files", found, MORE_DESCRIPTORS)
+    return ok("open files", f"{raise_descriptor_limit():,} at once")
 
 
 async def check_compute(

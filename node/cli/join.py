@@ -41,6 +41,7 @@ from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+from protocol.server.descriptors import warn_of_few_descriptors
 from protocol.server.line import LineLimits
 from protocol.types import PeerId
 
@@ -213,6 +214,7 @@ def join(chosen: JoinOptions) -> None:
     order, a second one saves the progress and leaves at once, a third one ends the process.
     """
     console = command_runner.configure_logging()
+    warn_of_few_descriptors()
     if chosen.folder:
         make_usable(chosen.folder)
     launch = hosts.launch_for(chosen.role, names_several(chosen.device))

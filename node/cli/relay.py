@@ -19,6 +19,7 @@ from node.cli.options import (
     port_range,
 )
 from node.command_runner import TerminalConsole
+from protocol.server.descriptors import warn_of_few_descriptors
 
 
 def relay(
@@ -51,6 +52,7 @@ def relay(
     when the run is finished.
     """
     command_runner.configure_logging()
+    warn_of_few_descriptors()
     host, port = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
     ports = port_range(relay_ports)

@@ -182,7 +182,8 @@ class Measurement:
         progress_norm: L2 norm of what this member's stages learned in the round: anchor - local.
         error_norm: L2 norm of the error feedback that its payloads add to this; both before compression, 0
             if no payload of this member counts.
-        agreements: one for each hosted stage in which this member contributes.
+        agreements: of each hosted stage in which this member contributes, the payload that it measures for
+            all, then others.
     """
 
     peer: PeerId

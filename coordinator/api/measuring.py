@@ -1,8 +1,9 @@
 """Which figures of a measurement are believed.
 
-A member measures one payload of each of its stages: the next one in canonical order. Figures about any other
-payload are dropped, so each payload is described by one peer at most, which does not choose it. A peer that
-lies can make its neighbour in this order look bad, and nobody else; it moves no median of three or more.
+Pages and alarms take what a member tells of one payload of each of its stages: the next one in canonical
+order. So each payload is described by one peer at most, which does not choose it. A liar can make its
+neighbour in this order look bad, and nobody else. Scores take the median of what all members tell
+(coordinator.run.rounds.scores).
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def believed(state: State, measurement: Measurement) -> Measurement:
     known = norms if all(map(_is_norm, norms)) else (0.0, 0.0)
     agreements = tuple(found[stage] for stage in sorted(found))
     return replace(measurement, agreements=agreements, progress_norm=known[0], error_norm=known[1])
+
+
+def possible(measurement: Measurement) -> Measurement:
+    """`measurement` with the figures alone that a payload can have, of whichever payloads."""
+    return replace(measurement, agreements=tuple(filter(_is_possible, measurement.agreements)))
 
 
 def _is_measured(state: State, measurement: Measurement, agreement: PayloadAgreement) -> bool:

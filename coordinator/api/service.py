@@ -22,7 +22,7 @@ from coordinator.api.access import AccessControl
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
-from coordinator.api.measuring import believed, check_place
+from coordinator.api.measuring import believed, check_place, possible
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
@@ -42,6 +42,7 @@ from coordinator.run.command_loop import (
 )
 from coordinator.run.rounds.attestation import locate, record_of, required_digest
 from coordinator.run.rounds.deadlines import ClosingTime
+from coordinator.run.rounds.scores import Scores
 from coordinator.run.state import commands
 from coordinator.run.state.state import State
 from coordinator.status.run_status import run_status
@@ -122,6 +123,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._command_loop = command_loop
         self._spec, self._run = command_loop.spec, command_loop.state.run
         self._records = records
+        self._scores = Scores()
         self._access = access
         self._sources = sources
         self._authority = authority
@@ -366,6 +368,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         live_peer(self._command_loop.state, self._access.peer(context, request.peer))
         measurement = measurement_from_pb(request)
         check_place(self._command_loop.state, measurement)
+        for change in self._scores.note(self._command_loop.state, possible(measurement)):
+            await self._command_loop.execute(change)
         measurement = believed(self._command_loop.state, measurement)
         self._records.metrics.record_measurement(self._command_loop.now(), measurement)
         self._records.health.record(measurement)

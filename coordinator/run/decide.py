@@ -17,6 +17,7 @@ from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.run.rounds.rollback import roll_back
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
+from coordinator.run.rounds.scores import weigh
 from coordinator.run.state import commands, events
 from coordinator.run.state.commands import Command
 from coordinator.run.state.events import Event
@@ -111,6 +112,7 @@ _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.Report: report,
     commands.Arbitrate: arbitrate,
     commands.Attest: attest,
+    commands.Weigh: weigh,
     commands.RaiseAlarm: pausing.raise_alarm,
     commands.PauseRun: pausing.pause,
     commands.ResumeRun: pausing.resume,

@@ -17,6 +17,7 @@ _WARNINGS = (
     events.PeerBanned,
     events.PeerLost,
     events.PeerQuarantined,
+    events.PeerWeighed,
     events.PeerRetreated,
     events.PeerStruck,
 )

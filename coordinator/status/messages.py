@@ -203,6 +203,13 @@ def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR09
             return f"{short(event.peer)} is no longer banned"
         case events.PeerStruck():
             return f"{short(event.peer)} gets a STRIKE in round {event.round_number}: {event.reason}"
+        case events.PeerWeighed(counts=True):
+            return f"the payloads of {short(event.peer)} count again: their score is {event.score:.2f}"
+        case events.PeerWeighed():
+            return (
+                f"the payloads of {short(event.peer)} count for NOTHING from now on: up to round "
+                f"{event.round_number} their score is {event.score:.2f}, and usual is 1"
+            )
         case events.PeerQuarantined():
             return f"{short(event.peer)} is in QUARANTINE after {counted(event.strikes, 'strike')}"
         case _:

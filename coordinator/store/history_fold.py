@@ -64,6 +64,7 @@ _TOLD: dict[type[Event], Kind] = {
     events.PeerRetreated: Kind.RETREATED,
     events.AssignmentReserved: Kind.RESERVED,
     events.PeerStruck: Kind.STRIKE,
+    events.PeerWeighed: Kind.STRIKE,
     events.PeerQuarantined: Kind.QUARANTINED,
     events.PeerBanned: Kind.BANNED,
     events.PeerUnbanned: Kind.UNBANNED,

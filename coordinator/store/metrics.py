@@ -133,6 +133,7 @@ _PEERS: dict[type[Event], tuple[str, ...]] = {
     events.PeerRetreated: ("retreated", "epoch", "reason"),
     events.PeerBanned: ("banned", "reason"),
     events.PeerStruck: ("strike", "round_number", "reason"),
+    events.PeerWeighed: ("weighed", "round_number", "counts", "score"),
     events.PeerQuarantined: ("quarantined", "strikes"),
 }
 """Of events about one peer: what has changed, and the fields that their lines have."""

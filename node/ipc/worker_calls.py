@@ -139,13 +139,13 @@ class CommitResult:
     """Digests after a commit; that of the embedding only of stage 0, where members without it follow it.
 
     Attributes:
-        agreement: of the payload that the call asks for; None if it cannot be told.
+        agreements: of the payloads that the call asks for; None where they cannot be told.
         progress_norm, error_norm: of the own payload, see OuterStage; 0 if it is not included.
     """
 
     digest: str
     embedding_digest: str | None
-    agreement: MeasuredAgreement | None = None
+    agreements: tuple[MeasuredAgreement | None, ...] = ()
     progress_norm: float = 0.0
     error_norm: float = 0.0
 
@@ -321,7 +321,8 @@ class Commit(Request[CommitResult]):
     """Commit payloads with their weights; or without weights the one result on which the group has agreed.
 
     `position` is that of this member's payload among the payloads, or in the group of the result; None where
-    its payload cannot be in it.
+    its payload cannot be in it. `uncounted` are payloads of the round without a weight, which are compared,
+    too.
     """
 
     stage: int
@@ -330,6 +331,7 @@ class Commit(Request[CommitResult]):
     weights: tuple[float, ...]
     position: int | None
     comparison: Comparison | None = None
+    uncounted: tuple[StoredPayload, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How far one payload of a round agrees with the other payloads, measured while they are applied.
+"""How far payloads of a round agree with the other payloads, measured while they are applied.
 
 With the payloads p_m of a (stage, round) as vectors over all parameters of the stage, their weights w_m and
 clipping scales s_m (protocol.math.clipping), f_m = w_m s_m and S = sum_m f_m p_m, the committed mean is
@@ -36,18 +36,20 @@ _LEAST_OTHERS = 0.05
 
 
 class AgreementMeter:
-    """Measures one payload tensor by tensor.
+    """Measures some payloads tensor by tensor.
 
-    Costs one more pass over each sum, and with pairs memory of the size of the largest tensor.
+    Costs one more pass over each sum, one over each payload, and with pairs memory of the size of the largest
+    tensor.
 
     Args:
-        payloads: of a round, decoded, in canonical order.
-        weights: w_m of each.
+        comparison: which payloads, by their positions in `payloads`.
+        payloads: of a round, decoded: those that count in canonical order, then others, which have no weight.
+        weights: w_m of each that counts.
         clip: `outer.clip` of the specification.
 
     Attributes:
-        sums: over the tensors so far: |S|^2, <p_j, S>, and <p_j, p_i> of both pairs. Where several processes
-            have added different tensors, set the sum of their sums before :meth:`result`.
+        sums: over the tensors so far: |S|^2, <p_j, p_i> of both pairs, and <p_j, S> of all positions. Where
+            several processes have added different tensors, set the sum of their sums before :meth:`results`.
     """
 
     def __init__(
@@ -57,25 +59,28 @@ class AgreementMeter:
         weights: Sequence[float],
         clip: float,
     ) -> None:
-        self._own, self._is_alone = payloads[comparison.position], len(payloads) == 1
+        positions = comparison.positions
+        self._measured = [payloads[position] for position in positions]
         pairs = (comparison.alike, comparison.unlike)
         self._pairs = [None if position is None else payloads[position] for position in pairs]
-        self._factor = factors_of(payloads, weights, clip)[comparison.position]
-        self._total_weight = math.fsum(weights)
-        self.sums = [0.0, 0.0, 0.0, 0.0]
+        factors = factors_of(payloads[: len(weights)], weights, clip) + [0.0] * (len(payloads) - len(weights))
+        self._factors = [factors[position] for position in positions]
+        self._total_weight, self._is_single = math.fsum(weights), len(weights) == 1
+        self.sums = [0.0] * (3 + len(positions))
         self._zeros = torch.zeros(0)
 
     def add(self, name: str, total: Tensor) -> None:
         """Count one tensor in; `total` is its S, flat, float32 on the CPU."""
-        own = self._own[name]
         self.sums[0] += _squares(total)
-        self.sums[1] += _product(own, total)
+        for index, content in enumerate(self._measured, 3):
+            self.sums[index] += _product(content[name], total)
         if any(self._pairs):
+            own = self._measured[0][name]
             if len(self._zeros) < len(total):
                 self._zeros = torch.zeros(len(total))
             dense = self._zeros[: len(total)]
             own.add_to(dense, 1.0)
-            for index, other in enumerate(self._pairs, 2):
+            for index, other in enumerate(self._pairs, 1):
                 if other is not None:
                     self.sums[index] += _product(other[name], dense)
             if own.indices_s is None:
@@ -83,25 +88,36 @@ class AgreementMeter:
             else:  # far fewer than all elements
                 dense.index_fill_(0, own.indices_s, 0.0)
 
-    def result(self) -> MeasuredAgreement | None:
-        """The figures; None if one is not finite. A single payload is compared with itself."""
-        factor, own = self._factor, _squared_norm(self._own)
-        sum_squares, with_sum, *with_pairs = self.sums
-        with_others = with_sum - factor * own
-        others = sum_squares - 2 * factor * with_sum + factor**2 * own
-        cosine = None
-        if self._is_alone:
-            cosine = 1.0 if own > 0 else None
-        elif others > (_LEAST_OTHERS * factor) ** 2 * own:
-            cosine = _cosine(with_others, own, others)
+    def results(self) -> list[MeasuredAgreement | None]:
+        """The figures of each position; None if one is not finite. A single payload agrees with itself."""
+        sum_squares, *with_pairs = self.sums[:3]
+        own = _squared_norm(self._measured[0])
         pairs = [
             None if other is None else _cosine(product, own, _squared_norm(other))
             for product, other in zip(with_pairs, self._pairs, strict=True)
         ]
-        mean_norm = math.sqrt(sum_squares) / self._total_weight
-        found = MeasuredAgreement(cosine, math.sqrt(own), mean_norm, *pairs)
-        told = [each for each in (cosine, *pairs) if each is not None]
-        return found if all(map(math.isfinite, (found.norm, mean_norm, *told))) else None
+        mean_norm = math.sqrt(sum_squares) / self._total_weight if sum_squares >= 0 else math.nan
+        found = []
+        for content, factor, product in zip(self._measured, self._factors, self.sums[3:], strict=True):
+            squares = _squared_norm(content)
+            cosine = self._cosine_with_others(squares, factor, product)
+            found.append(_finite(MeasuredAgreement(cosine, math.sqrt(squares), mean_norm, *pairs)))
+            pairs = [None, None]  # of the first position alone
+        return found
+
+    def _cosine_with_others(self, squares: float, factor: float, with_sum: float) -> float | None:
+        if self._is_single and factor:
+            return 1.0 if squares > 0 else None
+        others = self.sums[0] - 2 * factor * with_sum + factor**2 * squares
+        if not others > (_LEAST_OTHERS * factor) ** 2 * squares:
+            return None
+        return _cosine(with_sum - factor * squares, squares, others)
+
+
+def _finite(figures: MeasuredAgreement) -> MeasuredAgreement | None:
+    cosines = (figures.cosine, figures.alike, figures.unlike)
+    told = [each for each in cosines if each is not None]
+    return figures if all(map(math.isfinite, (figures.norm, figures.mean_norm, *told))) else None
 
 
 def _squared_norm(payload: Mapping[str, SparseTensor]) -> float:

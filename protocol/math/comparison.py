@@ -1,4 +1,4 @@
-"""Which payload of a round each host of a stage measures (protocol.math.agreement), and the result."""
+"""Which payloads of a round each host of a stage measures (protocol.math.agreement), and the results."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from dataclasses import dataclass
 
 from protocol.types import PeerId
 
+MOST_MEASURED = 16
+"""Payloads of one (stage, round) that a peer measures: a median needs no more measurements of each."""
+
 
 @dataclass(frozen=True)
 class Comparison:
     """What to measure: the payload at `position` of a manifest.
 
     `alike` and `unlike` are the positions of single other payloads to compare it with; None compares nothing.
+    `others` are the positions of payloads that are compared with the weighted sum alone.
     """
 
     position: int
     alike: int | None = None
     unlike: int | None = None
+    others: tuple[int, ...] = ()
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return self.position, *self.others
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,14 @@ def measured_position(owners: Sequence[PeerId], peer: PeerId) -> int | None:
         owners: of the payloads of a manifest, in canonical order.
     """
     return (owners.index(peer) + 1) % len(owners) if peer in owners else None
+
+
+def other_positions(count: int, own: int) -> tuple[int, ...]:
+    """Further positions that the peer with the payload at `own` of `count` measures.
+
+    So several peers measure each payload, and no single one of them decides what it is worth.
+    """
+    return tuple((own + step) % count for step in range(1, min(count, MOST_MEASURED + 1)))
 
 
 def next_of_kind(is_full: Sequence[bool | None], position: int, alike: bool) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from protocol.errors import faulty_peer
+from protocol.math.comparison import MOST_MEASURED
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import Measurement, PayloadAgreement, RunStatus, Wait
 from protocol.wire.convert.fields import AS_SENT, MAX_STAGES, NAME, PEER, Field, Record, between, several
@@ -42,7 +43,7 @@ _MEASUREMENT = Record(
     Measurement,
     pb.Measurement,
     {field.name: AS_SENT for field in fields(Measurement)}
-    | {"peer": PEER, "agreements": several(_AGREEMENT, MAX_STAGES)},
+    | {"peer": PEER, "agreements": several(_AGREEMENT, MAX_STAGES * MOST_MEASURED)},
 )
 
 _STATUS = RecordCodec[RunStatus](RunStatus, UNBOUNDED, ignores_unknown=True)

@@ -87,7 +87,8 @@ def lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequen
     enough if others have offered, and their payloads cannot count: of two replicas, one may send rubbish.
 
     A replica counts with its whole weight even if it has done a part of its phase: a slow one is present.
-    Replicas that lack a member or withhold do not count, or nothing could be committed without them.
+    Replicas that lack a member, withhold or have bad scores do not count, or nothing could be committed
+    without them.
     """
     round_number = state.current_round
     owners = {entry.descriptor.owner for entry in entries}
@@ -96,6 +97,8 @@ def lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequen
     withheld, weight, offered, live_weight = state.round_of(stage, round_number).withheld, 0.0, 0.0, 0.0
     for replica in state.plan_for(round_number).replicas:
         host = replica.host_of(stage).peer
+        if host in state.discounted:
+            continue
         weight += (host in owners) * replica.weight
         offered += (host in offering) * replica.weight
         could_contribute = host in offering or (replica.index in live and host not in withheld)

@@ -271,13 +271,16 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     """Commit the payloads with enough holders, or abort if there are none."""
     state = transaction.state
     holdings = holdings_of(state, round_state)
-    entries, left_out = [], []
+    entries, left_out, discounted = list[ManifestEntry](), list[str](), list[PeerId]()
 
     @cache  # most payloads have the same holders
     def fastest(holders: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
         return with_most_uplink({peer: uplink_of(state, peer) for peer in holders})
 
     for position, descriptor in enumerate(group.descriptors):
+        if descriptor.owner in state.discounted:
+            discounted.append(descriptor.owner)
+            continue
         if not counts(round_state, holdings, descriptor.owner):
             assignment = state.assignment(descriptor.owner, descriptor.round_number)
             left_out.append(assignment.replica.name if assignment else descriptor.owner)
@@ -301,6 +304,8 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
         reason = f"without the payloads of {listed(left_out)}, which too few of the group hold"
     else:
         reason = f"all {len(entries)} payloads are held by at least {peers}"
+    if discounted:
+        reason += f"; without {counted(len(discounted), 'payload')} of peers with bad scores"
     judge(transaction, state.current_round, round_state)
     conclude(transaction, stage, tuple(entries), reason)
 

@@ -88,6 +88,7 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.PeerBanned: apply_peers.ban,
     events.PeerUnbanned: apply_peers.unban,
     events.PeerStruck: apply_peers.strike,
+    events.PeerWeighed: apply_peers.weigh,
     events.PeerQuarantined: apply_peers.quarantine,
     events.InviteCreated: apply_peers.create_invitation,
     events.InviteUsed: apply_peers.use_invitation,

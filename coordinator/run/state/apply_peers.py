@@ -198,6 +198,11 @@ def strike(state: State, event: events.PeerStruck) -> State:
     return replace(state, strikes={**state.strikes, event.peer: rounds})
 
 
+def weigh(state: State, event: events.PeerWeighed) -> State:
+    without = state.discounted - {event.peer}
+    return replace(state, discounted=without if event.counts else without | {event.peer})
+
+
 def quarantine(state: State, event: events.PeerQuarantined) -> State:
     quarantined = state.quarantined | {event.peer}
     return replace(leave(state, event.peer, finished=False), quarantined=quarantined)

@@ -236,6 +236,16 @@ class Arbitrate:
 
 
 @dataclass(frozen=True)
+class Weigh:
+    """Whether the payloads of `peer` count, by its `score` up to that round. No call of the API makes it."""
+
+    peer: PeerId
+    round_number: int
+    counts: bool
+    score: float
+
+
+@dataclass(frozen=True)
 class Attest:
     peer: PeerId
     stage: int
@@ -273,5 +283,5 @@ Command: TypeAlias = (
     Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
     | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
     | Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
-    | Offer | Await | Report | Attest
+    | Offer | Await | Report | Attest | Weigh
 )  # fmt: skip

@@ -297,6 +297,16 @@ class PeerStruck(_Event):
 
 
 @dataclass(frozen=True)
+class PeerWeighed(_Event):
+    """The payloads of `peer` count from the next decision on, or do not, by its `score` up to that round."""
+
+    peer: PeerId
+    round_number: int
+    counts: bool
+    score: float
+
+
+@dataclass(frozen=True)
 class PeerQuarantined(_Event):
     """`peer` has `strikes` recent strikes: it counts as gone, and may not join again."""
 
@@ -385,7 +395,9 @@ PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )
 ConnectionEvent: TypeAlias = AddressesChanged | LinkFailed
-ExclusionEvent: TypeAlias = PeerRetreated | PeerStruck | PeerQuarantined | PeerBanned | PeerUnbanned
+ExclusionEvent: TypeAlias = (
+    PeerRetreated | PeerStruck | PeerWeighed | PeerQuarantined | PeerBanned | PeerUnbanned
+)
 PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
 InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected

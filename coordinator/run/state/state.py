@@ -97,6 +97,7 @@ class State:
         settled: by peer, two numbers that the settlement of the run keeps and reads alone
             (coordinator.run.state.settlement).
         strikes: by peer, the rounds for which it got a strike.
+        discounted: the peers whose payloads count for nothing until their scores are good again.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
         skipped: decisions about stages that had no turn in their round.
@@ -150,6 +151,7 @@ class State:
     tokens_at: Mapping[int, int] = field(default_factory=dict)
     settled: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
+    discounted: frozenset[PeerId] = frozenset()
     quarantined: frozenset[PeerId] = frozenset()
     digests: Mapping[tuple[int, int, str], PersistentMap[PeerId, str]] = field(default_factory=dict)
     digest_changes: Mapping[tuple[int, int, str], Mapping[PeerId, int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Measures in a commit how far one payload agrees with the others (protocol.math.agreement)."""
+"""Measures in a commit how far payloads agree with the others (protocol.math.agreement)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
+from node.ipc.stored_payload import Payload
 from node.ranks.group import RankGroup
 from protocol.math.agreement import AgreementMeter
 from protocol.math.clipping import SentTensor
@@ -15,10 +16,16 @@ from protocol.math.topk import SparseTensor
 
 
 class AgreementProbe:
-    """Measures one commit without changing its result, on all ranks of a peer together."""
+    """Measures one commit without changing its result, on all ranks of a peer together.
 
-    def __init__(self, comparison: Comparison, clip: float, group: RankGroup) -> None:
+    `uncounted` are payloads of the round that have no weight; their positions follow those that count.
+    """
+
+    def __init__(
+        self, comparison: Comparison, uncounted: Sequence[Payload], clip: float, group: RankGroup
+    ) -> None:
         self._comparison, self._clip, self._group = comparison, clip, group
+        self.uncounted = uncounted
         self._meter: AgreementMeter | None = None
 
     def begin(
@@ -29,8 +36,8 @@ class AgreementProbe:
         self._meter = AgreementMeter(self._comparison, sparse, weights, self._clip)
         return self._meter.add
 
-    def result(self) -> MeasuredAgreement | None:
-        """The figures after a commit; None if a figure is not finite."""
+    def results(self) -> list[MeasuredAgreement | None]:
+        """The figures of each position after a commit; None where one is not finite."""
         assert self._meter is not None, "the commit has begun"
         self._meter.sums = self._group.totals(self._meter.sums)
-        return self._meter.result()
+        return self._meter.results()

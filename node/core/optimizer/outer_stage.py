@@ -197,7 +197,10 @@ class OuterStage:
         contents, weights = contents_of(self.received, outcome)
         committed, failure = {}, None
         try:
-            observe = probe.begin(contents, weights) if probe else None
+            observe = None
+            if probe is not None:
+                uncounted = [self.received.decoded(payload) for payload in probe.uncounted]
+                observe = probe.begin([*contents, *uncounted], weights)
             committed = apply_update(
                 self.committed, contents, weights, self._optimizer, self._outer.clip, observe
             )

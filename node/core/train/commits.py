@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from node.core.train.services import Services
 from node.ipc.stored_payload import StoredPayload
 from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, CommitResult, ResetError
-from protocol.math.comparison import Comparison, measured_position, next_of_kind
+from protocol.math.comparison import Comparison, measured_position, next_of_kind, other_positions
 from protocol.math.turns import is_due
 from protocol.status import PayloadAgreement
 from protocol.types import (
@@ -53,18 +53,24 @@ class Commits:
         self._worker, self._peer, self._spec = services.worker, services.identity.peer, services.spec
         self._membership = services.membership
         self.pending: dict[int, OwnPayload] = {}
-        # The round and result of the last commit of each stage, and what was measured of another's payload.
-        self._measured: dict[int, tuple[int, CommitResult, PayloadAgreement | None]] = {}
+        # The round and result of the last commit of each stage, and what was measured of others' payloads.
+        self._measured: dict[int, tuple[int, CommitResult, list[PayloadAgreement]]] = {}
 
-    def measured_in(self, round_number: int) -> list[tuple[CommitResult, PayloadAgreement | None]]:
+    def measured_in(self, round_number: int) -> list[tuple[CommitResult, list[PayloadAgreement]]]:
         """Of each stage that was committed in this round last: norms, and what was measured."""
         return [(result, found) for last, result, found in self._measured.values() if last == round_number]
 
-    async def to_stage(self, decision: Committed, outcome: Sequence[StoredPayload]) -> dict[Part, str]:
+    async def to_stage(
+        self,
+        decision: Committed,
+        outcome: Sequence[StoredPayload],
+        gathered: Mapping[PayloadDescriptor, StoredPayload],
+    ) -> dict[Part, str]:
         """Commit at the worker. Returns the new digests; stage 0 contains the embedding.
 
         Args:
             outcome: the payloads of the decision in its order, or the one result of their group.
+            gathered: all valid payloads of the exchange; those that do not count are measured, too.
         """
         stage, round_number = decision.stage, decision.round_number
         descriptors = [entry.descriptor for entry in decision.entries]
@@ -73,14 +79,23 @@ class Commits:
         if proposal is not None and proposal.descriptor in descriptors:
             is_result = decision.result is not None
             position = proposal.position if is_result else descriptors.index(proposal.descriptor)
-        comparison = None if decision.result is not None else self._comparison(decision)
-        commit = Commit(stage, round_number, tuple(outcome), _weights(decision), position, comparison)
+        uncounted = [each for each in gathered if each not in descriptors and self._worker.reads_files]
+        comparison = None if decision.result is not None else self._comparison(decision, len(uncounted))
+        commit = Commit(
+            *(stage, round_number, tuple(outcome), _weights(decision), position, comparison),
+            uncounted=tuple(gathered[each] for each in uncounted),
+        )
         result = await self._worker.call(commit)
-        found = None
-        if comparison is not None and result.agreement is not None:
-            owner = descriptors[comparison.position].owner
-            found = PayloadAgreement(stage, owner, **asdict(result.agreement))
-        self._measured[stage] = round_number, result, found
+        owners = [each.owner for each in (*descriptors, *uncounted)]
+        positions = comparison.positions if comparison is not None else ()
+        self._measured[stage] = (
+            *(round_number, result),
+            [
+                PayloadAgreement(stage, owners[at], **asdict(figures))
+                for at, figures in zip(positions, result.agreements, strict=True)
+                if figures is not None
+            ],
+        )
         self.pending.pop(stage, None)
         if position is None and any(descriptor.owner == self._peer for descriptor in descriptors):
             # A payload that this node sent before its restart is in the anchor now. The restored error
@@ -106,15 +121,21 @@ class Commits:
         call = CommitEmbedding(decision.round_number, tuple(outcome), _weights(decision))
         return {Part.EMBEDDING: await self._worker.call(call)}
 
-    def _comparison(self, decision: Committed) -> Comparison | None:
-        """What this member measures of a decision; None if no payload of its own counts."""
+    def _comparison(self, decision: Committed, uncounted: int) -> Comparison | None:
+        """What this member measures of a decision; None if no payload of its own counts.
+
+        `uncounted` is the number of payloads that follow those of the decision.
+        """
         owners = [entry.descriptor.owner for entry in decision.entries]
         if (position := measured_position(owners, self._peer)) is None:
             return None
         plan = self._membership.run_view.plan_for(decision.round_number)
         replicas = [plan.replica_of(owner) if plan else None for owner in owners]
         is_full = [None if replica is None else replica.is_full for replica in replicas]
-        return Comparison(position, *(next_of_kind(is_full, position, alike) for alike in (True, False)))
+        alike, unlike = (next_of_kind(is_full, position, is_alike) for is_alike in (True, False))
+        own, count = owners.index(self._peer), len(owners) + uncounted
+        others = (each for each in other_positions(count, own) if each != position)
+        return Comparison(position, alike, unlike, tuple(others))
 
 
 def _weights(decision: Decision) -> tuple[float, ...]:

@@ -73,7 +73,7 @@ class RoundExchange:
             payload_bytes=sum(nbytes),
             progress_norm=math.hypot(*(result.progress_norm for result, _ in results)),
             error_norm=math.hypot(*(result.error_norm for result, _ in results)),
-            agreements=tuple(agreement for _, agreement in results if agreement is not None),
+            agreements=tuple(each for _, agreements in results for each in agreements),
         )
 
     async def exchange_round(

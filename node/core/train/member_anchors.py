@@ -207,12 +207,16 @@ class MemberAnchors:
         if gates is not None:
             await gates.trained.wait()
         # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
-        await run_to_the_end(self._apply_once(decision, part, outcome))
+        await run_to_the_end(self._apply_once(decision, part, outcome, known))
         await self._end_round(part, RoundEnd(stage, round_number, result))
         self._attest_if_recent(stage, part, round_number)
 
     async def _apply_once(
-        self, decision: Committed | Aborted | Skipped, part: Part, outcome: Sequence[StoredPayload]
+        self,
+        decision: Committed | Aborted | Skipped,
+        part: Part,
+        outcome: Sequence[StoredPayload],
+        known: Mapping[PayloadDescriptor, StoredPayload],
     ) -> None:
         """Apply a decision to one part, unless this was done already."""
         stage, round_number = decision.stage, decision.round_number
@@ -224,7 +228,7 @@ class MemberAnchors:
             if part is Part.EMBEDDING:
                 digests = await self.commits.to_embedding(decision, outcome)
             elif isinstance(decision, Committed):
-                digests = await self.commits.to_stage(decision, outcome)
+                digests = await self.commits.to_stage(decision, outcome, known)
             else:
                 await self.commits.abort(decision)
                 changed = self._parts_changed_with(stage, Part.STAGE)

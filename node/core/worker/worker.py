@@ -202,13 +202,13 @@ class Worker:
         probe = (
             None
             if call.comparison is None
-            else AgreementProbe(call.comparison, self.trainer.spec.outer.clip, self._group)
+            else AgreementProbe(call.comparison, call.uncounted, self.trainer.spec.outer.clip, self._group)
         )
         digest = self.trainer.commit(stage, call.round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every
         embedding = outer.embedding_digest() if follows else None
-        return calls.CommitResult(digest, embedding, None if probe is None else probe.result(), *norms)
+        return calls.CommitResult(digest, embedding, () if probe is None else tuple(probe.results()), *norms)
 
     def commit_embedding(self, call: calls.CommitEmbedding) -> str:
         """Raises as :meth:`commit`."""

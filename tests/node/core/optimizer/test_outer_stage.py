@@ -166,11 +166,11 @@ def test_a_commit_measures_the_payload_that_it_is_asked_for_and_changes_no_bit()
     for replica in replicas:
         replica.train()
         payloads.append((replica.propose(), 1.0))
-    probe = AgreementProbe(Comparison(position=1, alike=2), 1.0, RankGroup())
+    probe = AgreementProbe(Comparison(position=1, alike=2), (), 1.0, RankGroup())
     for replica in replicas:
         replica.outer.commit(payloads, True, replica.local, probe if replica is replicas[0] else None)
     assert len({replica.outer.digest() for replica in replicas}) == 1
-    found = probe.result()
+    found = probe.results()[0]
     assert found is not None
     assert found.norm == pytest.approx(payload_norm(decode(replicas[0].outer.layout, payloads[1][0])))
     assert found.alike is not None

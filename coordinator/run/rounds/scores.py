@@ -1,0 +1,159 @@
+"""Scores of contributors: which payloads agree so little with the others that they count for nothing.
+
+Members measure the cosine of each payload of their group with the weighted sum of the others
+(protocol.math.agreement). Of one payload several members tell it, and the median counts, so that no single
+member decides. A value is that median, divided by the median of the payloads of the same kind of replica: 1
+for a usual payload, about 0 for noise and for one that says nothing, negative for one that works against the
+others. No single round judges: the mean over some rounds does.
+
+A contributor that falls below :data:`LEAST_MEAN` gets a strike, and its payloads are gathered and measured,
+but not committed, until its mean exceeds :data:`GOOD_MEAN`. Three strikes are a quarantine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import fmean, median
+
+from coordinator.membership.strikes import strike
+from coordinator.run.state.commands import Weigh
+from coordinator.run.state.events import PeerWeighed
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Transaction
+from protocol.math.comparison import MOST_MEASURED
+from protocol.status import Measurement, PayloadAgreement
+from protocol.types import PeerId
+
+LEAST_MEAN, ROUNDS_TO_FALL, LEAST_VALUES = 0.4, 4, 3
+"""Honest payloads have values of 0.7 to 1.5 in small runs; noise 0.0, and flipped ones below -1."""
+GOOD_MEAN, ROUNDS_TO_RISE = 0.7, 8
+"""A contributor that cheats in some rounds must be honest for longer than the cheating took to be noticed."""
+ROUNDS_TO_STRIKE = 12
+"""A contributor whose payloads stay bad gets another strike after this many rounds."""
+LEAST_MEASURERS = 2
+"""One liar must not decide what another payload is worth."""
+LEAST_PAYLOADS = 3
+"""With fewer payloads nobody can tell which one is unlike the others."""
+LEAST_COSINE = 0.005
+"""If even usual payloads agree less, values would be noise."""
+MOST_NORM = 4.0
+"""A payload of more than this many times the median norm has the value 0: honest ones differ by a tenth."""
+
+
+class Scores:
+    """What members have told about each other's payloads in the last rounds, and the values that follow.
+
+    Nothing is stored: after a restart of the coordinator values are gathered anew, and weights stay.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[tuple[int, PeerId], dict[PeerId, PayloadAgreement]]] = {}
+        self._judged = 0
+        self._values: dict[PeerId, deque[float]] = {}
+        self._fell_in: dict[PeerId, int] = {}
+
+    def note(self, state: State, measurement: Measurement) -> list[Weigh]:
+        """Take the figures of one member. Returns the weights that change by the rounds that are over.
+
+        Figures about payloads that were not offered in the member's groups are dropped, as are those about
+        its own. Never raises.
+        """
+        round_number, sender = measurement.round_number, measurement.peer
+        if round_number <= self._judged or round_number > state.current_round or sender in state.discounted:
+            return []
+        told, counts = self._told.setdefault(round_number, {}), dict[int, int]()
+        for each in measurement.agreements:
+            offers = state.round_of(each.stage, round_number).offers
+            counts[each.stage] = counts.get(each.stage, 0) + 1  # as many as an honest member measures
+            if counts[each.stage] > MOST_MEASURED or each.owner == sender:
+                continue
+            if not {sender, each.owner} <= offers.keys():
+                continue
+            told.setdefault((each.stage, each.owner), {})[sender] = each
+        over = sorted(each for each in self._told if each < round_number)
+        return [weigh for each in over for weigh in self._judge(state, each)]
+
+    def _judge(self, state: State, round_number: int) -> Iterator[Weigh]:
+        self._judged = round_number
+        for peer, value in values_of(state, round_number, self._told.pop(round_number)).items():
+            values = self._values.setdefault(peer, deque(maxlen=ROUNDS_TO_RISE))
+            values.append(value)
+            recent = list(values)[-ROUNDS_TO_FALL:]
+            is_bad = len(recent) >= LEAST_VALUES and fmean(recent) < LEAST_MEAN
+            is_good = len(values) == ROUNDS_TO_RISE and fmean(values) > GOOD_MEAN
+            is_due = round_number - self._fell_in.get(peer, -ROUNDS_TO_STRIKE) >= ROUNDS_TO_STRIKE
+            if is_bad and (peer not in state.discounted or is_due):
+                self._fell_in[peer] = round_number
+                yield Weigh(peer, round_number, False, fmean(recent))
+            elif is_good and peer in state.discounted:
+                yield Weigh(peer, round_number, True, fmean(values))
+
+
+def values_of(
+    state: State, round_number: int, told: Mapping[tuple[int, PeerId], Mapping[PeerId, PayloadAgreement]]
+) -> dict[PeerId, float]:
+    """The value of each contributor of a round: the mean over its stages of those that can be told."""
+    found: dict[PeerId, list[float]] = {}
+    for stage in {stage for stage, _ in told}:
+        figures = {
+            owner: (
+                median(_cosine(each) for each in measured.values()),
+                median(each.norm for each in measured.values()),
+            )
+            for (its_stage, owner), measured in told.items()
+            if its_stage == stage and len(measured) >= LEAST_MEASURERS
+        }
+        for owner, value in _values(state, round_number, figures):
+            found.setdefault(owner, []).append(value)
+    return {owner: fmean(values) for owner, values in sorted(found.items())}
+
+
+def _values(
+    state: State, round_number: int, figures: Mapping[PeerId, tuple[float, float]]
+) -> Iterator[tuple[PeerId, float]]:
+    """The value of each payload of one stage, from its cosine and norm."""
+    kinds = {}
+    for owner in figures:
+        assignment = state.assignment(owner, round_number)
+        kinds[owner] = None if assignment is None else assignment.replica.is_full
+    usual_norm = median(norm for _, norm in figures.values()) if figures else 0.0
+    for owner, (cosine, norm) in figures.items():
+        alike = [each for each, (_, _) in figures.items() if kinds[each] == kinds[owner]]
+        group = alike if len(alike) >= LEAST_PAYLOADS else list(figures)
+        usual = median(figures[each][0] for each in group)
+        if len(figures) >= LEAST_PAYLOADS and usual >= LEAST_COSINE:
+            is_giant = norm > MOST_NORM * usual_norm
+            yield owner, 0.0 if is_giant else max(-1.0, min(1.5, cosine / usual))
+
+
+def _cosine(figures: PayloadAgreement) -> float:
+    """0 for a payload without a direction, such as one of zeros."""
+    return figures.cosine if figures.cosine is not None and math.isfinite(figures.cosine) else 0.0
+
+
+def weigh(transaction: Transaction, command: Weigh) -> None:
+    """Let the payloads of a contributor count or not, from the next decision on.
+
+    At least three replicas keep their weight: among fewer nobody can tell who is unlike the others.
+    """
+    state, peer = transaction.state, command.peer
+    if command.counts:
+        if peer in state.discounted:
+            transaction.add(PeerWeighed(transaction.now, peer, command.round_number, True, command.score))
+        return
+    if peer not in state.discounted:
+        if len(list(_counting(state, peer))) < LEAST_PAYLOADS:
+            return
+        transaction.add(PeerWeighed(transaction.now, peer, command.round_number, False, command.score))
+    reason = f"its payloads agree with those of the others by {command.score:.2f} of what is usual"
+    strike(transaction, peer, command.round_number, reason)
+
+
+def _counting(state: State, without: PeerId) -> Iterable[int]:
+    """The replicas of the current plan that have no member of weight 0, but for `without`."""
+    discounted = state.discounted | {without}
+    for replica in state.plan_for(state.current_round).replicas:
+        if not any(member.peer in discounted for member in replica.members):
+            yield replica.index

@@ -3,7 +3,7 @@
 Pages and alarms take what a member tells of one payload of each of its stages: the next one in canonical
 order. So each payload is described by one peer at most, which does not choose it. A liar can make its
 neighbour in this order look bad, and nobody else. Scores take the median of what all members tell
-(coordinator.run.rounds.scores).
+(coordinator.membership.scores).
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.presence import HeartbeatInterval
+from coordinator.membership.scores import Scores
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded, live_peer
 from coordinator.run.command_loop import (
@@ -42,7 +43,6 @@ from coordinator.run.command_loop import (
 )
 from coordinator.run.rounds.attestation import locate, record_of, required_digest
 from coordinator.run.rounds.deadlines import ClosingTime
-from coordinator.run.rounds.scores import Scores
 from coordinator.run.state import commands
 from coordinator.run.state.state import State
 from coordinator.status.run_status import run_status

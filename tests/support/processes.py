@@ -20,6 +20,7 @@ from typing import Any, Self
 import psutil
 
 from node.checkpoint import global_model
+from node.command_runner import VERBOSE
 from node.ipc.template import ForkedProcess
 from node.security.credentials import folder_of, load_operator
 from node.views import run_history
@@ -343,6 +344,8 @@ class ProcessSwarm:
         assert not self.is_running(name), name
         log = self.folder / f"{name}.log"
         clean = {key: value for key, value in os.environ.items() if not key.startswith("HETNODE_")}
+        if VERBOSE in os.environ:  # a test sets it that waits for a detail in a log
+            clean[VERBOSE] = os.environ[VERBOSE]
         clean["TMPDIR"] = str(self._sockets)
         process: subprocess.Popen[bytes] | ForkedProcess
         before = self.host_command(name)

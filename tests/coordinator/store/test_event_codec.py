@@ -27,6 +27,7 @@ LATER_KINDS = {
     "ArbiterAppointed",
     "PayloadsContested",
     "PayloadArbitrated",
+    "PeerWeighed",
     "AddressesChanged",
     "LinkFailed",
     "RoleChanged",

@@ -1,0 +1,68 @@
+"""Two of eight contributors cheat: what that costs a run, by the production code, beside the honest six alone.
+
+``pytest -m hostile -s tests/hostile/test_cheats.py`` prints a line of the table of SECURITY.md for each kind.
+HETNODE_CHEATS_SEED chooses another seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from coordinator.run.state.events import PeerWeighed
+from protocol.types import Role
+from tests.support.cheats import CHEATS, cheat
+from tests.support.faults import FaultPlan
+from tests.virtual.scenario import Play, contributions
+from tests.virtual.swarm import VirtualSwarm
+
+HONEST, LIARS, ROUNDS = "abcdef", "gh", 20
+UNNOTICED = {"copy", "stale"}
+"""Kinds whose payloads agree with the others, because they were honest once."""
+SETTINGS = {
+    "seed": int(os.environ.get("HETNODE_CHEATS_SEED", "1")),
+    "inner.steps": 6,
+    "inner.microbatches": 1,
+    "inner.warmup_steps": 12,
+    "data.validation_batches": 8,
+}
+
+
+def played(folder: Path, kinds: Mapping[str, str], names: str, clip: float) -> VirtualSwarm:
+    plan, members = FaultPlan(folder / "faults"), dict.fromkeys(names, Role.REPLICA)
+    with pytest.MonkeyPatch.context() as patch:
+        cheat(patch, kinds)
+        settings = {**SETTINGS, "outer.clip": clip}
+        return Play(folder / "swarm", plan).to_the_end(None, members, ROUNDS, **settings)
+
+
+def loss(swarm: VirtualSwarm) -> float:
+    """The mean validation loss of the honest members after the last round."""
+    return fmean(swarm.measured[name, ROUNDS]["validation_loss"] for name in HONEST)
+
+
+@cache
+def alone(folder: Path, clip: float) -> float:
+    return loss(played(folder / f"alone-{clip:g}", {}, HONEST, clip))
+
+
+@pytest.mark.hostile
+@pytest.mark.parametrize("kind", CHEATS)
+def test_two_cheats_of_eight(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kind: str) -> None:
+    expected = alone(tmp_path_factory.getbasetemp(), 1.0)
+    swarm = played(tmp_path, dict.fromkeys(LIARS, kind), HONEST + LIARS, 1.0)
+    names = {swarm.peer(name): name for name in HONEST + LIARS}
+    fell = {names[each.peer]: each.round_number for each in swarm.happened(PeerWeighed) if not each.counts}
+    ends = {name: max(contributions(swarm, name)) for name in LIARS}
+    cost = loss(swarm) / expected - 1
+    print(f"| {kind} | {loss(swarm):.3f} | {100 * cost:+.1f} % | {sorted(ends.values())} |")
+    assert not fell.keys() & set(HONEST)
+    if kind not in UNNOTICED:
+        assert fell.keys() == set(LIARS)
+        assert max(ends.values()) <= (14 if kind == "adaptive" else 10)
+        assert cost < 0.03

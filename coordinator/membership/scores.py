@@ -3,8 +3,8 @@
 Members measure the cosine of each payload of their group with the weighted sum of the others
 (protocol.math.agreement). Of one payload several members tell it, and the median counts, so that no single
 member decides. A value is that median, divided by the median of the payloads of the same kind of replica: 1
-for a usual payload, about 0 for noise and for one that says nothing, negative for one that works against the
-others. No single round judges: the mean over some rounds does.
+for a usual payload, 0 for noise, for zeros and for a payload that works against the others. No single round
+judges: the mean over some rounds does.
 
 A contributor that falls below :data:`LEAST_MEAN` gets a strike, and its payloads are gathered and measured,
 but not committed, until its mean exceeds :data:`GOOD_MEAN`. Three strikes are a quarantine.
@@ -26,8 +26,8 @@ from protocol.math.comparison import MOST_MEASURED
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId
 
-LEAST_MEAN, ROUNDS_TO_FALL, LEAST_VALUES = 0.4, 4, 3
-"""Honest payloads have values of 0.7 to 1.5 in small runs; noise 0.0, and flipped ones below -1."""
+LEAST_MEAN, ROUNDS_TO_FALL, LEAST_VALUES = 0.55, 4, 3
+"""Honest payloads have values of 0.7 to 1 in small runs, and bad ones 0: two of four rounds are enough."""
 GOOD_MEAN, ROUNDS_TO_RISE = 0.7, 8
 """A contributor that cheats in some rounds must be honest for longer than the cheating took to be noticed."""
 ROUNDS_TO_STRIKE = 12
@@ -125,7 +125,7 @@ def _values(
         usual = median(figures[each][0] for each in group)
         if len(figures) >= LEAST_PAYLOADS and usual >= LEAST_COSINE:
             is_giant = norm > MOST_NORM * usual_norm
-            yield owner, 0.0 if is_giant else max(-1.0, min(1.5, cosine / usual))
+            yield owner, 0.0 if is_giant else max(0.0, min(1.0, cosine / usual))
 
 
 def _cosine(figures: PayloadAgreement) -> float:

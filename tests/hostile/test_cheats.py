@@ -1,4 +1,4 @@
-"""Two of eight contributors cheat: what that costs a run, by the production code, beside the honest six alone.
+"""Two of eight contributors cheat: what that costs, by the production code, beside the honest six alone.
 
 ``pytest -m hostile -s tests/hostile/test_cheats.py`` prints a line of the table of SECURITY.md for each kind.
 HETNODE_CHEATS_SEED chooses another seed.
@@ -43,7 +43,7 @@ def played(folder: Path, kinds: Mapping[str, str], names: str, clip: float) -> V
 
 def loss(swarm: VirtualSwarm) -> float:
     """The mean validation loss of the honest members after the last round."""
-    return fmean(swarm.measured[name, ROUNDS]["validation_loss"] for name in HONEST)
+    return fmean(swarm.measured()[name, ROUNDS]["validation_loss"] for name in HONEST)
 
 
 @cache

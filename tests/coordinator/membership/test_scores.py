@@ -1,0 +1,148 @@
+"""Scores: who loses weight by what several members tell, who regains it, and what no single liar can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.membership.scores import ROUNDS_TO_RISE, ROUNDS_TO_STRIKE, Scores
+from coordinator.run.state.commands import Attest, Offer, Report, Start
+from coordinator.run.state.events import PeerQuarantined, PeerWeighed
+from coordinator.status.messages import event_message
+from protocol.status import Measurement, PayloadAgreement
+from protocol.types import Committed
+from tests.builders import Keyed, anchor_of, keyed, spec_of
+from tests.support.coordinator_run import Run
+
+ALL = tuple(keyed(number) for number in range(5))
+BAD = ALL[-1]
+Tells = Callable[[Keyed, Keyed, int], tuple[float | None, float]]
+"""The cosine and the norm that a member tells of the payload of another in a round."""
+
+
+def usual(_: Keyed, owner: Keyed, __: int) -> tuple[float | None, float]:
+    return (-0.2 if owner is BAD else 0.2), 1.0
+
+
+class Swarm:
+    """Five replicas of one stage, whose members tell what `tells` answers."""
+
+    def __init__(self, tells: Tells = usual, count: int = len(ALL), rounds: int = 90) -> None:
+        self.peers, self.tells, self.scores = ALL[:count], tells, Scores()
+        if BAD not in self.peers:
+            self.peers = (*ALL[: count - 1], BAD)
+        self.run = Run(spec_of(stages=1, replicas=count, rounds=rounds))
+        self.run.accept(Start())
+        for peer in self.peers:
+            self.run.accept(peer.join(self.run.spec))
+
+    def play(self, rounds: int = 1) -> None:
+        for _ in range(rounds):
+            run, number = self.run, self.run.state.current_round
+            live = [peer for peer in self.peers if run.state.peers[peer.peer].is_live]
+            hosts = [peer for peer in live if run.state.takes_part(peer.peer, number)]
+            payloads = tuple(peer.payload(run.spec, 0, number) for peer in hosts)
+            run.now += 100.0
+            for peer, payload in zip(hosts, payloads, strict=True):
+                run.accept(Offer(peer.peer, payload))
+            for peer in hosts:
+                run.accept(Report(peer.peer, 0, number, payloads))
+            for peer in live:
+                run.accept(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
+            for sender in hosts:
+                agreements = tuple(
+                    PayloadAgreement(0, owner.peer, *self.tells(sender, owner, number), mean_norm=1.0)
+                    for owner in hosts
+                )
+                for weigh in self.scores.note(
+                    run.state, Measurement(sender.peer, number, 0, 0, agreements=agreements)
+                ):
+                    run.accept(weigh)
+
+    def counted(self, number: int) -> set[str]:
+        decision = self.run.state.decisions[0, number]
+        assert isinstance(decision, Committed)
+        return {entry.descriptor.owner for entry in decision.entries}
+
+    @property
+    def changes(self) -> list[PeerWeighed]:
+        return [event for event in self.run.events if isinstance(event, PeerWeighed)]
+
+
+def test_payloads_against_the_others_count_for_nothing_after_some_rounds() -> None:
+    swarm = Swarm()
+    swarm.play(6)
+    (change,) = swarm.changes
+    assert (change.peer, change.counts) == (BAD.peer, False)
+    assert BAD.peer in swarm.counted(2)
+    assert swarm.counted(6) == {peer.peer for peer in ALL[:-1]}
+    assert "NOTHING" in event_message(change)
+    assert "bad scores" in swarm.run.state.decisions[0, 6].reason
+
+
+def test_payloads_that_stay_bad_end_in_quarantine() -> None:
+    swarm = Swarm()
+    swarm.play(2 * ROUNDS_TO_STRIKE + 8)
+    assert [event.peer for event in swarm.run.events if isinstance(event, PeerQuarantined)] == [BAD.peer]
+
+
+def test_a_contributor_whose_payloads_become_good_regains_its_weight() -> None:
+    swarm = Swarm(lambda _, owner, number: ((-0.2 if owner is BAD and number <= 5 else 0.2), 1.0))
+    swarm.play(10)
+    assert BAD.peer not in swarm.counted(10)
+    swarm.play(ROUNDS_TO_RISE)
+    assert [change.counts for change in swarm.changes] == [False, True]
+    assert BAD.peer in swarm.counted(swarm.run.state.current_round - 1)
+
+
+@pytest.mark.parametrize(
+    "tells",
+    [
+        lambda sender, owner, _: ((-1.0 if sender is BAD or owner is BAD else 0.2), 1.0),
+        lambda sender, owner, _: ((-1.0 if sender is BAD else 0.2), 1.0),
+    ],
+    ids=["a bad one that slanders", "slander alone"],
+)
+def test_one_liar_takes_the_weight_of_no_honest_contributor(tells: Tells) -> None:
+    swarm = Swarm(tells)
+    swarm.play(12)
+    assert {change.peer for change in swarm.changes} <= {BAD.peer}
+
+
+@pytest.mark.parametrize(
+    ("cosine", "norm"), [(None, 0.0), (0.0, 1.0), (0.2, 7.9)], ids=["zeros", "noise", "a giant"]
+)
+def test_payloads_that_say_nothing_or_shout_are_as_bad(cosine: float | None, norm: float) -> None:
+    swarm = Swarm(lambda _, owner, __: (cosine, norm) if owner is BAD else (0.2, 1.0))
+    swarm.play(6)
+    assert {change.peer for change in swarm.changes} == {BAD.peer}
+
+
+def test_no_single_round_judges() -> None:
+    swarm = Swarm(lambda _, owner, number: ((-0.2 if owner is BAD and number % 5 == 1 else 0.2), 1.0))
+    swarm.play(12)
+    assert not swarm.changes
+
+
+def test_who_cheats_in_every_second_round_loses_its_weight() -> None:
+    swarm = Swarm(lambda _, owner, number: ((-0.2 if owner is BAD and number % 2 else 0.2), 1.0))
+    swarm.play(12)
+    assert [change.counts for change in swarm.changes] == [False]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_among_three_nobody_can_tell_who_lies(count: int) -> None:
+    swarm = Swarm(count=count)
+    swarm.play(8)
+    assert not swarm.changes
+
+
+def test_what_was_not_offered_and_what_is_told_of_itself_are_dropped() -> None:
+    swarm = Swarm(lambda sender, owner, _: ((9.0 if sender is owner else -0.2 if owner is BAD else 0.2), 1.0))
+    swarm.play(6)
+    assert {change.peer for change in swarm.changes} == {BAD.peer}
+    stranger = PayloadAgreement(0, keyed(30).peer, -1.0, 1.0, mean_norm=1.0)
+    state = swarm.run.state
+    told = Measurement(ALL[0].peer, state.current_round, 0, 0, agreements=(stranger,) * 1000)
+    assert swarm.scores.note(state, told) == []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType, TypeAlias
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 3
 """It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
 
 PeerId = NewType("PeerId", str)

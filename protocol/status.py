@@ -89,6 +89,8 @@ class CauseCode(StrEnum):
     MEMBER_SYNCS = "member-syncs"  # peers, stages
     LINK_CLOSED = "link-closed"  # peers (both ends), detail, address
     REPLICA_RESTS = "replica-rests"  # round_number
+    FRAME_REFUSED = "frame-refused"  # peers (receiver, sender), replicas, detail, round_number
+    NO_PAYLOAD = "no-payload"  # round_number: the last with a payload; replicas; peers that are apart
     # Why a peer does not train.
     SPARE = "spare"
     FOLLOWS = "follows"  # stages, causes
@@ -382,7 +384,7 @@ class ReplicaStatus:
         links: from each member to the next, by the plan.
         microbatches: of one inner step, by the plan.
         progress: the share of its inner steps that it has done in the open round.
-        cause: why it cannot train; None if it can.
+        cause: why it cannot train, or that it delivers nothing; None if neither.
         figures: None before its last member has measured.
     """
 

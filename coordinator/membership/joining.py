@@ -96,7 +96,7 @@ def join(transaction: Transaction, command: Join) -> None:
         start_run(transaction)
     elif trains:
         peer = transaction.state.peers[command.peer]
-        reservation = Vacancies(transaction.state).reservation_for(peer, former_reservation)
+        reservation = Vacancies(transaction.state, transaction.now).reservation_for(peer, former_reservation)
         if reservation is not None:
             transaction.add(AssignmentReserved(transaction.now, reservation))
 

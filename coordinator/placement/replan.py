@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
 from coordinator.placement.rules import (
+    are_parted,
     can_be_neighbours,
     delivered_work,
     filled_replicas,
@@ -61,7 +62,7 @@ def next_plan(state: State, from_round: int) -> Plan | None:
         if kept or rebuilt:
             break
     else:
-        kept = _unbroken_replicas(state, with_draining=True)
+        kept = _unbroken_replicas(state, with_draining=True, is_lenient=True)
     if not kept and not rebuilt:
         return None
     replicas = [
@@ -79,7 +80,7 @@ def next_plan(state: State, from_round: int) -> Plan | None:
     return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
 
 
-def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
+def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
     # A member that was absent under this plan breaks its replica even when it is back.
     absent = state.absent.get(newest.epoch, frozenset())
@@ -87,6 +88,7 @@ def _unbroken_replicas(state: State, with_draining: bool) -> dict[int, Replica]:
         _at_present_addresses(state, replica)
         for replica in newest.replicas
         if not any(member.peer in absent or has_moved(state, replica, member) for member in replica.members)
+        and (is_lenient or not are_parted(state, replica.members))
         and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
     )
     return {
@@ -108,7 +110,7 @@ def _select(
     state: State, from_round: int, is_lenient: bool
 ) -> tuple[dict[int, Replica], dict[int, ReservedChain]]:
     """By index: the replicas that train on, and those that train again or for the first time."""
-    kept = _unbroken_replicas(state, with_draining=False)
+    kept = _unbroken_replicas(state, with_draining=False, is_lenient=is_lenient)
     ready = {
         reservation.slot: reservation
         for reservation in state.reservations.values()
@@ -130,6 +132,10 @@ def _select(
         spares.sort(key=lambda each: (each.replica in complete, -later[each.replica], each.position))
         chain = _rebuilt_chain(state, index, ready, spares, is_lenient)
         if chain is None:
+            rebuilt |= (mixed := _mixed(state, index, ready, kept))
+            kept = {other: replica for other, replica in kept.items() if other not in mixed}
+            taken = {reservation.peer for chain in mixed.values() for reservation in chain}
+            ready = {slot: each for slot, each in ready.items() if each.peer not in taken}
             continue
         # A new pipeline must leave enough spares; a replica that has trained takes them.
         is_new = len(chain) > 1 and index not in state.assigned_replicas
@@ -166,13 +172,13 @@ def _rebuilt_chain(
     with_failures = {peer for ends in state.failed_links for peer in ends}
     chains: dict[tuple[bool, str], ReservedChain] = {(True, ""): ()}
     for position, stages in enumerate(layout):
-        if (index, position) in ready:
-            options = [ready[index, position]]
-        else:
+        holder = ready.get((index, position))
+        options = [] if holder is None else [holder]
+        if holder is None or holder.peer in with_failures:
             # Spares are stage peers, which cannot be a full replica.
             same = [spare for spare in spares if len(layout) > 1 and spare.stages == stages]
             able = (spare.peer for spare in same if fits(state, spare.peer, stages, len(layout) - position))
-            options = [ReservedAssignment(peer, index, position, stages) for peer in able]
+            options += [ReservedAssignment(peer, index, position, stages) for peer in able]
         longer: dict[tuple[bool, str], ReservedChain] = {}
         for option in options:
             peer = state.peers[option.peer]
@@ -183,6 +189,38 @@ def _rebuilt_chain(
                     longer.setdefault(kind, (*chain, option))
         chains = longer
     return next(iter(chains.values()), None)
+
+
+def _mixed(
+    state: State,
+    index: int,
+    ready: Mapping[tuple[int, int], ReservedAssignment],
+    kept: Mapping[int, Replica],
+) -> dict[int, ReservedChain]:
+    """Replica `index`, whose members are apart, and one that trains, with every second member exchanged.
+
+    All have the anchors of their stages, so nobody moves. Empty where no exchange is possible.
+    """
+    layout = state.layout(index)
+    own = [ready[index, position] for position in range(len(layout)) if (index, position) in ready]
+    if len(own) < len(layout) or not are_parted(state, own):
+        return {}
+    for other in sorted(kept, reverse=True):
+        theirs = [ReservedAssignment(m.peer, other, at, m.stages) for at, m in enumerate(kept[other].members)]
+        if [each.stages for each in theirs] != list(layout):
+            continue
+        pairs = [(a, b) if at % 2 == 0 else (b, a) for at, (a, b) in enumerate(zip(own, theirs, strict=True))]
+        found = {
+            to: tuple(replace(pair[side], replica=to) for pair in pairs)
+            for side, to in ((0, index), (1, other))
+        }
+        links = (ends for chain in found.values() for ends in pairwise(chain))
+        able = (fits(state, e.peer, e.stages, len(layout) - e.position) for c in found.values() for e in c)
+        if all(may_be_neighbours(state, state.peers[a.peer], state.peers[b.peer]) for a, b in links) and all(
+            able
+        ):
+            return found
+    return {}
 
 
 def _spares_left(state: State, kept: Mapping[int, Replica], rebuilt: Sequence[ReservedChain]) -> int:
@@ -345,6 +383,8 @@ def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[s
 
 def _why_left_out(state: State, replica: Replica) -> str:
     members = [state.peers[member.peer] for member in replica.members]
+    if are_parted(state, replica.members):
+        return "whose members are apart because they deliver nothing together"
     if moved := [each for each in replica.members if has_moved(state, replica, each)]:
         return f"since {_new_role(state.peers[moved[0].peer])}"
     if any(each.is_lost for each in members):

@@ -4,6 +4,10 @@ An assignment is a position in a replica. The peer follows the rounds of its sta
 peers that have caught up fill all of its positions (coordinator.placement.replan). The layout of a replica,
 which is the stages of each position, never changes. A new pipeline gets the layout that most pipelines have.
 
+A reservation binds others only as long as its peer follows the rounds: one that has attested nothing for
+long, or that must not be next to its neighbour, gives way to a peer that waits. So nobody keeps a place by
+heartbeats alone.
+
 A move to other stages is costly: the peer rebuilds its model and fetches the state of its new stages. So no
 peer moves only to make a step faster, or where it may be enough to wait.
 """
@@ -11,10 +15,11 @@ peer moves only to make a step faster, or where it may be enough to wait.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import (
     apart_until,
     can_be_neighbours,
@@ -32,18 +37,22 @@ from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
 Vacancy = ReservedAssignment
-"""An assignment that can be reserved; its `peer` is the one that has it and drains, or ""."""
+"""An assignment that can be reserved; its `peer` is the one that has it and gives way, or ""."""
+_SLOWEST_LINE = 1e6
+"""Bytes per second at which a home fetches the state of its stages at least: 8 Mb/s."""
 _MOST_TRIED = 16
 """While nothing trains, at most this many pipelines are tried: those that lack the fewest members."""
 
 
 def reserve_assignments(transaction: Transaction) -> None:
     """Reserve an assignment for each spare that fits one, in order of arrival. The others stay spares."""
-    spares = [each for each in transaction.state.peers.values() if is_spare(transaction.state, each)]
+    state = transaction.state
+    spares = [each for each in state.peers.values() if is_spare(state, each)]
     if not spares:
         return
-    vacancies = Vacancies(transaction.state)
-    for peer in sorted(spares, key=lambda each: each.arrival):
+    vacancies = Vacancies(state, transaction.now)
+    # Who has lost a reservation by doing nothing comes after those that have not.
+    for peer in sorted(spares, key=lambda each: (state.failures.get(each.peer, (0, 0))[0], each.arrival)):
         reservation = vacancies.reservation_for(peer)
         if reservation is not None:
             transaction.add(AssignmentReserved(transaction.now, reservation))
@@ -60,11 +69,14 @@ class Vacancies:
 
     Attributes:
         vacant: first assignments in existing replicas that no peer has or whose peer is lost, then those of
-            peers that drain; both in order of replica and position.
+            peers that drain or give way; both in order of replica and position.
+
+    Args:
+        now: the time at which reservations end; by default that of the newest event.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state, self._spec = state, state.spec
+    def __init__(self, state: State, now: float | None = None) -> None:
+        self._state, self._spec, self._now = state, state.spec, state.latest_at if now is None else now
         self._layouts = dict(state.layouts)
         self._holders = {each.slot: each.peer for each in state.reservations.values()}
         # Many peers are compared with the same vacancies.
@@ -78,8 +90,20 @@ class Vacancies:
             peer = self._holders.get((replica, position))
             holder = None if peer is None else self._state.peers[peer]
             drains = holder is not None and holder.is_live and not holder.is_staying
-            if holder is None or holder.is_lost or drains:
-                yield Vacancy(peer if peer and drains else PeerId(""), replica, position, stages)
+            gives_way = drains or (holder is not None and self._gives_way(holder, replica, position))
+            if holder is None or holder.is_lost or gives_way:
+                yield Vacancy(peer if peer and gives_way else PeerId(""), replica, position, stages)
+
+    def _gives_way(self, holder: Peer, replica: int, position: int) -> bool:
+        """Whether a peer that stays would keep others from training at its position."""
+        if len(self._layouts[replica]) == 1 or self._is_assigned(holder):
+            return False
+        before = self._holders.get((replica, position - 1))
+        is_parted = before is not None and apart_until(self._state, self._state.peers[before], holder) > 0
+        return is_parted or self._is_overdue(holder)
+
+    def _is_assigned(self, peer: Peer) -> bool:
+        return bool(self._state.plans) and peer.peer in self._state.assignments[self._state.plans[-1].epoch]
 
     def reservation_for(
         self, peer: Peer, former: ReservedAssignment | None = None
@@ -184,8 +208,25 @@ class Vacancies:
     def _neighbours(self, vacancy: Vacancy) -> list[Peer]:
         slots = ((vacancy.replica, vacancy.position + by) for by in (-1, 1))
         neighbours = [self._state.peers[self._holders[slot]] for slot in slots if slot in self._holders]
-        # A neighbour that is gone or drains will be replaced.
-        return [each for each in neighbours if each.is_staying]
+        # A neighbour that is gone, drains or does not follow will be replaced.
+        return [each for each in neighbours if each.is_staying and not self._is_overdue(each)]
+
+    def _is_overdue(self, peer: Peer) -> bool:
+        return not self._is_assigned(peer) and is_overdue(self._state, peer, self._now)
+
+
+def is_overdue(state: State, peer: Peer, now: float) -> bool:
+    """Whether `peer` has had its reservation for long, and does not follow the rounds of its stages.
+
+    It may take as long as a member may be silent, and the time to fetch the state.
+    """
+    reserved = state.reservations.get(peer.peer)
+    if reserved is None or not state.plans or state.has_attested(peer.peer, max(0, state.current_round - 2)):
+        return False
+    timing = state.spec.timing
+    nbytes = 4 * sum(stage_parameters(state.spec, stage) for stage in reserved.stages)
+    since = max(state.promised.get(peer.peer, peer.joined_at), state.started_at)
+    return now - since > timing.link + timing.match_window + nbytes / _SLOWEST_LINE
 
 
 def _order(vacancy: Vacancy) -> tuple[bool, tuple[int, int]]:
@@ -202,13 +243,13 @@ def move_spares(transaction: Transaction) -> None:
     Spares whose pipeline never trained move first, in reverse order of arrival. Then spares of a later
     pipeline move, if it has not trained for SETTLE_ROUNDS rounds.
     """
-    state = transaction.state
+    state, now = transaction.state, transaction.now
     trained = state.assigned_replicas
-    vacant = (each for each in Vacancies(state).vacant if each.replica in trained)
-    holes = [each for each in vacant if len(state.layout(each.replica)) > 1]
-    if not holes:
+    vacant = [each for each in Vacancies(state, now).vacant if len(state.layout(each.replica)) > 1]
+    holes = [each for each in vacant if each.replica in trained]
+    if not vacant:
         return
-    idle = [state.reservations[peer.peer] for peer in state.staying if _is_idle(state, peer)]
+    idle = [state.reservations[peer.peer] for peer in state.staying if _is_idle(state, peer, now)]
     spares = Counter(former.stages for former in idle)
     wanted = Counter(hole.stages for hole in holes)
     lost_in = _last_losses(state, holes)
@@ -225,13 +266,36 @@ def move_spares(transaction: Transaction) -> None:
             # A spare whose stages are wanted as much elsewhere would only move the hole.
             and spares[former.stages] > wanted[former.stages]
         ]
-        former = _first_fitting(transaction.state, hole, candidates)
+        former = _first_fitting(transaction.state, hole, candidates, now)
         if former is not None:
             transaction.add(AssignmentReserved(transaction.now, replace(hole, peer=former.peer)))
             movable.remove(former)
             spares[former.stages] -= 1
             wanted[hole.stages] -= 1
             wanted[former.stages] += former.replica in trained  # the peer leaves a hole in its old pipeline
+    _join_waiting(transaction, [each for each in vacant if each.replica not in trained])
+
+
+def _join_waiting(transaction: Transaction, vacant: Sequence[Vacancy]) -> None:
+    """Fill the first possible of the pipelines that never trained with members of later ones.
+
+    All of these have `vacant` positions. Without that, each would wait for another newcomer.
+    """
+    holes = dict[int, list[Vacancy]]()
+    for hole in vacant:
+        holes.setdefault(hole.replica, []).append(hole)
+    state = transaction.state
+    settled = {
+        peer.peer
+        for peer in state.staying
+        if state.moved_at.get(peer.peer, 0) <= state.current_round - SETTLE_ROUNDS
+    }
+    for replica in sorted(holes)[:_MOST_TRIED]:
+        donors = {each for each in holes if each > replica}
+        for reservation in _filling(state, holes[replica], transaction.now, donors, settled) or ():
+            transaction.add(AssignmentReserved(transaction.now, reservation))
+        if transaction.state is not state:
+            return
 
 
 def complete_a_pipeline(transaction: Transaction) -> None:
@@ -242,17 +306,17 @@ def complete_a_pipeline(transaction: Transaction) -> None:
     Of the pipelines that lack the fewest members, the one is filled for which the fewest peers move to other
     stages.
     """
-    state, hosts = transaction.state, _hosts(transaction.state)
+    state, hosts, now = transaction.state, _hosts(transaction.state), transaction.now
     if not all(hosts[stage] for stage in range(state.stages)):
         return
     holes: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
-    for hole in Vacancies(state).vacant:
+    for hole in Vacancies(state, now).vacant:
         holes[hole.replica].append(hole)
     if not all(holes.values()):
         return
     pipelines = [replica for replica in holes if len(state.layout(replica)) > 1]
     pipelines.sort(key=lambda replica: (len(holes[replica]), replica not in state.assigned_replicas, replica))
-    fillings = [_filling(state, holes[replica]) for replica in pipelines[:_MOST_TRIED]]
+    fillings = [_filling(state, holes[replica], now) for replica in pipelines[:_MOST_TRIED]]
 
     def moves(filling: Sequence[ReservedAssignment]) -> int:
         return sum(each.stages != state.reservations[each.peer].stages for each in filling)
@@ -263,17 +327,35 @@ def complete_a_pipeline(transaction: Transaction) -> None:
         transaction.add(AssignmentReserved(transaction.now, reservation))
 
 
-def _filling(state: State, holes: Sequence[Vacancy]) -> list[ReservedAssignment] | None:
-    """Reservations for peers of other replicas that fill all `holes` of one; None if that is not possible."""
+def _filling(
+    state: State,
+    holes: Sequence[Vacancy],
+    now: float,
+    donors: Collection[int] | None = None,
+    movable: Collection[PeerId] | None = None,
+) -> list[ReservedAssignment] | None:
+    """Reservations for peers of other replicas that fill all `holes` of one; None if that is not possible.
+
+    The peers are of the replicas `donors`, and among `movable`; None: any.
+    """
     # Each reservation changes which peers and neighbours the next hole can have.
-    trial = Transaction(state, state.latest_at)
+    trial = Transaction(state, now)
     found = []
     for hole in holes:
         reservations = [
-            trial.state.reservations.get(peer.peer) for peer in state.staying if peer.policy.joins_pipelines
+            trial.state.reservations.get(peer.peer)
+            for peer in state.staying
+            if peer.policy.joins_pipelines and not is_overdue(state, peer, now)
+            if movable is None or peer.peer in movable
         ]
-        others = [each for each in reservations if each is not None and each.replica != hole.replica]
-        former = _first_fitting(trial.state, hole, others)
+        others = [
+            each
+            for each in reservations
+            if each is not None
+            and each.replica != hole.replica
+            and (donors is None or each.replica in donors)
+        ]
+        former = _first_fitting(trial.state, hole, others, now)
         if former is None:
             return None
         found.append(replace(hole, peer=former.peer))
@@ -282,13 +364,13 @@ def _filling(state: State, holes: Sequence[Vacancy]) -> list[ReservedAssignment]
 
 
 def _first_fitting(
-    state: State, hole: Vacancy, candidates: Sequence[ReservedAssignment]
+    state: State, hole: Vacancy, candidates: Sequence[ReservedAssignment], now: float
 ) -> ReservedAssignment | None:
     """The present reservation of the peer that should move to `hole`; None if no peer can.
 
     Peers with the same stages come first, then those whose replica never trained, then the last to join.
     """
-    vacancies, hosts = Vacancies(state), _hosts(state)
+    vacancies, hosts = Vacancies(state, now), _hosts(state)
 
     def order(former: ReservedAssignment) -> tuple[bool, bool, int]:
         has_trained = former.replica in state.assigned_replicas
@@ -301,10 +383,10 @@ def _first_fitting(
     return next(filter(may_move, sorted(candidates, key=order)), None)
 
 
-def _is_idle(state: State, peer: Peer) -> bool:
-    """Whether `peer` is a rested stage peer with a reservation that the newest plan does not need."""
+def _is_idle(state: State, peer: Peer, now: float) -> bool:
+    """Whether `peer` is a rested stage peer that follows and that the newest plan does not need."""
     is_assigned = peer.peer in state.assignments[state.plans[-1].epoch]
-    rests = peer_rests_until(state, peer.peer) > state.current_round
+    rests = peer_rests_until(state, peer.peer) > state.current_round or is_overdue(state, peer, now)
     return peer.policy.joins_pipelines and peer.peer in state.reservations and not is_assigned and not rests
 
 

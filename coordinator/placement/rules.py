@@ -27,7 +27,7 @@ from math import ceil
 
 from coordinator.placement.cost_model import memory_budget, memory_needed
 from coordinator.run.state.records import Peer, peers_of
-from coordinator.run.state.state import KEPT_ROUNDS, State
+from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
 from protocol.math.batch import whole_batch, work_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
@@ -51,8 +51,6 @@ _MOST_GROWTH = 2
 """A share grows at most to this many times its former value, and only after that much was delivered: a
 replica only claims its speed, and its share is its weight in the outer step."""
 _MOST_DOUBLINGS = 6
-_APART_ROUNDS = 8
-"""Rounds for which two peers are not made neighbours after their link could not be opened."""
 
 
 def member_of(peer: Peer, stages: StageRange) -> Member:
@@ -78,8 +76,20 @@ def may_be_neighbours(
 def apart_until(state: State, one: Peer | Member, other: Peer | Member) -> int:
     """The round in which two peers may be neighbours again after their link has failed; 0 if it has not."""
     failed = (state.failed_links.get(ends) for ends in ((one.peer, other.peer), (other.peer, one.peer)))
-    rounds = (link.round_number + _APART_ROUNDS for link in failed if link and not link.is_moved)
+    rounds = (link.round_number + APART_ROUNDS for link in failed if link and not link.is_moved)
     return max((until for until in rounds if state.current_round < until), default=0)
+
+
+def are_parted(state: State, members: Sequence[Member | ReservedAssignment]) -> bool:
+    """Whether two neighbours among `members` are apart although their link was open."""
+    failed = ((one.peer, other.peer) for one, other in pairwise(members)) if state.failed_links else ()
+    return any(_is_parted(state, each) or _is_parted(state, each[::-1]) for each in failed)
+
+
+def _is_parted(state: State, ends: tuple[PeerId, PeerId]) -> bool:
+    link = state.failed_links.get(ends)
+    is_of_frames = link is not None and link.is_of_frames
+    return is_of_frames and state.current_round < link.round_number + APART_ROUNDS
 
 
 def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -> list[PeerId]:
@@ -132,6 +142,7 @@ def obstacles(state: State, from_round: int) -> dict[int, Cause]:
             elif (cause := member_obstacle(state, holder, from_round)) is not None:
                 causes.append(cause)
         causes += [link for link in closed_links(state) if link.replicas == (index,)]
+        causes += _parted(state, index, reserved)
         rests = replica_rests_until(state, index)
         if not causes and rests > from_round:
             causes.append(Cause(CauseCode.REPLICA_RESTS, round_number=rests))
@@ -143,7 +154,7 @@ def obstacles(state: State, from_round: int) -> dict[int, Cause]:
 def closed_links(state: State, peer: PeerId | None = None) -> Iterator[Cause]:
     """The links that could not be opened; of `peer`, those whose ends still have the same addresses."""
     for ends, link in state.failed_links.items():
-        if peer is None or (peer in ends and not link.is_moved):
+        if not link.is_of_frames and (peer is None or (peer in ends and not link.is_moved)):
             yield Cause(
                 CauseCode.LINK_CLOSED,
                 peers=ends,
@@ -151,6 +162,34 @@ def closed_links(state: State, peer: PeerId | None = None) -> Iterator[Cause]:
                 address=link.address,
                 detail=link.reason,
             )
+
+
+def _parted(
+    state: State, index: int, reserved: Mapping[tuple[int, int], ReservedAssignment]
+) -> Iterator[Cause]:
+    """Why neighbours that hold places of replica `index` are apart although their link was open."""
+    holders = [reserved.get((index, position)) for position in range(len(state.layout(index)))]
+    for one, other in pairwise(holders):
+        for ends in ((one.peer, other.peer), (other.peer, one.peer)) if one and other else ():
+            if _is_parted(state, ends):
+                link = state.failed_links[ends]
+                common = dict(peers=ends, replicas=(link.replica,), detail=link.reason)
+                if link.since is None:
+                    yield Cause(CauseCode.FRAME_REFUSED, round_number=link.round_number, **common)
+                else:
+                    yield Cause(CauseCode.NO_PAYLOAD, round_number=link.since, **common)
+
+
+def barren_replicas(state: State) -> dict[int, Cause]:
+    """By index: the replicas that have withheld the payload of their newest round."""
+    since = dict[int, int]()
+    for (index, _), each in state.barren.items():
+        if each.rounds:
+            since[index] = min(since.get(index, each.since), each.since)
+    return {
+        index: Cause(CauseCode.NO_PAYLOAD, replicas=(index,), round_number=number)
+        for index, number in since.items()
+    }
 
 
 def member_obstacle(state: State, reservation: ReservedAssignment, from_round: int) -> Cause | None:

@@ -94,6 +94,13 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
     CauseCode.REPLICA_RESTS: lambda it: (
         f"rests until round {it.round_number}, because its members could not go on"
     ),
+    CauseCode.FRAME_REFUSED: lambda it: (
+        f"is apart: {short(it.peers[0])} refuses a frame of {short(it.peers[1])} ({it.detail})"
+    ),
+    CauseCode.NO_PAYLOAD: lambda it: (
+        f"{'' if it.peers else f'{_replicas(it)} '}has sent no payload since round {it.round_number}"
+        f"{f', so {_pair(it.peers)} are apart' if it.peers else ''}"
+    ),
     CauseCode.SPARE: lambda it: (
         "waiting as a spare: for each vacancy it lacks the memory, "
         "or neither it nor a neighbour has an endpoint"

@@ -158,6 +158,8 @@ def _arbitration_message(event: events.ArbitrationEvent) -> str:
 
 
 def _address_message(event: events.PeerJoined | events.ConnectionEvent) -> str:
+    if isinstance(event, events.LinkFailed) and not event.address:
+        return f"{short(event.peer)} and {short(event.neighbour)} are apart for a while: {event.reason}"
     if isinstance(event, events.LinkFailed):
         link = f"{short(event.peer)} cannot open its link to {short(event.neighbour)} at {event.address}"
         return f"{link}: {event.reason}; its replica does not count until it is open"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.placement.cost_model import stage_parameters
-from coordinator.placement.rules import is_synced, obstacles
+from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import ALARM_ROUNDS, State
 from coordinator.run.state.text import stages_of
@@ -134,7 +134,7 @@ def _replicas(
     planned = {replica.index: replica for replica in plan.replicas} if plan else {}
     complete = {each.index for each in state.complete_replicas(number)} if plan else set()
     reserved = {each.slot: each.peer for each in state.reservations.values()}
-    figures = replica_figures(measurements)
+    figures, barren = replica_figures(measurements), barren_replicas(state)
     found = []
     for index in sorted({*planned, *figures, *(replica for replica, _ in reserved)}):
         cause = lacks.get(index)
@@ -156,7 +156,7 @@ def _replicas(
                 links=replica.links if replica else (),
                 microbatches=state.spec.microbatches_of(replica) if replica else 0,
                 progress=_progress(state, replica, doing, number) if replica else 0.0,
-                cause=cause if doing is ReplicaState.BROKEN else None,
+                cause=cause if doing is ReplicaState.BROKEN else barren.get(index),
                 figures=figures.get(index),
             )
         )

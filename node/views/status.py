@@ -16,7 +16,16 @@ from node.views.text import as_text, bar, count, duration, plain, short_id
 from protocol.math.batch import batch_of
 from protocol.spec.link import k_text, width_order
 from protocol.spec.run import RunSpec
-from protocol.status import Cause, CauseCode, PeerStatus, RunPhase, RunStatus, StageHealth, TrainingHealth
+from protocol.status import (
+    Cause,
+    CauseCode,
+    PeerStatus,
+    ReplicaStatus,
+    RunPhase,
+    RunStatus,
+    StageHealth,
+    TrainingHealth,
+)
 from protocol.types import Estimates, Lifecycle, Replica
 
 _WIDE = 110
@@ -55,7 +64,7 @@ def status_view(status: RunStatus, live: bool = True, notes: Sequence[Renderable
         *(["", *found] if (found := list(health_view(status.health))) else ()),
         "",
         PeerTable(status, live),
-        *(["", *found] if (found := list(peer_notes(status.peers))) else ()),
+        *(["", *found] if (found := [*replica_notes(status.replicas), *peer_notes(status.peers)]) else ()),
     )
 
 
@@ -90,6 +99,12 @@ def batch_part(spec: RunSpec, replicas: Sequence[Replica]) -> str:
     """The samples of all replicas in an inner step, against those that the run wants; "batch 48 of 64"."""
     wanted = f" of {spec.global_batch:,}" if spec.grouping.batch == "constant" else ""
     return f"batch {batch_of(spec, replicas):,}{wanted}"
+
+
+def replica_notes(replicas: Sequence[ReplicaStatus]) -> Iterator[Text]:
+    """A line for each replica that trains and delivers nothing."""
+    notes = [each.cause for each in replicas if each.cause and each.cause.code is CauseCode.NO_PAYLOAD]
+    yield from (as_text(cause_text(cause), "yellow") for cause in notes[:_MOST_NOTES])
 
 
 def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:

@@ -16,7 +16,7 @@ from node.home.guest.control import GuestState
 from node.home.guest.sensors import Gpu
 from node.monitoring.report import NodeReport, Rates
 from node.views.run_history import size
-from node.views.status import STATE_STYLES, peer_notes, rounds_line
+from node.views.status import STATE_STYLES, peer_notes, replica_notes, rounds_line
 from node.views.text import as_text, bar, count, duration, megabits, plain, short_id
 from protocol.math.batch import work_of
 from protocol.spec.link import k_text
@@ -153,7 +153,7 @@ def swarm_view(status: RunStatus, own: str = "") -> RenderableType:
         lines.append(Text("not in the plan", "bold"))
         for peer in sorted(others, key=lambda each: each.lifecycle is Lifecycle.GONE):
             lines.append(_member_line(status, peer, peer.peer, "", None, own))
-    notes = list(peer_notes(status.peers))
+    notes = [*replica_notes(status.replicas), *peer_notes(status.peers)]
     return Group(*lines, *(["", *notes] if notes else ()))
 
 

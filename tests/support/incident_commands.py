@@ -185,9 +185,10 @@ _CANDIDATES: tuple[tuple[type[Event], _Candidates], ...] = (
     ),
     (
         events.LinkFailed,
-        lambda state, event, *_: [
-            commands.ReportLink(event.peer, event.epoch, event.neighbour, event.address, event.reason)
-        ],
+        lambda state, event, *_: (
+            [commands.ReportLink(event.peer, event.epoch, event.neighbour, event.address, event.reason)]
+            * (event.since is None)
+        ),  # else it follows from what replicas withhold
     ),
     (
         events.PeerMeasured,

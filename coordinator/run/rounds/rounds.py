@@ -20,7 +20,7 @@ from coordinator.membership.validation import (
     live_peer,
 )
 from coordinator.placement.replan import next_plan
-from coordinator.placement.reservations import complete_a_pipeline, move_spares
+from coordinator.placement.reservations import complete_a_pipeline, move_spares, reserve_assignments
 from coordinator.placement.roles import change_roles
 from coordinator.run.rounds.answers import all_have_answered, all_have_reported, lacks_weight, record_holdings
 from coordinator.run.rounds.arbitration import (
@@ -33,7 +33,7 @@ from coordinator.run.rounds.arbitration import (
 from coordinator.run.rounds.attestation import note_divergence, settled_digest
 from coordinator.run.rounds.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.run.rounds.phases import check_not_early, earliest
-from coordinator.run.rounds.silence import remove_silent
+from coordinator.run.rounds.silence import part_barren, remove_silent
 from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
@@ -264,6 +264,7 @@ def resume(transaction: Transaction) -> None:
         reason = f"round {round_number} starts anew, nothing was committed of its samples: {successor.reason}"
         transaction.add(events.PlanAdopted(transaction.now, replace(successor, reason=reason)))
     else:
+        reserve_assignments(transaction)
         complete_a_pipeline(transaction)
 
 
@@ -346,6 +347,7 @@ def next_epoch(transaction: Transaction, round_number: int) -> int:
     is_first = all((stage, round_number) not in state.decisions for stage in range(state.stages))
     if not is_first or round_number == state.spec.rounds:
         return plan.epoch
+    part_barren(transaction)
     remove_silent(transaction)
     change_roles(transaction, round_number + 1)
     state = transaction.state
@@ -353,6 +355,7 @@ def next_epoch(transaction: Transaction, round_number: int) -> int:
     if isinstance(successor, Plan):
         plan = successor
         transaction.add(events.PlanAdopted(transaction.now, plan))
+    reserve_assignments(transaction)  # a reservation that has ended makes room for a spare
     move_spares(transaction)
     return plan.epoch
 

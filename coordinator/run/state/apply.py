@@ -93,7 +93,7 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.InviteCreated: apply_peers.create_invitation,
     events.InviteUsed: apply_peers.use_invitation,
     events.InviteRevoked: apply_peers.revoke_invitation,
-    events.AssignmentReserved: lambda state, event: apply_plans.reserve(state, event.reservation),
+    events.AssignmentReserved: apply_plans.reserve,
     events.PayloadOffered: apply_rounds.offer,
     events.PayloadWithheld: apply_rounds.withhold,
     events.GroupClosed: apply_rounds.close_group,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from coordinator.run.state import events
 from coordinator.run.state.records import FailedLink, Invitation, LastSeen, Peer
 from coordinator.run.state.replacing import replace
-from coordinator.run.state.state import State
+from coordinator.run.state.state import APART_ROUNDS, State
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
 from protocol.types import Estimates, Lifecycle, PeerId, Reachability
@@ -40,6 +40,7 @@ def join(state: State, event: events.PeerJoined) -> State:
         estimates=state.estimates.set(event.peer, Estimates(event.capacity)),
         report_times=state.report_times.set(event.peer, (0, event.at)),
         reservations=state.reservations.without(event.peer),
+        promised=state.promised.without(event.peer),
         synced=state.synced.without(event.peer),
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
         failed_links=_without(state, event.peer),
@@ -63,8 +64,18 @@ def change_role(state: State, event: events.RoleChanged) -> State:
 
 def fail_link(state: State, event: events.LinkFailed) -> State:
     replica = state.assignments[event.epoch][event.peer].replica.index
-    link = FailedLink(event.epoch, replica, state.current_round, event.address, event.reason)
-    return replace(state, failed_links={**state.failed_links, (event.peer, event.neighbour): link})
+    told = event.address, event.reason
+    link = FailedLink(event.epoch, replica, state.current_round, *told, since=event.since)
+    oldest = state.current_round - APART_ROUNDS
+    known = {
+        ends: each
+        for ends, each in state.failed_links.items()
+        if not each.is_of_frames or each.round_number > oldest
+    }
+    state = replace(state, failed_links={**known, (event.peer, event.neighbour): link})
+    if link.is_of_frames:  # nobody knows which end is at fault: who delivers with others is forgiven
+        state = count_failure(count_failure(state, event.peer), event.neighbour)
+    return state
 
 
 def change_addresses(state: State, event: events.AddressesChanged) -> State:
@@ -77,7 +88,7 @@ def change_addresses(state: State, event: events.AddressesChanged) -> State:
         moved_in=state.current_round,
     )
     failed_links = {
-        ends: replace(link, is_moved=True) if event.peer in ends else link
+        ends: replace(link, is_moved=True) if event.peer in ends and not link.is_of_frames else link
         for ends, link in state.failed_links.items()
     }
     state = replace(state, peers=state.peers.set(event.peer, peer), failed_links=failed_links)
@@ -99,8 +110,8 @@ def _excuse_neighbours(state: State, moved: PeerId) -> State:
 
 
 def _without(state: State, peer: PeerId) -> dict[tuple[PeerId, PeerId], FailedLink]:
-    """The failed links in which `peer` has no part."""
-    return {ends: link for ends, link in state.failed_links.items() if peer not in ends}
+    """The failed links that still matter when `peer` joins again."""
+    return {ends: link for ends, link in state.failed_links.items() if peer not in ends or link.is_of_frames}
 
 
 def measure(state: State, event: events.PeerMeasured) -> State:
@@ -127,7 +138,7 @@ def leave(state: State, peer: PeerId, finished: bool) -> State:
         return state  # no replica has lost a member
     state = mark_absent(state, peer)
     # A drain was announced, so it is no failure even if the peer left before the end of its round.
-    return state if drained else _count_failure(state, peer)
+    return state if drained else count_failure(state, peer)
 
 
 def retreat(state: State, event: events.PeerRetreated) -> State:
@@ -144,7 +155,7 @@ def retreat(state: State, event: events.PeerRetreated) -> State:
     others = [state.peers[member.peer] for member in replica.members if member.peer != event.peer]
     has_peers = not any(each.peer in absent or each.moved_in == state.current_round for each in others)
     if is_newest and has_links and has_peers and event.peer not in absent:
-        state = _count_failure(state, event.peer)
+        state = count_failure(state, event.peer)
     state = mark_absent(state, event.peer, event.epoch)
     times, last = state.retreats.get(replica.index, (0, 0))
     if last != state.current_round:  # the members of one replica retreat one after the other: count them once
@@ -239,8 +250,11 @@ def _has_done_its_part(state: State, peer: PeerId) -> bool:
     return decided and peer not in state.assignments[state.plans[-1].epoch]
 
 
-def _count_failure(state: State, peer: PeerId) -> State:
+def count_failure(state: State, peer: PeerId) -> State:
+    """`peer` has failed once more, and rests if that was not its first failure."""
     times, last = state.failures.get(peer, (0, 0))
     if last == state.current_round:  # one failure may be reported in several ways in the same round
         return state
-    return replace(state, failures={**state.failures, peer: (times + 1, state.current_round)})
+    silence = state.silences.get(peer)
+    times = silence.failures(times) if silence else times + 1
+    return replace(state, failures={**state.failures, peer: (times, state.current_round)})

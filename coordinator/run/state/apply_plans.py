@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from coordinator.run.state import events
+from coordinator.run.state.apply_peers import count_failure
 from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Assignment, Peer, peers_of
 from coordinator.run.state.replacing import replace
@@ -13,8 +14,16 @@ from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 
 
-def reserve(state: State, reservation: ReservedAssignment) -> State:
-    """`reservation` replaces the former one of its peer, and any other peer's for the same slot."""
+def reserve(state: State, event: events.AssignmentReserved) -> State:
+    """The reservation replaces the former one of its peer, and any other peer's for the same slot.
+
+    Another peer that stays, but does not follow the rounds, loses it by a failure of its own.
+    """
+    reservation = event.reservation
+    for peer, held in state.reservations.items():
+        is_replaced = held.slot == reservation.slot and peer != reservation.peer
+        if is_replaced and state.peers[peer].is_staying and not state.has_attested(peer, _followed(state)):
+            state = count_failure(state, peer)
     others = state.reservations.keep(
         lambda peer, former: peer != reservation.peer and former.slot != reservation.slot
     )
@@ -30,6 +39,8 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
             moved_at={**state.moved_at, reservation.peer: state.current_round},
             synced=state.synced.set(reservation.peer, kept),
         )
+    if former != reservation:
+        state = replace(state, promised=state.promised.set(reservation.peer, event.at))
     is_whole = len(reservation.stages) == state.stages
     layout = (reservation.stages,) if is_whole else state.layout(reservation.replica)
     return replace(
@@ -37,6 +48,11 @@ def reserve(state: State, reservation: ReservedAssignment) -> State:
         reservations=others.set(reservation.peer, reservation),
         layouts={reservation.replica: layout, **state.layouts},  # an existing layout never changes
     )
+
+
+def _followed(state: State) -> int:
+    """The round whose anchors a peer that follows has attested at least."""
+    return max(0, state.current_round - 2)
 
 
 def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:
@@ -84,6 +100,7 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
         phase_seconds=state.phase_seconds.keep(lambda index, _: index in kept),
+        barren={key: each for key, each in state.barren.items() if key[0] in kept},
         rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
         current_round=state.current_round or plan.from_round,
     )

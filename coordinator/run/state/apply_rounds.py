@@ -9,7 +9,7 @@ from coordinator.run.state.apply_peers import follow, mark_absent
 from coordinator.run.state.apply_plans import with_lifecycles
 from coordinator.run.state.lines import lines_of
 from coordinator.run.state.persistent_map import PersistentMap
-from coordinator.run.state.records import Contest, Round, Silence
+from coordinator.run.state.records import Barren, Contest, Round, Silence
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.settlement import settlement_of
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, State
@@ -40,7 +40,7 @@ def offer(state: State, event: events.PayloadOffered) -> State:
         failed = {
             ends: link
             for ends, link in state.failed_links.items()
-            if link.replica != replica or link.epoch > epoch
+            if link.replica != replica or link.epoch > epoch or link.is_of_frames
         }
         state = replace(state, failed_links=failed)
     return replace(
@@ -159,7 +159,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
     if isinstance(decision, RolledBack):
         state = replace(state, silences={})
     elif not isinstance(decision, Skipped):  # of a skipped stage no answer was expected
-        state = replace(state, silences=_silences(state, decision))
+        state = replace(state, silences=_silences(state, decision), barren=_barren(state, decision))
     state = replace(state, settled=settlement_of(state.spec).after(state, decision))
     if isinstance(decision, Committed) and (state.retreats or state.failures):
         state = _forgive_failures(state, decision)
@@ -202,13 +202,36 @@ def _silences(state: State, decision: Decision) -> dict[PeerId, Silence]:
     stage, round_number = decision.stage, decision.round_number
     round_state = state.round_of(stage, round_number)
     oldest = round_number - state.spec.outer.turns  # when the stages of this round were due before
-    silences = {peer: each for peer, each in state.silences.items() if each.last >= oldest}
+    silences = dict(state.silences)
+    for peer, each in state.silences.items():
+        if each.last < oldest and each.recent:
+            silences[peer] = Silence(0, oldest, state.began_at, each.recent, each.counted)
+        elif each.last < oldest:
+            del silences[peer]
     for replica in state.complete_replicas(round_number):
         peer = replica.host_of(stage).peer
-        former = silences.get(peer, Silence(0, round_number - 1, state.began_at))
-        if peer not in round_state.offers and peer not in round_state.withheld and former.last < round_number:
-            silences[peer] = Silence(former.rounds + 1, round_number, former.since)
+        is_silent = peer not in round_state.offers and peer not in round_state.withheld
+        if is_silent or peer in silences:
+            former = silences.get(peer, Silence(0, round_number - 1, state.began_at))
+            has_trained = bool(state.phase_seconds.get(replica.index))
+            silences[peer] = former.after(round_number, is_silent, has_trained)
     return silences
+
+
+def _barren(state: State, decision: Decision) -> dict[tuple[int, int], Barren]:
+    """Which replicas withhold, after a decision. A silent replica is another matter."""
+    stage, round_number = decision.stage, decision.round_number
+    round_state = state.round_of(stage, round_number)
+    if not round_state.withheld and not state.barren:
+        return {}
+    barren = dict(state.barren)
+    for replica in state.complete_replicas(round_number):
+        peer, key = replica.host_of(stage).peer, (replica.index, stage)
+        is_withheld = peer in round_state.withheld
+        if is_withheld or (peer in round_state.offers and key in barren):
+            former = barren.get(key, Barren(round_number - 1))
+            barren[key] = former.after(round_number, is_withheld)
+    return {key: each for key, each in barren.items() if each.recent}
 
 
 def _forgive_failures(state: State, decision: Committed) -> State:
@@ -243,6 +266,8 @@ def attest(state: State, event: events.DigestAttested) -> State:
         rounds = state.synced.get(event.peer, {})
         newest = max(event.round_number, rounds.get(event.stage, 0))
         state = replace(state, synced=state.synced.set(event.peer, {**rounds, event.stage: newest}))
+        if event.round_number >= state.current_round - 2:
+            state = replace(state, promised=state.promised.set(event.peer, event.at))
     if state.diverged:
         # A later anchor contains the earlier ones, so it also heals divergences of earlier rounds.
         found = (event.peer, event.stage, event.part)

@@ -151,13 +151,18 @@ class PeerRetreated(_Event):
 
 @dataclass(frozen=True)
 class LinkFailed(_Event):
-    """`peer` cannot open the link to `neighbour` at `address` under plan `epoch`, and goes on trying."""
+    """`peer` cannot open the link to `neighbour` at `address` under plan `epoch`, and goes on trying.
+
+    `address` "": the link was open, and the two are apart in the next plans, since `peer` refuses a frame of
+    `neighbour`, or since their replica has delivered nothing after round `since`.
+    """
 
     peer: PeerId
     epoch: int
     neighbour: PeerId
     address: str
     reason: str
+    since: int | None = None
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class FailedLink:
     """A link of `replica` that could not be opened at `address` under plan `epoch`, in that round.
 
     `is_moved`: an end has other addresses since. That plan has the former ones, and the next may try again.
+    `since`: as in events.LinkFailed.
     """
 
     epoch: int
@@ -144,6 +145,12 @@ class FailedLink:
     address: str
     reason: str
     is_moved: bool = False
+    since: int | None = None
+
+    @property
+    def is_of_frames(self) -> bool:
+        """Whether the link was open, and what passed it was of no use: neither end can make up for that."""
+        return not self.address
 
 
 @dataclass(frozen=True)
@@ -156,16 +163,78 @@ class Alarm:
     is_over: bool = False
 
 
+RECENT_ROUNDS = 16
+"""Rounds of which is kept whether a member has answered, and whether a replica has delivered."""
+MOST_SILENT = 4
+"""A member answers in at least twelve of its last sixteen rounds. Each silence makes a round up to twice as
+long, so a member of four or more equal replicas that answers in fewer costs more than it contributes."""
+_SILENT_FAILURES = 5
+"""A member that answers too seldom counts as so many failures, and rests for sixteen rounds."""
+
+
+def _with_round(recent: int, is_missed: bool) -> int:
+    return (recent << 1 | is_missed) & ((1 << RECENT_ROUNDS) - 1)
+
+
 @dataclass(frozen=True)
 class Silence:
     """A peer that takes part has neither offered nor withheld a payload in `rounds` rounds in a row.
 
-    `last` is the last of them; `since` is when the first of them began.
+    `last` is the last of them; `since` is when the first of them began. `recent` has a bit for each of the
+    rounds in which the peer took part, up to round `counted` in bit 0: whether it was silent although its
+    chain had trained before, so that its links are open.
     """
 
     rounds: int
     last: int
     since: float
+    recent: int = 0
+    counted: int = 0
+
+    def after(self, round_number: int, is_silent: bool, has_trained: bool) -> Silence:
+        """With a decision about a stage that the peer hosts."""
+        before = self.recent if self.counted < round_number else self.recent >> 1
+        was_silent = self.counted == round_number and bool(self.recent & 1)
+        recent = _with_round(before, was_silent or (is_silent and has_trained))
+        is_new = is_silent and self.last < round_number
+        return Silence(
+            self.rounds + is_new, round_number if is_new else self.last, self.since, recent, round_number
+        )
+
+    @property
+    def is_frequent(self) -> bool:
+        """Whether the peer has answered too seldom."""
+        return self.recent.bit_count() > MOST_SILENT
+
+    @property
+    def answered(self) -> int:
+        """In how many of its last rounds the peer has answered."""
+        return RECENT_ROUNDS - self.recent.bit_count()
+
+    @property
+    def last_answer(self) -> int:
+        """The round before the silence."""
+        return max(0, self.last - self.rounds)
+
+    def failures(self, times: int) -> int:
+        """The failures that a peer counts after one more: many if it answers seldom."""
+        return max(times, _SILENT_FAILURES - 1) + 1 if self.is_frequent else times + 1
+
+
+@dataclass(frozen=True)
+class Barren:
+    """A replica has withheld its payload of a stage in `rounds` rounds in a row; `since` is the round before.
+
+    `recent` has a bit for each of its rounds with an answer, the newest in bit 0: whether it has withheld.
+    """
+
+    since: int
+    rounds: int = 0
+    recent: int = 0
+
+    def after(self, round_number: int, is_withheld: bool) -> Barren:
+        recent = _with_round(self.recent, is_withheld)
+        return Barren(self.since, self.rounds + 1, recent) if is_withheld else Barren(round_number, 0, recent)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import (
     Alarm,
     Assignment,
+    Barren,
     FailedLink,
     Invitation,
     LastSeen,
@@ -49,6 +50,8 @@ ALARM_ROUNDS = 16
 """An alarm is shown for so many rounds."""
 KEPT_CHECKPOINTS = 3
 """Checkpoint rounds before those whose digests are kept."""
+APART_ROUNDS = 8
+"""Rounds for which two peers are not made neighbours after their link has failed."""
 KEPT_PHASES, KEPT_DURATIONS = 3, 5
 """Inner phases of a replica, and rounds, whose durations are kept: few, since machines change their speed."""
 
@@ -76,7 +79,7 @@ class State:
         failures: by peer, the number of rounds in which it was lost, left without draining, or retreated, and
             the last of them. Each round that commits a payload of the peer takes one off.
         failed_links: by dialling peer and neighbour, until their replica offers a payload or one of the two
-            joins again or has other addresses.
+            joins again or has other addresses; those of frames for APART_ROUNDS rounds.
         layouts: by replica, the stages of each position; they never change.
         moved_at: by peer, the round in which it last got a reservation with other stages.
         rebalanced_at: first round of the newest plan that only made the run faster: it exchanged peers that
@@ -90,6 +93,8 @@ class State:
         phase_seconds: by replica, the seconds per unit of work of its last inner phases, the oldest first:
             from the beginning of the round to its first answer.
         silences: by peer, the rounds without its answer, for peers that lacked in one of the last rounds.
+        barren: by replica and stage, the rounds with a withheld payload, for those that have withheld lately.
+        promised: by peer, when it got its reservation or attested a recent anchor.
         rounds, decisions: by (stage, round), those of the last rounds.
         decided: decisions so far.
         tokens: those whose training is committed.
@@ -144,6 +149,8 @@ class State:
     answered: PersistentMap[int, float] = field(default_factory=PersistentMap)
     phase_seconds: PersistentMap[int, tuple[float, ...]] = field(default_factory=PersistentMap)
     silences: Mapping[PeerId, Silence] = field(default_factory=dict)
+    barren: Mapping[tuple[int, int], Barren] = field(default_factory=dict)
+    promised: PersistentMap[PeerId, float] = field(default_factory=PersistentMap)
     rounds: Mapping[tuple[int, int], Round] = field(default_factory=dict)
     decisions: PersistentMap[tuple[int, int], Decision] = field(default_factory=PersistentMap)
     decided: int = 0

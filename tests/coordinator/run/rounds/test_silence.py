@@ -68,10 +68,46 @@ def test_who_withholds_is_not_silent() -> None:
     assert not any(isinstance(event, PeerRetreated) for event in run.events)
 
 
+def dropped(run: Run) -> list[str]:
+    return [event.peer for event in run.events if isinstance(event, PeerRetreated)]
+
+
 def test_an_answer_ends_a_silence() -> None:
     run = pair()
+    assert round_of(run, A, B)
     for _ in range(8):
         round_of(run, A)
+        for _ in range(3):
+            assert round_of(run, A, B)
+    assert not dropped(run), "it answers in three of four rounds"
+
+
+def test_who_answers_one_round_in_three_is_dropped_and_rests() -> None:
+    run = pair()
+    answers = 0
+    for number in range(1, 13):
+        if not run.state.takes_part(B.peer, number):
+            break
+        answers += number % 3 == 1
+        round_of(run, *((A, B) if number % 3 == 1 else (A,)))
+    assert dropped(run) == [B.peer]
+    assert answers >= 2, "three silent rounds in a row are another rule"
+    for number in range(run.state.current_round, run.state.current_round + 12):
+        run.accept(Attest(B.peer, 0, number - 1, "stage", anchor_of(0, number - 1)))
+        assert round_of(run, A), "the others commit without it"
+        assert B.peer not in run.state.assignments[run.state.plans[-1].epoch]
+
+
+def test_after_its_rest_it_has_to_answer_in_all_rounds_at_first() -> None:
+    run = pair()
+    while not dropped(run):
+        number = run.state.current_round
+        round_of(run, *((A, B) if number % 3 == 1 else (A,)))
+    while B.peer not in run.state.assignments[run.state.plans[-1].epoch]:
+        number = run.state.current_round
+        run.accept(Attest(B.peer, 0, number - 1, "stage", anchor_of(0, number - 1)))
         round_of(run, A)
-        assert round_of(run, A, B)
-    assert not any(isinstance(event, PeerRetreated) for event in run.events)
+    assert round_of(run, A, B)
+    round_of(run, A)
+    round_of(run, A)
+    assert dropped(run) == [B.peer, B.peer]

@@ -96,7 +96,7 @@ function replicas(run) {
           el("span", { class: "end" }, f.loss(figures?.validation_loss)),
           el("span", { class: "end quiet" }, figures ? `${f.scaled(figures.tokens_per_second)} tok/s` : "")),
         meter(each.progress, `thin ${kind}`),
-        each.state === "broken" && el("p", { class: "why" }, f.sentence(each.cause?.text || "a member is missing")));
+        (each.state === "broken" || each.cause) && el("p", { class: "why" }, f.sentence(each.cause?.text || "a member is missing")));
     })), lacking.slice(0, 8).map((each) => el("p", { class: "why", "data-key": `w${each.index}` }, linked(f.sentence(each.cause.text), causePeers(each.cause)))), run.replicas_planned > planned.length && el("p", { class: "quiet pad" }, `and ${f.count(run.replicas_planned - planned.length)} more`));
 }
 

@@ -58,7 +58,7 @@ function chain(replica, swarm, predicted) {
     el("header", { class: "card-head" }, el("h2", {}, `Replica ${replica.index}`,
       el("small", { class: "quiet" }, ` ${replica.places.length === 1 ? "full replica" : `pipeline of ${replica.places.length}`} · ${replica.microbatches} microbatch${replica.microbatches === 1 ? "" : "es"} per step`)),
     slowest && el("span", { class: "quiet" }, `slowest: ${slowest.text}`), badge(word, kind)),
-    replica.state === "broken" && el("p", { class: "why" }, linked(f.sentence(replica.cause?.text || "a member is missing"), causePeers(replica.cause))),
+    (replica.state === "broken" || replica.cause) && el("p", { class: "why" }, linked(f.sentence(replica.cause?.text || "a member is missing"), causePeers(replica.cause))),
     el("div", { class: "chain" }, parts));
 }
 

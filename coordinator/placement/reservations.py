@@ -4,9 +4,8 @@ An assignment is a position in a replica. The peer follows the rounds of its sta
 peers that have caught up fill all of its positions (coordinator.placement.replan). The layout of a replica,
 which is the stages of each position, never changes. A new pipeline gets the layout that most pipelines have.
 
-A reservation binds others only as long as its peer follows the rounds: one that has attested nothing for
-long, or that must not be next to its neighbour, gives way to a peer that waits. So nobody keeps a place by
-heartbeats alone.
+Nobody keeps a place by heartbeats alone: a peer that has attested nothing for long, or that must not be next
+to its neighbour, gives way to one that waits.
 
 A move to other stages is costly: the peer rebuilds its model and fetches the state of its new stages. So no
 peer moves only to make a step faster, or where it may be enough to wait.
@@ -19,11 +18,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import (
     apart_until,
     can_be_neighbours,
     fits,
+    is_overdue,
     may_be_neighbours,
     memory_for,
     peer_rests_until,
@@ -38,8 +37,6 @@ from protocol.types import PeerId, ReservedAssignment, StageRange
 
 Vacancy = ReservedAssignment
 """An assignment that can be reserved; its `peer` is the one that has it and gives way, or ""."""
-_SLOWEST_LINE = 1e6
-"""Bytes per second at which a home fetches the state of its stages at least: 8 Mb/s."""
 _MOST_TRIED = 16
 """While nothing trains, at most this many pipelines are tried: those that lack the fewest members."""
 
@@ -215,20 +212,6 @@ class Vacancies:
         return not self._is_assigned(peer) and is_overdue(self._state, peer, self._now)
 
 
-def is_overdue(state: State, peer: Peer, now: float) -> bool:
-    """Whether `peer` has had its reservation for long, and does not follow the rounds of its stages.
-
-    It may take as long as a member may be silent, and the time to fetch the state.
-    """
-    reserved = state.reservations.get(peer.peer)
-    if reserved is None or not state.plans or state.has_attested(peer.peer, max(0, state.current_round - 2)):
-        return False
-    timing = state.spec.timing
-    nbytes = 4 * sum(stage_parameters(state.spec, stage) for stage in reserved.stages)
-    since = max(state.promised.get(peer.peer, peer.joined_at), state.started_at)
-    return now - since > timing.link + timing.match_window + nbytes / _SLOWEST_LINE
-
-
 def _order(vacancy: Vacancy) -> tuple[bool, tuple[int, int]]:
     return bool(vacancy.peer), vacancy.slot
 
@@ -284,15 +267,12 @@ def _join_waiting(transaction: Transaction, vacant: Sequence[Vacancy]) -> None:
     holes = dict[int, list[Vacancy]]()
     for hole in vacant:
         holes.setdefault(hole.replica, []).append(hole)
-    state = transaction.state
-    settled = {
-        peer.peer
-        for peer in state.staying
-        if state.moved_at.get(peer.peer, 0) <= state.current_round - SETTLE_ROUNDS
-    }
+    state, settled = transaction.state, transaction.state.current_round - SETTLE_ROUNDS
     for replica in sorted(holes)[:_MOST_TRIED]:
-        donors = {each for each in holes if each > replica}
-        for reservation in _filling(state, holes[replica], transaction.now, donors, settled) or ():
+        donors = (each for each in state.reservations.values() if each.replica in holes)
+        movable = {each.peer for each in donors if each.replica > replica}
+        movable = {peer for peer in movable if state.moved_at.get(peer, 0) <= settled}
+        for reservation in _filling(state, holes[replica], transaction.now, movable) or ():
             transaction.add(AssignmentReserved(transaction.now, reservation))
         if transaction.state is not state:
             return
@@ -328,15 +308,11 @@ def complete_a_pipeline(transaction: Transaction) -> None:
 
 
 def _filling(
-    state: State,
-    holes: Sequence[Vacancy],
-    now: float,
-    donors: Collection[int] | None = None,
-    movable: Collection[PeerId] | None = None,
+    state: State, holes: Sequence[Vacancy], now: float, movable: Collection[PeerId] | None = None
 ) -> list[ReservedAssignment] | None:
-    """Reservations for peers of other replicas that fill all `holes` of one; None if that is not possible.
+    """Reservations for `movable` peers of other replicas (None: any) that fill all `holes` of one.
 
-    The peers are of the replicas `donors`, and among `movable`; None: any.
+    None if that is not possible.
     """
     # Each reservation changes which peers and neighbours the next hole can have.
     trial = Transaction(state, now)
@@ -348,13 +324,7 @@ def _filling(
             if peer.policy.joins_pipelines and not is_overdue(state, peer, now)
             if movable is None or peer.peer in movable
         ]
-        others = [
-            each
-            for each in reservations
-            if each is not None
-            and each.replica != hole.replica
-            and (donors is None or each.replica in donors)
-        ]
+        others = [each for each in reservations if each is not None and each.replica != hole.replica]
         former = _first_fitting(trial.state, hole, others, now)
         if former is None:
             return None

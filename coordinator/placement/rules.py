@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
-from coordinator.placement.cost_model import memory_budget, memory_needed
+from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
 from protocol.math.batch import whole_batch, work_of
@@ -51,6 +51,8 @@ _MOST_GROWTH = 2
 """A share grows at most to this many times its former value, and only after that much was delivered: a
 replica only claims its speed, and its share is its weight in the outer step."""
 _MOST_DOUBLINGS = 6
+_SLOWEST_LINE = 1e6
+"""Bytes per second at which a home fetches the state of its stages at least: 8 Mb/s."""
 
 
 def member_of(peer: Peer, stages: StageRange) -> Member:
@@ -88,8 +90,8 @@ def are_parted(state: State, members: Sequence[Member | ReservedAssignment]) -> 
 
 def _is_parted(state: State, ends: tuple[PeerId, PeerId]) -> bool:
     link = state.failed_links.get(ends)
-    is_of_frames = link is not None and link.is_of_frames
-    return is_of_frames and state.current_round < link.round_number + APART_ROUNDS
+    is_recent = link is not None and state.current_round < link.round_number + APART_ROUNDS
+    return link is not None and is_recent and link.is_of_frames
 
 
 def unreached_hosts(replicas: Sequence[Replica], peers: Mapping[PeerId, Peer]) -> list[PeerId]:
@@ -173,11 +175,13 @@ def _parted(
         for ends in ((one.peer, other.peer), (other.peer, one.peer)) if one and other else ():
             if _is_parted(state, ends):
                 link = state.failed_links[ends]
-                common = dict(peers=ends, replicas=(link.replica,), detail=link.reason)
-                if link.since is None:
-                    yield Cause(CauseCode.FRAME_REFUSED, round_number=link.round_number, **common)
-                else:
-                    yield Cause(CauseCode.NO_PAYLOAD, round_number=link.since, **common)
+                yield Cause(
+                    CauseCode.FRAME_REFUSED if link.since is None else CauseCode.NO_PAYLOAD,
+                    peers=ends,
+                    replicas=(link.replica,),
+                    round_number=link.round_number if link.since is None else link.since,
+                    detail=link.reason,
+                )
 
 
 def barren_replicas(state: State) -> dict[int, Cause]:
@@ -221,6 +225,20 @@ def is_synced(state: State, holder: ReservedAssignment | Member, from_round: int
         return False
     rounds, least = state.synced.get(holder.peer, {}), least_synced(state, holder, from_round)
     return all(rounds.get(stage, -1) >= least for stage in holder.stages)
+
+
+def is_overdue(state: State, peer: Peer, now: float) -> bool:
+    """Whether `peer` has had its reservation for long, and does not follow the rounds of its stages.
+
+    It may take as long as a member may be silent, and the time to fetch the state.
+    """
+    reserved = state.reservations.get(peer.peer)
+    if reserved is None or not state.plans or state.has_attested(peer.peer, max(0, state.current_round - 2)):
+        return False
+    timing = state.spec.timing
+    nbytes = 4 * sum(stage_parameters(state.spec, stage) for stage in reserved.stages)
+    since = max(state.promised.get(peer.peer, peer.joined_at), state.started_at)
+    return now - since > timing.link + timing.match_window + nbytes / _SLOWEST_LINE
 
 
 def least_synced(state: State, holder: ReservedAssignment | Member, from_round: int) -> int:

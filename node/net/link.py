@@ -70,6 +70,14 @@ class LinkLimits:
     waiting_frames: int
 
 
+class FrameRefused(HetnodeError):
+    """A frame of the neighbour `sender` that cannot be used."""
+
+    def __init__(self, sender: PeerId, error: HetnodeError) -> None:
+        super().__init__(error.code, error.cause, error.remedy)
+        self.sender = sender
+
+
 class LiveLink:
     """A live stream of frames to one neighbour.
 
@@ -202,7 +210,7 @@ class LiveLink:
             self._fail(self._lost("it closed the stream"))
         except HetnodeError as error:
             log.error("link to %s: %s", self.neighbour.name, error)
-            self._fail(error)
+            self._fail(FrameRefused(self.neighbour.peer, error))
         except STREAM_ERRORS as error:
             self._fail(error_from_rpc(error) or self._lost(error))
         except Exception as error:

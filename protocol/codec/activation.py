@@ -2,7 +2,7 @@
 
 A frame carries a few tensors; their bytes follow one another in the order of the headers. Unpacking finds a
 tensor by its name, and checks names, element types, shapes and length before it reads a byte. Values that are
-not finite pass: they make the gradient norm not finite, and then every member skips the step.
+not finite pass: who computes with them refuses them (node.core.worker.hosted_stages).
 
 Shapes: b micro-batch, L tokens, k values of a token that cross the link (d if it is uncompressed).
 """
@@ -68,7 +68,7 @@ def unpack_ids(
     raw = _section(headers, payload, TensorHeader(name, dtype, shape)).view(_NUMPY_IDS[dtype])
     ids_bl = raw.astype(np.int64).reshape(shape)
     if ids_bl.size and (int(ids_bl.min()) < 0 or int(ids_bl.max()) >= vocabulary):
-        raise _corrupt(f"Tensor '{name}' holds token ids outside the vocabulary of {vocabulary}.")
+        raise corrupt(f"Tensor '{name}' holds token ids outside the vocabulary of {vocabulary}.")
     return torch.from_numpy(ids_bl)
 
 
@@ -93,22 +93,23 @@ def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHe
     # A negative dimension could make the sum of wrong sizes right.
     is_sane = all(n >= 0 for header in headers for n in header.shape)
     if not is_sane or sum(header.nbytes for header in headers) != len(payload):
-        raise _corrupt(f"The headers do not add up to the {len(payload)} bytes of the frame.")
+        raise corrupt(f"The headers do not add up to the {len(payload)} bytes of the frame.")
     offset = 0
     for header in headers:
         if header.name == expected.name:
             break
         offset += header.nbytes
     else:
-        raise _corrupt(f"Tensor '{expected.name}' is missing.")
+        raise corrupt(f"Tensor '{expected.name}' is missing.")
     if header != expected:
-        raise _corrupt(
+        raise corrupt(
             f"Tensor '{expected.name}' is {header.dtype.value} {list(header.shape)}, "
             f"not {expected.dtype.value} {list(expected.shape)}."
         )
     return np.frombuffer(payload, np.uint8, count=expected.nbytes, offset=offset)
 
 
-def _corrupt(cause: str) -> HetnodeError:
+def corrupt(cause: str) -> HetnodeError:
+    """The error for a frame that cannot be used."""
     remedy = "The stream is closed. The neighbour must run the same version and specification."
     return HetnodeError(ErrorCode.FRAME_CORRUPT, cause, remedy)

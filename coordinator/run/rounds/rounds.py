@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
+from coordinator.membership.silence import part_barren, remove_silent
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import (
     bad_request,
@@ -33,7 +34,6 @@ from coordinator.run.rounds.arbitration import (
 from coordinator.run.rounds.attestation import note_divergence, settled_digest
 from coordinator.run.rounds.deadlines import closes_at, decide_seconds, gather_seconds
 from coordinator.run.rounds.phases import check_not_early, earliest
-from coordinator.run.rounds.silence import part_barren, remove_silent
 from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report

@@ -19,10 +19,10 @@ def reserve(state: State, event: events.AssignmentReserved) -> State:
 
     Another peer that stays, but does not follow the rounds, loses it by a failure of its own.
     """
-    reservation = event.reservation
+    reservation, recent = event.reservation, max(0, state.current_round - 2)
     for peer, held in state.reservations.items():
         is_replaced = held.slot == reservation.slot and peer != reservation.peer
-        if is_replaced and state.peers[peer].is_staying and not state.has_attested(peer, _followed(state)):
+        if is_replaced and state.peers[peer].is_staying and not state.has_attested(peer, recent):
             state = count_failure(state, peer)
     others = state.reservations.keep(
         lambda peer, former: peer != reservation.peer and former.slot != reservation.slot
@@ -48,11 +48,6 @@ def reserve(state: State, event: events.AssignmentReserved) -> State:
         reservations=others.set(reservation.peer, reservation),
         layouts={reservation.replica: layout, **state.layouts},  # an existing layout never changes
     )
-
-
-def _followed(state: State) -> int:
-    """The round whose anchors a peer that follows has attested at least."""
-    return max(0, state.current_round - 2)
 
 
 def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:

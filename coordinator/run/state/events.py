@@ -153,8 +153,8 @@ class PeerRetreated(_Event):
 class LinkFailed(_Event):
     """`peer` cannot open the link to `neighbour` at `address` under plan `epoch`, and goes on trying.
 
-    `address` "": the link was open, and the two are apart in the next plans, since `peer` refuses a frame of
-    `neighbour`, or since their replica has delivered nothing after round `since`.
+    `address` "": the link was open. The next plans keep the two apart, as `peer` refuses a frame of
+    `neighbour`, or as their replica has delivered nothing after round `since`.
     """
 
     peer: PeerId

@@ -172,8 +172,7 @@ _SILENT_FAILURES = 5
 """A member that answers too seldom counts as so many failures, and rests for sixteen rounds."""
 
 
-def _with_round(recent: int, is_missed: bool) -> int:
-    return (recent << 1 | is_missed) & ((1 << RECENT_ROUNDS) - 1)
+_ALL_RECENT = (1 << RECENT_ROUNDS) - 1
 
 
 @dataclass(frozen=True)
@@ -193,13 +192,9 @@ class Silence:
 
     def after(self, round_number: int, is_silent: bool, has_trained: bool) -> Silence:
         """With a decision about a stage that the peer hosts."""
-        before = self.recent if self.counted < round_number else self.recent >> 1
-        was_silent = self.counted == round_number and bool(self.recent & 1)
-        recent = _with_round(before, was_silent or (is_silent and has_trained))
-        is_new = is_silent and self.last < round_number
-        return Silence(
-            self.rounds + is_new, round_number if is_new else self.last, self.since, recent, round_number
-        )
+        recent = (self.recent << (self.counted < round_number) | (is_silent and has_trained)) & _ALL_RECENT
+        is_new, last = is_silent and self.last < round_number, round_number if is_silent else self.last
+        return Silence(self.rounds + is_new, last, self.since, recent, round_number)
 
     @property
     def is_frequent(self) -> bool:
@@ -233,7 +228,7 @@ class Barren:
     recent: int = 0
 
     def after(self, round_number: int, is_withheld: bool) -> Barren:
-        recent = _with_round(self.recent, is_withheld)
+        recent = (self.recent << 1 | is_withheld) & _ALL_RECENT
         return Barren(self.since, self.rounds + 1, recent) if is_withheld else Barren(round_number, 0, recent)
 
 

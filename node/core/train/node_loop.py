@@ -24,6 +24,7 @@ from node.exchange.transport import ServedStages
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
 from node.monitoring.figures import Activity
+from node.net.link import FrameRefused
 from node.net.membership import PeerAssignment, RunView, jittered, until_answered
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.status import Wait
@@ -302,6 +303,10 @@ class NodeLoop:
         self._given_up_epoch = max(self._given_up_epoch, epoch)
         code = code_of(reason)
         text = str(reason) if code is None else code.label
+        if isinstance(reason, FrameRefused):  # the two ends are not neighbours again for a while
+            told = epoch, reason.sender, "", reason.cause
+            with suppress(HetnodeError):
+                await until_answered(lambda: self._services.coordinator.report_link(*told), _RETRY_SECONDS)
         with suppress(HetnodeError):  # a coordinator that took this node for lost does not wait for it
             await until_answered(lambda: self._services.coordinator.retreat(epoch, text), _RETRY_SECONDS)
         self._assignment = None

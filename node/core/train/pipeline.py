@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from node.ipc.worker_calls import Apply, Backward, EndValidation, Evaluate, Forward, Message, SquaredNorm
 from node.ipc.worker_client import QueuedCall, WorkerClient
 from node.monitoring.figures import Waits
-from node.net.link import LiveLink
+from node.net.link import FrameRefused, LiveLink
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.spec.run import RunSpec
@@ -147,13 +147,14 @@ class Pipeline:
                 forward = operation.kind is OpKind.FORWARD
                 kind = FrameKind.FORWARD if forward else FrameKind.BACKWARD
                 frame_id = self._id(round_number, step, operation.microbatch, kind)
-                received = await self._take(self._upstream if forward else self._downstream, frame_id)
+                source = self._upstream if forward else self._downstream
+                received = await self._take(source, frame_id)
                 await slots.take()
                 message, microbatch = _message_of(received), operation.microbatch
                 ahead = Forward(step, microbatch, message, round_number)
                 queued = await self._worker.queue(ahead if forward else Backward(microbatch, message))
                 target = self._downstream if forward else self._upstream
-                group.create_task(self._pass_on(queued, frame_id, target, slots))
+                group.create_task(self._pass_on(queued, frame_id, source, target, slots))
         norm = await self._agree_on_norm(round_number, step)
         await self._worker.call(Apply(step, norm))
 
@@ -166,7 +167,7 @@ class Pipeline:
                 received = await self._take(self._upstream, frame_id)
                 await slots.take()
                 queued = await self._worker.queue(Evaluate(microbatch, _message_of(received)))
-                group.create_task(self._pass_on(queued, frame_id, self._downstream, slots))
+                group.create_task(self._pass_on(queued, frame_id, self._upstream, self._downstream, slots))
         return await self._worker.call(EndValidation())
 
     @property
@@ -191,11 +192,17 @@ class Pipeline:
         self,
         queued: QueuedCall[Message | None],
         frame_id: FrameId,
+        source: LiveLink | None,
         link: LiveLink | None,
         slots: _Slots,
     ) -> None:
-        """Send the answer of a call to a neighbour, if there is one."""
-        message = await queued.answer()
+        """Send the answer of a call, about a frame of `source`, to a neighbour, if there is one."""
+        try:
+            message = await queued.answer()
+        except HetnodeError as error:
+            if source is not None and error.code is ErrorCode.FRAME_CORRUPT:
+                raise FrameRefused(source.neighbour.peer, error) from None
+            raise
         if link is not None:
             assert message is not None, "a member with a neighbour has something to send"
             await link.send(Frame(frame_id, message.tensors, message.payload), self._round_seconds)

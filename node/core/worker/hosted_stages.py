@@ -20,12 +20,22 @@ from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data.streamed import Samples
 from node.ipc.worker_calls import Message
-from protocol.codec.activation import pack_activation, pack_ids, unpack_activation, unpack_ids
+from protocol.codec.activation import (
+    Packed,
+    corrupt,
+    pack_activation,
+    pack_ids,
+    unpack_activation,
+    unpack_ids,
+)
 from protocol.math.quantizers.dithered import shift_of
 from protocol.math.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
+
+_SAFE = 2.0**15
+"""Every quantizer of links represents values below this."""
 
 Shard = Callable[[nn.Module, Iterable[nn.Module], torch.device], None]
 """Shards a module with its blocks over ranks: see node.ranks.sharding."""
@@ -89,6 +99,7 @@ class HostedStages:
         self.downstream: SendingEnd | None = None
         self._snapshot_vd: Tensor | None = None
         self.losses: list[Tensor] = []
+        self.is_sound = True
         self._in_flight: dict[int, _InFlight] = {}
         self._is_last = spec.swarm.stages - 1 in stages
         self._replica = 0
@@ -183,7 +194,7 @@ class HostedStages:
         assert work.received.grad is not None
         gradient = self.upstream.compress_backward(work.received.grad)
         dtype, shift = self._spec.link.dtype_of_gradients, self._shift(self._stages.first, *work.place)
-        return Message(*pack_activation("gradient", gradient, dtype, shift))
+        return Message(*self._pack("gradient", gradient, dtype, shift))
 
     def evaluate(self, microbatch: int, received: Message | None, tokens: Samples | None) -> Message | float:
         """As :meth:`forward`, for a validation microbatch; the last member returns the loss."""
@@ -198,6 +209,7 @@ class HostedStages:
         """Drop the losses and the activations of an unfinished inner step."""
         self._in_flight.clear()
         self.losses.clear()
+        self.is_sound = True
 
     def _run(self, x: Tensor, tokens_bl: Tensor) -> Tensor:
         """Activations [b, L, d] after the stages hosted here, or the loss after the last stage of the run."""
@@ -257,17 +269,32 @@ class HostedStages:
     def _unpack(
         self, name: str, received: Message, link: SendingEnd | ReceivingEnd, dtype: str, shift: int
     ) -> Tensor:
-        """The tensor [b, L, k] of a message that crossed `link`, on the device."""
+        """The tensor [b, L, k] of a message that crossed `link`, on the device. All its values are finite."""
         model = self._spec.model
         shape = self._spec.inner.microbatch_size, model.context, link.k or model.width
         wire = unpack_activation(received.tensors, received.payload, name, shape, dtype, shift)
+        if not bool(wire.isfinite().all()):
+            raise corrupt(f"Tensor '{name}' holds values that are not finite.")
         return to_device(wire, self.device)
+
+    def _pack(self, name: str, values_blk: Tensor, dtype: str, shift: int) -> Packed:
+        """The message of an activation or gradient [b, L, k], always of finite values.
+
+        Zeros stand for values that are not finite, or become so on the wire; the step is not sound then.
+        """
+        packed = pack_activation(name, values_blk, dtype, shift)
+        if not bool(values_blk.abs().amax() < _SAFE):
+            seen = unpack_activation(*packed, name, tuple(values_blk.shape), dtype, shift)
+            if not bool(seen.isfinite().all()):
+                self.is_sound = False
+                return pack_activation(name, torch.zeros_like(values_blk), dtype, shift)
+        return packed
 
     def _message(self, output: Tensor, tokens_bl: Tensor, frame: Frame) -> Message:
         """The compressed output, and the token ids, which later members need for targets and T_perp[ids]."""
         assert self.downstream is not None, "the link downstream is not connected"
         compressed = self.downstream.compress_forward(output.float())
         dtype, shift = self._spec.link.dtype, self._shift(self._stages.stop, *frame)
-        activation, activation_bytes = pack_activation("activation", compressed, dtype, shift)
+        activation, activation_bytes = self._pack("activation", compressed, dtype, shift)
         ids, ids_bytes = pack_ids("tokens", tokens_bl, self._spec.model.vocabulary)
         return Message((*activation, *ids), activation_bytes + ids_bytes)

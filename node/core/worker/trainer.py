@@ -191,7 +191,11 @@ class Trainer:
         return repeats or self._counts(microbatch)
 
     def squared_gradient_norm(self) -> float:
-        """Sum of squares of all gradients of this member, which all ranks have after this."""
+        """Sum of squares of all gradients of this member, on all ranks after this; NaN: skip the step."""
+        squares = self._squares()
+        return math.nan if self.group.any(not self.hosted.is_sound) else squares
+
+    def _squares(self) -> float:
         if self.is_sharded:
             return self.group.totals([self.inner.squared_gradient_norm()])[0]
         if self.group.size > 1:
@@ -224,6 +228,7 @@ class Trainer:
         if is_regular:
             phase.losses += self.hosted.losses
         self.hosted.losses.clear()
+        self.hosted.is_sound = True
         self.inner.zero_grad()
 
     def end_inner_phase(self) -> InnerResult:
@@ -253,6 +258,7 @@ class Trainer:
     def end_validation(self) -> float:
         """Mean validation loss in nats per token since the last call. NaN except on the last member."""
         losses, self._validation = self._validation, []
+        self.hosted.is_sound = True  # no step is in progress
         total, count = self.group.totals([math.fsum(losses), len(losses)])
         return total / count if count else math.nan
 

@@ -38,7 +38,7 @@ class Quantizer(Protocol[Values, Rows_contra]):
 
         Raises:
             ValueError: a payload's bytes are not what :meth:`pack` gives for any values. On a link all bytes
-                have a meaning: values that are not finite pass, and every member then skips the step.
+                have a meaning: values that are not finite pass.
         """
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.placement.reservations import Vacancies, is_overdue
+from coordinator.placement.reservations import Vacancies
+from coordinator.placement.rules import is_overdue
 from coordinator.run.state.commands import Leave
 from protocol.types import Role
 from tests.builders import Keyed, keyed

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.membership.silence import MOST_WITHHELD_ROUNDS
 from coordinator.placement.rules import may_be_neighbours
-from coordinator.run.rounds.silence import MOST_WITHHELD_ROUNDS
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import (
     Attest,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.run.rounds.silence import MOST_SILENT_ROUNDS
+from coordinator.membership.silence import MOST_SILENT_ROUNDS
 from coordinator.run.state.commands import Attest, Await, Offer, Report
 from coordinator.run.state.events import PeerRetreated
 from protocol.types import Committed, Role

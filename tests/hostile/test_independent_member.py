@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,36 @@ async def inner_phase(link: Link, spec: dict[str, Any], round_number: int, k: in
         await link.send("norm", round_number, step, number(0.0))
         assert (await link.receive()).kind == "step"
         step += 1
+
+
+async def test_a_member_whose_gradients_hold_one_nan_is_named_and_not_a_neighbour_again(
+    tmp_path: Path,
+) -> None:
+    spec = spec_of(2, 0, 1, rounds=ROUNDS, inner__steps=STEPS)
+    with ProcessSwarm(spec, tmp_path, {"node": Role.STAGE}) as run:
+        run.start()
+        peer = Peer()
+        await peer.enroll(run.invite())
+        await wait_for_node(peer)
+        capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
+        await peer.join(role="stage", capacity=capacity)
+        alive = asyncio.create_task(peer.keep_alive(1.0))
+        fields, plan = json.loads(peer.spec_json), await peer.first_plan()
+        await peer.attest(1, 0)
+        link, k = await dial_with_retries(peer, plan, 1)
+        await validation(link, fields, 0)
+        assert (await link.receive()).kind == "phase"
+        forward = await link.receive()
+        shape = (fields["inner"]["microbatch_size"], fields["model"]["context"], k)
+        poison = b"\xc0\x7f" + bytes(2 * shape[0] * shape[1] * shape[2] - 2)
+        await link.send("backward", 1, 0, [("gradient", "bf16", shape, poison)], forward.microbatch)
+        failed = partial(run.events, "LinkFailed")
+        await asyncio.to_thread(run.wait_until, lambda: bool(failed()), 60, "the refusal of the frame")
+        assert (failed()[0]["neighbour"], failed()[0]["address"]) == (peer.id, "")
+        assert "not finite" in failed()[0]["reason"]
+        await cancel(alive)
+        await link.close()
+        await peer.close()
 
 
 async def validation(link: Link, spec: dict[str, Any], round_number: int) -> None:

@@ -6,10 +6,12 @@ Members run the production pipeline over real gRPC links; their workers run in t
 from __future__ import annotations
 
 import math
+import struct
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,9 @@ from node.core.worker.compute import Compute
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
+from node.ipc.worker_calls import Message
+from node.net.link import FrameRefused
+from protocol.codec.activation import pack_activation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd
 from protocol.types import StageRange
@@ -313,3 +318,63 @@ async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_end
         # So it has nothing to offer, and starts again from the anchor.
         await replica.inner_phase(2, spec.samples_per_round())
         assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int4", "dither5"])
+@pytest.mark.parametrize("name", ["activation", "gradient"])
+def test_a_frame_with_one_value_that_is_not_finite_is_refused(name: str, dtype: str) -> None:
+    spec = spec_of(**{"swarm.stages": 2, "link.dtype": dtype})
+    first, last = Trainer(spec, StageRange(0, 1), stream=open_stream(spec)), Trainer(spec, StageRange(1, 2))
+    first.connect(None, 8)
+    last.connect(8, None)
+    for trainer in (first, last):
+        trainer.begin_round(1, range(spec.samples_per_round()))
+    forward = first.forward(0, 0, None)
+    assert forward is not None
+    values = torch.zeros(spec.inner.microbatch_size, spec.model.context, 8)
+    values[0, 3, 5] = math.nan
+    tensors, data = pack_activation(name, values, dtype)
+    ids = forward.tensors[-1]
+    both = Message((*tensors, ids), data + forward.payload[-ids.nbytes :])
+    with pytest.raises(HetnodeError, match=f"'{name}' holds values that are not finite") as refused:
+        _ = first.backward(0, Message(tensors, data)) if name == "gradient" else last.forward(0, 0, both)
+    assert refused.value.code is ErrorCode.FRAME_CORRUPT
+
+
+@pytest.mark.parametrize("position", [0, 1])
+async def test_an_honest_member_sends_no_value_that_is_not_finite_and_all_skip_the_step(
+    position: int,
+) -> None:
+    """Its own parameters are not finite: no neighbour refuses its frames, also not of a validation."""
+    spec = spec_of()
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 2)
+        await replica.start(stack)
+        module = replica.workers[position].trainer.modules[2 * position]
+        with torch.no_grad():
+            module.canonical_parameters()[f"{2 * position}.wq"][0, 0] = math.inf
+        await replica.validate(0)
+        await replica.inner_phase(1, 0)
+        results = [worker.trainer.end_inner_phase() for worker in replica.workers]
+        assert [result.skipped_steps for result in results] == [spec.inner.steps] * 2
+        await replica.inner_phase(2, spec.samples_per_round())
+        assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * 2
+
+
+async def test_who_refuses_a_frame_names_its_sender() -> None:
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec_of(), 2)
+        await replica.start(stack)
+        hosted = replica.workers[1].trainer.hosted
+        honest = hosted.backward
+
+        def poisoned(*given: Any) -> Message | None:
+            message = honest(*given)
+            assert message is not None
+            poison = struct.pack("<f", math.nan)
+            return Message(message.tensors, poison + message.payload[len(poison) :])
+
+        hosted.backward = poisoned  # type: ignore[method-assign]
+        with pytest.raises(FrameRefused, match="not finite") as refused:
+            await replica.inner_phase(1, 0)
+        assert refused.value.sender == replica.replica.members[1].peer

@@ -16,14 +16,14 @@ import grpc
 
 from node.net.probe import LineProbe, probe_over
 from node.net.streams import is_cancelled, text_of
-from node.security.channels import open_channel, tls_failure
-from node.security.credentials import Credentials
+from node.security.channels import open_channel, tls_error, tls_failure
+from node.security.credentials import Credentials, stamp
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2, operator_pb2_grpc
 from protocol.status import Explanation, RunStatus
-from protocol.trust.names import COORDINATOR_NAME, wrong_authority
+from protocol.trust.names import COORDINATOR_NAME
 from protocol.wire.operator_calls import AskWhy
 from protocol.wire.rpc_errors import error_from_rpc
 from protocol.wire.status import status_from_pb
@@ -57,7 +57,7 @@ class CoordinatorChannel:
     """A connection to the coordinator at `address`. It shows the same certificate until it is closed."""
 
     def __init__(self, address: str, tls: Credentials) -> None:
-        self._address = address
+        self._address, self._tls = address, tls
         self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._calls = 0
@@ -105,8 +105,8 @@ class CoordinatorChannel:
         if refusal is not None:
             return refusal
         if why := tls_failure(error):
-            where = f"What answers at {self._address} is not the coordinator of this run"
-            return wrong_authority(f"{where}: {why}.")
+            own = f"; the one of this machine ends at {stamp(self._tls.expires)}"
+            return tls_error(self._address, "the coordinator of this run", why, own)
         return self.unreachable(f"{error.code().name}: {text_of(error)}")
 
     def unreachable(self, why: str) -> HetnodeError:

@@ -10,8 +10,8 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from node.security.channels import tls_failure
-from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key
+from node.security.channels import tls_error, tls_failure
+from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key, stamp
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -44,10 +44,13 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
     try:
         async with asyncio.timeout(deadline):
             # First only the certificate: the invite is a secret, and an impostor must not get it.
-            authority = authority_of(await _shown_certificate(invite.enrollment), invite.pin)
+            shown = await _shown_certificate(invite.enrollment)
+            authority = authority_of(shown, invite.pin)
             authority_pem = authority.public_bytes(Encoding.PEM)
             tls = Credentials(authority_pem, b"", key)
-            reply = await _enroll(invite, identity, tls)
+            issued = x509.load_der_x509_certificate(shown).not_valid_before_utc.timestamp()
+            told = f"; it was issued after {stamp(issued)}"
+            reply = await _enroll(invite, identity, tls, told)
     except TimeoutError:
         raise _unreachable(invite.enrollment, f"no answer within {deadline:.0f} s") from None
     run = _checked_run(reply.run, invite.pin)
@@ -108,7 +111,7 @@ async def _shown_certificate(address: str) -> bytes:
         return bytes(shown or b"")
 
 
-async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.EnrollReply:
+async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: str) -> pb.EnrollReply:
     public_key = tls.public_key
     request = pb.EnrollRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -133,7 +136,7 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials) -> pb.En
     except grpc.aio.AioRpcError as error:
         refusal, address = error_from_rpc(error), invite.enrollment
         if refusal is None and (why := tls_failure(error)):
-            refusal = wrong_authority(f"What answers at {address} is not the invite's coordinator: {why}.")
+            refusal = tls_error(address, "the invite's coordinator", why, shown)
         raise refusal or _unreachable(address, f"{error.code().name}: {error.details()}"[:300]) from None
     finally:
         await channel.close()

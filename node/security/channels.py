@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from node.security.credentials import Credentials
+from node.security.credentials import Credentials, stamp
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.renewed_server import ServerTls
+from protocol.trust.names import wrong_authority
 
 _TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostname Verification")
 
@@ -28,6 +31,22 @@ def open_channel(
 def server_tls(credentials: Credentials) -> ServerTls:
     """What a server shows that requires a certificate of the same authority."""
     return ServerTls(credentials.key, credentials.certificate, credentials.authority)
+
+
+def tls_error(address: str, who: str, why: str, own: str = "") -> HetnodeError:
+    """What to raise after :func:`tls_failure`: a wrong clock ends by itself, another authority does not.
+
+    `who` ends the sentence "What answers at ADDRESS is not ..."; `own` tells the time of another clock.
+    """
+    if not any(sign in why for sign in ("has expired", "not yet valid")):
+        return wrong_authority(f"What answers at {address} is not {who}: {why}.")
+    sign = "has expired" if "has expired" in why else "is not yet valid"
+    now = stamp(time.time())
+    return HetnodeError(
+        ErrorCode.COORDINATOR_UNREACHABLE,
+        f"The certificate of {address} {sign} by the clock of this machine, which says {now}{own}.",
+        "Set the clock of this machine, or that of the coordinator: one of them is wrong.",
+    )
 
 
 def tls_failure(error: grpc.RpcError) -> str:

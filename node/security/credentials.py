@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,13 +181,19 @@ def exist(folder: Path) -> bool:
     return (folder / _CERTIFICATE).exists()
 
 
+def stamp(seconds: float) -> str:
+    """A Unix time for people."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
 def check_in_date(credentials: RunCredentials, now: float) -> None:
     """Raises HetnodeError CERTIFICATE_REFUSED if the certificate expired while this node was away."""
     if now >= credentials.tls.expires:
         raise HetnodeError(
             ErrorCode.CERTIFICATE_REFUSED,
-            f"This node's certificate for run {credentials.run} has expired; a node renews it while it runs.",
-            "Ask the run's operator for an invite and type 'hetnode join INVITE'.",
+            f"This node's certificate for run {credentials.run} has expired at "
+            f"{stamp(credentials.tls.expires)}, and the clock of this machine says {stamp(now)}.",
+            "If the clock is wrong, set it. Else ask the operator for an invite: 'hetnode join INVITE'.",
         )
 
 

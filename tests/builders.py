@@ -72,12 +72,13 @@ class Keyed:
         weight: float = 1.0,
         run: str = "",
         epoch: int = 1,
+        content: bytes = b"",
     ) -> PayloadDescriptor:
         """A signed descriptor. By default all peers agree on the anchor of a (stage, round).
 
-        `run`: "" is the run of `spec` without an authority.
+        `run`: "" is the run of `spec` without an authority. `content`: b"" is that of no other payload.
         """
-        content = f"{self.number} {stage} {round_number}".encode()
+        content = content or f"{self.number} {stage} {round_number}".encode()
         unsigned = PayloadDescriptor(
             run=run or spec.name,
             stage=stage,

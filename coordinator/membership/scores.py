@@ -8,13 +8,14 @@ judges: the mean over some rounds does.
 
 A contributor that falls below :data:`LEAST_MEAN` gets a strike, and its payloads are gathered and measured,
 but not committed, until its mean exceeds :data:`GOOD_MEAN`. Three strikes are a quarantine.
+The bytes of an earlier round have the value 0, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import fmean, median
 
 from coordinator.membership.strikes import strike
@@ -32,6 +33,8 @@ GOOD_MEAN, ROUNDS_TO_RISE = 0.7, 8
 """A contributor that cheats in some rounds must be honest for longer than the cheating took to be noticed."""
 ROUNDS_TO_STRIKE = 12
 """A contributor whose payloads stay bad gets another strike after this many rounds."""
+ROUNDS_TO_REPEAT = 32
+"""For so long the bytes of payloads are known again: who sends them anew has trained nothing."""
 LEAST_MEASURERS = 2
 """One liar must not decide what another payload is worth."""
 LEAST_PAYLOADS = 3
@@ -51,6 +54,7 @@ class Scores:
     def __init__(self) -> None:
         self._told: dict[int, dict[tuple[int, PeerId], dict[PeerId, PayloadAgreement]]] = {}
         self._judged = 0
+        self._seen: dict[tuple[int, str], int] = {}  # by stage and hash of a payload, the last round of it
         self._values: dict[PeerId, deque[float]] = {}
         self._fell_in: dict[PeerId, int] = {}
 
@@ -77,7 +81,8 @@ class Scores:
 
     def _judge(self, state: State, round_number: int) -> Iterator[Weigh]:
         self._judged = round_number
-        for peer, value in values_of(state, round_number, self._told.pop(round_number)).items():
+        repeated = set(self._repeated(state, round_number))
+        for peer, value in values_of(state, round_number, self._told.pop(round_number), repeated).items():
             values = self._values.setdefault(peer, deque(maxlen=ROUNDS_TO_RISE))
             values.append(value)
             recent = list(values)[-ROUNDS_TO_FALL:]
@@ -90,11 +95,27 @@ class Scores:
             elif is_good and peer in state.discounted:
                 yield Weigh(peer, round_number, True, fmean(values))
 
+    def _repeated(self, state: State, round_number: int) -> Iterator[tuple[int, PeerId]]:
+        """Stage and owner of each payload with the bytes of an earlier round: a copy, or an old one."""
+        oldest = round_number - ROUNDS_TO_REPEAT
+        self._seen = {key: last for key, last in self._seen.items() if last >= oldest}
+        for stage in range(state.stages):
+            for owner, descriptor in state.round_of(stage, round_number).offers.items():
+                if self._seen.get((stage, descriptor.sha256), round_number) < round_number:
+                    yield stage, owner
+                self._seen[stage, descriptor.sha256] = round_number
+
 
 def values_of(
-    state: State, round_number: int, told: Mapping[tuple[int, PeerId], Mapping[PeerId, PayloadAgreement]]
+    state: State,
+    round_number: int,
+    told: Mapping[tuple[int, PeerId], Mapping[PeerId, PayloadAgreement]],
+    repeated: Collection[tuple[int, PeerId]] = (),
 ) -> dict[PeerId, float]:
-    """The value of each contributor of a round: the mean over its stages of those that can be told."""
+    """The value of each contributor of a round: the mean over its stages of those that can be told.
+
+    `repeated` are the stages and owners of payloads that were sent in an earlier round.
+    """
     found: dict[PeerId, list[float]] = {}
     for stage in {stage for stage, _ in told}:
         figures = {
@@ -106,7 +127,7 @@ def values_of(
             if its_stage == stage and len(measured) >= LEAST_MEASURERS
         }
         for owner, value in _values(state, round_number, figures):
-            found.setdefault(owner, []).append(value)
+            found.setdefault(owner, []).append(0.0 if (stage, owner) in repeated else value)
     return {owner: fmean(values) for owner, values in sorted(found.items())}
 
 

@@ -30,6 +30,7 @@ class Swarm:
 
     def __init__(self, tells: Tells = usual, count: int = len(ALL), rounds: int = 90) -> None:
         self.peers, self.tells, self.scores = ALL[:count], tells, Scores()
+        self.repeats = False  # whether the payloads of BAD have the same bytes in every round
         if BAD not in self.peers:
             self.peers = (*ALL[: count - 1], BAD)
         self.run = Run(spec_of(stages=1, replicas=count, rounds=rounds))
@@ -42,7 +43,10 @@ class Swarm:
             run, number = self.run, self.run.state.current_round
             live = [peer for peer in self.peers if run.state.peers[peer.peer].is_live]
             hosts = [peer for peer in live if run.state.takes_part(peer.peer, number)]
-            payloads = tuple(peer.payload(run.spec, 0, number) for peer in hosts)
+            payloads = tuple(
+                peer.payload(run.spec, 0, number, content=b"same" if self.repeats and peer is BAD else b"")
+                for peer in hosts
+            )
             run.now += 100.0
             for peer, payload in zip(hosts, payloads, strict=True):
                 run.accept(Offer(peer.peer, payload))
@@ -136,6 +140,13 @@ def test_among_three_nobody_can_tell_who_lies(count: int) -> None:
     swarm = Swarm(count=count)
     swarm.play(8)
     assert not swarm.changes
+
+
+def test_who_sends_the_bytes_of_an_earlier_round_has_trained_nothing() -> None:
+    swarm = Swarm(lambda *_: (0.2, 1.0))
+    swarm.repeats = True
+    swarm.play(8)
+    assert [(change.peer, change.counts) for change in swarm.changes] == [(BAD.peer, False)]
 
 
 def test_what_was_not_offered_and_what_is_told_of_itself_are_dropped() -> None:

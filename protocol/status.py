@@ -97,6 +97,7 @@ class CauseCode(StrEnum):
     SPARES_KEPT = "spares-kept"  # count
     NEXT_PLAN = "next-plan"
     COORDINATOR_BEHIND = "coordinator-behind"  # round_number: the newest that the peer knows
+    DISCOUNTED = "discounted"  # it trains, and its payloads count for nothing
     # What stops a run.
     ALARM = "alarm"  # round_number, count: the last healthy round, or 0; detail
 

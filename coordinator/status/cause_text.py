@@ -114,6 +114,9 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         f"waiting for a coordinator that knows round {it.round_number}: "
         "the folder of this one is an older copy, restore the newest"
     ),
+    CauseCode.DISCOUNTED: lambda _: (
+        "its payloads count for nothing until they agree with those of the others again"
+    ),
     CauseCode.ALARM: lambda it: alarm_text(it.detail, it.count),
 }
 

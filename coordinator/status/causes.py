@@ -77,7 +77,7 @@ def alarm_cause(state: State) -> Cause | None:
 
 
 def peer_cause(state: State, peer: PeerId, lacks: Mapping[int, Cause] | None = None) -> Cause | None:
-    """Why `peer`, which has joined, does not train while the run trains; None if it trains.
+    """Why `peer`, which has joined, does not train, or for nothing, while the run trains; None if it trains.
 
     `lacks`: the obstacles of the current round, for a caller that asks about many peers.
     """
@@ -88,7 +88,7 @@ def peer_cause(state: State, peer: PeerId, lacks: Mapping[int, Cause] | None = N
         return Cause(CauseCode.COORDINATOR_BEHIND, round_number=seen - 1)
     closed = next(closed_links(state, peer), None)
     if closed or state.takes_part(peer, state.plans[-1].from_round):
-        return closed
+        return closed or (Cause(CauseCode.DISCOUNTED) if peer in state.discounted else None)
     known, reservation = state.peers[peer], state.reservations.get(peer)
     if is_spare(state, known):
         return Cause(CauseCode.SPARE)

@@ -9,8 +9,9 @@ import pytest
 from coordinator.membership.scores import ROUNDS_TO_RISE, ROUNDS_TO_STRIKE, Scores
 from coordinator.run.state.commands import Attest, Offer, Report, Start
 from coordinator.run.state.events import PeerQuarantined, PeerWeighed
+from coordinator.status.causes import peer_cause
 from coordinator.status.messages import event_message
-from protocol.status import Measurement, PayloadAgreement
+from protocol.status import CauseCode, Measurement, PayloadAgreement
 from protocol.types import Committed
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run
@@ -83,6 +84,10 @@ def test_payloads_against_the_others_count_for_nothing_after_some_rounds() -> No
     assert swarm.counted(6) == {peer.peer for peer in ALL[:-1]}
     assert "NOTHING" in event_message(change)
     assert "bad scores" in swarm.run.state.decisions[0, 6].reason
+    cause = peer_cause(swarm.run.state, BAD.peer)
+    assert cause is not None
+    assert cause.code is CauseCode.DISCOUNTED
+    assert peer_cause(swarm.run.state, ALL[0].peer) is None
 
 
 def test_payloads_that_stay_bad_end_in_quarantine() -> None:

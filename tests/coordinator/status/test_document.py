@@ -59,6 +59,7 @@ OF_PEERS = (
     Cause(CauseCode.SPARES_KEPT, count=1),
     Cause(CauseCode.NEXT_PLAN),
     Cause(CauseCode.COORDINATOR_BEHIND, round_number=9),
+    Cause(CauseCode.DISCOUNTED),
     Cause(CauseCode.ALARM, round_number=9, count=8, detail="Round 9: the loss rose."),
 )
 

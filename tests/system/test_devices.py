@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ExitCode
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.commands import hetnode
@@ -24,7 +23,7 @@ class SwarmWithDevices(ProcessSwarm):
 
 
 @pytest.mark.slow  # tests/node/ranks checks the numbers, and the end of a rank, in less time
-def test_a_killed_rank_ends_its_node_with_one_error_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_a_node_outlives_a_killed_rank(tmp_path: Path) -> None:
     spec = spec_of(2, 2, 0, rounds=10_000, inner__steps=10)
     with SwarmWithDevices(spec, tmp_path, {"a": Role.REPLICA, "b": Role.REPLICA}) as swarm:
         swarm.start()
@@ -32,12 +31,9 @@ def test_a_killed_rank_ends_its_node_with_one_error_and_the_next_start_goes_on(t
         swarm.wait_until(lambda: {1, 2, 3} <= swarm.contributions("b"), 240, "payloads of both ranks")
         workers = [each for each in swarm.started["b"].tree() if each.name().endswith("worker.worker")]
         swarm.kill_below("b", max(workers, key=lambda each: each.pid))
-        swarm.wait_until(lambda: not swarm.is_running("b"), 60, "the end of b")
-        assert swarm.status("b") == ExitCode.STATE
-        assert swarm.log("b").count("error [worker-died] The worker of rank 1 process has ended") == 1
-        assert "Traceback" not in swarm.log("b")
+        swarm.wait_log("b", "The worker of rank 1 process has ended", 60)
         before = swarm.round_number
-        swarm.start_node("b")
         swarm.wait_until(lambda: max(swarm.contributions("b")) > before, 240, "a payload after the restart")
+        assert swarm.is_running("b")
         assert not swarm.events("diverged")
         assert "anchors agree" in hetnode("status", str(swarm.run), check=True).stdout

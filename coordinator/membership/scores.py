@@ -24,6 +24,7 @@ from coordinator.run.state.events import PeerWeighed
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.math.comparison import MOST_MEASURED
+from protocol.spec.fixed import COLD_STEPS
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId
 
@@ -33,6 +34,8 @@ GOOD_MEAN, ROUNDS_TO_RISE = 0.7, 8
 """A contributor that cheats in some rounds must be honest for longer than the cheating took to be noticed."""
 ROUNDS_TO_STRIKE = 12
 """A contributor whose payloads stay bad gets another strike after this many rounds."""
+ROUNDS_TO_FORGIVE = 16
+"""Who left out every second round would never be judged, if each return counted as a new beginning."""
 ROUNDS_TO_REPEAT = 32
 """For so long the bytes of payloads are known again: who sends them anew has trained nothing."""
 LEAST_MEASURERS = 2
@@ -56,6 +59,7 @@ class Scores:
         self._judged = 0
         self._seen: dict[tuple[int, str], int] = {}  # by stage and hash of a payload, the last round of it
         self._values: dict[PeerId, deque[float]] = {}
+        self._offered: dict[PeerId, tuple[int, int]] = {}  # since when it may be cold, and its last round
         self._fell_in: dict[PeerId, int] = {}
 
     def note(self, state: State, measurement: Measurement) -> list[Weigh]:
@@ -82,7 +86,10 @@ class Scores:
     def _judge(self, state: State, round_number: int) -> Iterator[Weigh]:
         self._judged = round_number
         repeated = set(self._repeated(state, round_number))
+        cold = set(self._cold(state, round_number))
         for peer, value in values_of(state, round_number, self._told.pop(round_number), repeated).items():
+            if peer in cold:
+                continue
             values = self._values.setdefault(peer, deque(maxlen=ROUNDS_TO_RISE))
             values.append(value)
             recent = list(values)[-ROUNDS_TO_FALL:]
@@ -94,6 +101,22 @@ class Scores:
                 yield Weigh(peer, round_number, False, fmean(recent))
             elif is_good and peer in state.discounted:
                 yield Weigh(peer, round_number, True, fmean(values))
+
+    def _cold(self, state: State, round_number: int) -> Iterator[PeerId]:
+        """The peers that began or returned so lately that their moments are cold: their payloads are noisy.
+
+        All members of a first round are cold alike. Who stays away again and again is not forgiven again.
+        """
+        rounds = math.ceil(2 * COLD_STEPS / state.spec.inner.steps)
+        offers = (state.round_of(stage, round_number).offers for stage in range(state.stages))
+        for peer in {peer for each in offers for peer in each}:
+            first, last = self._offered.get(peer, (round_number, round_number))
+            is_back = round_number - last > state.spec.outer.turns
+            if is_back and (first == 1 or round_number - first >= ROUNDS_TO_FORGIVE):
+                first = round_number
+            self._offered[peer] = first, round_number
+            if first > 1 and round_number - first < rounds:
+                yield peer
 
     def _repeated(self, state: State, round_number: int) -> Iterator[tuple[int, PeerId]]:
         """Stage and owner of each payload with the bytes of an earlier round: a copy, or an old one."""

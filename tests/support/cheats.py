@@ -33,7 +33,13 @@ def cheat(monkeypatch: pytest.MonkeyPatch, kinds: Mapping[str, str]) -> None:
     propose, sent = OuterState.propose, _Sent({}, {})
 
     def dishonest(self: OuterState, stage: int) -> bytes | None:
-        payload, name = propose(self, stage), current_machine()
+        name = current_machine()
+        if (
+            kinds.get(name) == "scale"
+        ):  # what clipping has removed would come back, and grow until it is refused
+            for error in self[stage].error.values():
+                error.zero_()
+        payload = propose(self, stage)
         number = sent.rounds[name, stage] = sent.rounds.get((name, stage), 0) + 1
         if payload is None:
             return None

@@ -108,11 +108,13 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
         record.applied[round_number, stage] = record.since.pop(stage, -1)
         abort(self, stage, round_number)
 
-    def note_forward(self: Trainer, step: int, microbatch: int, received: Message | None) -> Message | None:
+    def note_forward(
+        self: Trainer, step: int, microbatch: int, received: Message | None, round_number: int = 0
+    ) -> Message | None:
         if received is None and step < self.spec.inner.steps:
             read = records[current_machine()].samples.setdefault((self.phase.round_number, step), [])
             read += self.samples.ordinals(step, microbatch)
-        return forward(self, step, microbatch, received)
+        return forward(self, step, microbatch, received, round_number)
 
     def note_forget(self: OuterState, stage: int) -> None:
         records[current_machine()].forgotten += 1

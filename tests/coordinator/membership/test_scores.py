@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.membership.scores import ROUNDS_TO_RISE, ROUNDS_TO_STRIKE, Scores
-from coordinator.run.state.commands import Attest, Offer, Report, Start
+from coordinator.run.state.commands import Attest, Await, Offer, Report, Start
 from coordinator.run.state.events import PeerQuarantined, PeerWeighed
 from coordinator.status.causes import peer_cause
 from coordinator.status.messages import event_message
+from protocol.spec.fixed import COLD_STEPS
 from protocol.status import CauseCode, Measurement, PayloadAgreement
 from protocol.types import Committed
 from tests.builders import Keyed, anchor_of, keyed, spec_of
@@ -18,6 +19,8 @@ from tests.support.coordinator_run import Run
 
 ALL = tuple(keyed(number) for number in range(5))
 BAD = ALL[-1]
+COLD = 2 * COLD_STEPS // 2
+"""Rounds of two steps in which the payloads of a newcomer are not judged."""
 Tells = Callable[[Keyed, Keyed, int], tuple[float | None, float]]
 """The cosine and the norm that a member tells of the payload of another in a round."""
 
@@ -31,6 +34,7 @@ class Swarm:
 
     def __init__(self, tells: Tells = usual, count: int = len(ALL), rounds: int = 90) -> None:
         self.peers, self.tells, self.scores = ALL[:count], tells, Scores()
+        self.away: Keyed | None = None  # a member that waits for decisions and offers nothing
         self.repeats = False  # whether the payloads of BAD have the same bytes in every round
         if BAD not in self.peers:
             self.peers = (*ALL[: count - 1], BAD)
@@ -43,7 +47,11 @@ class Swarm:
         for _ in range(rounds):
             run, number = self.run, self.run.state.current_round
             live = [peer for peer in self.peers if run.state.peers[peer.peer].is_live]
-            hosts = [peer for peer in live if run.state.takes_part(peer.peer, number)]
+            hosts = [
+                peer for peer in live if run.state.takes_part(peer.peer, number) and peer is not self.away
+            ]
+            if self.away is not None:
+                run.accept(Await(self.away.peer, 0, number, run.state.plan_for(number).epoch))
             payloads = tuple(
                 peer.payload(run.spec, 0, number, content=b"same" if self.repeats and peer is BAD else b"")
                 for peer in hosts
@@ -152,6 +160,16 @@ def test_who_sends_the_bytes_of_an_earlier_round_has_trained_nothing() -> None:
     swarm.repeats = True
     swarm.play(8)
     assert [(change.peer, change.counts) for change in swarm.changes] == [(BAD.peer, False)]
+
+
+def test_a_newcomer_is_not_judged_while_its_moments_are_cold() -> None:
+    late = ALL[0]
+    swarm = Swarm(lambda _, owner, number: ((0.02 if owner is late and number <= COLD + 2 else 0.2), 1.0))
+    swarm.away = late
+    swarm.play(2)
+    swarm.away = None
+    swarm.play(COLD + 6)
+    assert not swarm.changes
 
 
 def test_what_was_not_offered_and_what_is_told_of_itself_are_dropped() -> None:

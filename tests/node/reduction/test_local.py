@@ -28,7 +28,8 @@ def digests(swarm: LocalSwarm) -> set[tuple[str, ...]]:
 
 
 def test_a_reduction_without_loss_is_the_gathered_exchange() -> None:
-    exact = {"outer.top_k": 0, "outer.quantizer": "none"}
+    # Clipping compares whole payloads where they are gathered, and their parts where they are reduced.
+    exact = {"outer.top_k": 0, "outer.quantizer": "none", "outer.clip": 8.0}
     gathered, reduced = (
         LocalSwarm(spec(**exact, **{"outer.exchange": each})) for each in ("gathered", "reduced")
     )

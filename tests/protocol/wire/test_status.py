@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.comparison import MOST_MEASURED
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import (
     Cause,
@@ -34,6 +35,7 @@ from protocol.types import (
     Replica,
     StageRange,
 )
+from protocol.wire.convert.fields import MAX_STAGES
 from protocol.wire.status import (
     measurement_from_pb,
     measurement_to_pb,
@@ -170,7 +172,8 @@ def test_a_message_without_a_valid_status_is_refused(record: bytes) -> None:
 
 def test_a_measurement_of_too_many_payloads_is_refused_before_it_is_read() -> None:
     message = measurement_to_pb(MEASUREMENT)
-    message.agreements.extend([pb.PayloadAgreement(owner="\n")] * 600)
-    with pytest.raises(HetnodeError, match="600 elements") as refused:
+    most = MAX_STAGES * MOST_MEASURED
+    message.agreements.extend([pb.PayloadAgreement(owner="\n")] * (most + 1))
+    with pytest.raises(HetnodeError, match=rf"{most + 1} elements") as refused:
         measurement_from_pb(message)
     assert refused.value.code is ErrorCode.BAD_REQUEST

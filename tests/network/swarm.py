@@ -47,7 +47,7 @@ class NetworkSwarm(ProcessSwarm):
         if name not in self.started:
             invite = self.folder / f"{name}.invite"
             self.ask("invite", "create", "--role", "relay", "--folder", str(self.run), "--out", str(invite))
-            where = ["--invite-file", str(invite)]
+            where = [str(invite)]
         key = self.folder / name / "identity.key"
         self._spawn(name, ("relay", *where, "--identity", str(key), "--listen", f"0.0.0.0:{port}"), {})
         joined = self.log(name).count("relay of run")

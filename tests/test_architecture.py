@@ -363,9 +363,9 @@ MOST_SETTINGS = 76
 outer.clip: without it, no run could repeat the paper's plain mean, and each recorded result would be lost."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
-MOST_OPTIONS = 152
-"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. What asks a
-person needs --yes, and who lets strangers in says so."""
+MOST_OPTIONS = 151
+"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last is
+--yes: what asks a person needs an answer for scripts."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

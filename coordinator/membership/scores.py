@@ -23,7 +23,7 @@ from coordinator.run.state.commands import Weigh
 from coordinator.run.state.events import PeerWeighed
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
-from protocol.math.comparison import MOST_MEASURED
+from protocol.math.comparison import measured_owners
 from protocol.spec.fixed import COLD_STEPS
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId
@@ -41,7 +41,7 @@ ROUNDS_TO_REPEAT = 32
 LEAST_MEASURERS = 2
 """One liar must not decide what another payload is worth."""
 LEAST_PAYLOADS = 3
-"""With fewer payloads nobody can tell which one is unlike the others."""
+"""Of two payloads that differ, either may be the bad one."""
 LEAST_COSINE = 0.005
 """If even usual payloads agree less, values would be noise."""
 MOST_NORM = 4.0
@@ -65,23 +65,27 @@ class Scores:
     def note(self, state: State, measurement: Measurement) -> list[Weigh]:
         """Take the figures of one member. Returns the weights that change by the rounds that are over.
 
-        Figures about payloads that were not offered in the member's groups are dropped, as are those about
-        its own. Never raises.
+        Figures about payloads that the member does not measure (protocol.math.comparison) are dropped. A
+        round is judged when the next one is over: all members have had the time to tell, so that those who
+        tell first do not decide. Never raises.
         """
         round_number, sender = measurement.round_number, measurement.peer
-        if round_number <= self._judged or round_number > state.current_round or sender in state.discounted:
-            return []
-        told, counts = self._told.setdefault(round_number, {}), dict[int, int]()
-        for each in measurement.agreements:
-            offers = state.round_of(each.stage, round_number).offers
-            counts[each.stage] = counts.get(each.stage, 0) + 1  # as many as an honest member measures
-            if counts[each.stage] > MOST_MEASURED or each.owner == sender:
-                continue
-            if not {sender, each.owner} <= offers.keys():
-                continue
-            told.setdefault((each.stage, each.owner), {})[sender] = each
-        over = sorted(each for each in self._told if each < round_number)
+        if self._judged < round_number <= state.current_round and sender not in state.discounted:
+            self._keep(state, measurement)
+        over = sorted(each for each in self._told if each < state.current_round - 1)
         return [weigh for each in over for weigh in self._judge(state, each)]
+
+    def _keep(self, state: State, measurement: Measurement) -> None:
+        round_number, sender = measurement.round_number, measurement.peer
+        told, measured = self._told.setdefault(round_number, {}), dict[int, tuple[PeerId, ...]]()
+        for each in measurement.agreements:
+            if not state.is_decided(each.stage, round_number):
+                continue
+            if each.stage not in measured:
+                owners = state.round_of(each.stage, round_number).offers
+                measured[each.stage] = measured_owners(owners, sender, each.stage, round_number)
+            if each.owner in measured[each.stage]:
+                told.setdefault((each.stage, each.owner), {})[sender] = each
 
     def _judge(self, state: State, round_number: int) -> Iterator[Weigh]:
         self._judged = round_number
@@ -180,7 +184,7 @@ def _cosine(figures: PayloadAgreement) -> float:
 def weigh(transaction: Transaction, command: Weigh) -> None:
     """Let the payloads of a contributor count or not, from the next decision on.
 
-    At least three replicas keep their weight: among fewer nobody can tell who is unlike the others.
+    At least three replicas keep their weight: of two that differ, either may be the bad one.
     """
     state, peer = transaction.state, command.peer
     if command.counts:

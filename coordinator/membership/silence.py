@@ -38,14 +38,16 @@ def remove_silent(transaction: Transaction) -> None:
         if is_recent and silence.rounds >= MOST_SILENT_ROUNDS and is_long:
             reason = f"it has answered in none of the last {silence.rounds} rounds"
         elif is_recent and silence.is_frequent:
-            reason = f"it has answered in {silence.answered} of its last {RECENT_ROUNDS} rounds"
+            answered = RECENT_ROUNDS - silence.recent.bit_count()
+            reason = f"it has answered in {answered} of its last {RECENT_ROUNDS} rounds"
         else:
             continue
         transaction.add(PeerRetreated(transaction.now, peer, epoch, reason))
         silent.append(peer)
     for replica in state.complete_replicas(round_number) if silent else ():
         if all(member.peer in silent for member in replica.members):
-            delivered = min(state.silences[member.peer].last_answer for member in replica.members)
+            silences = [state.silences[member.peer] for member in replica.members]
+            delivered = min(max(0, each.last - each.rounds) for each in silences)  # the round before
             _part(transaction, replica, delivered)
 
 

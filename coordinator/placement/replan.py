@@ -199,7 +199,7 @@ def _mixed(
 ) -> dict[int, ReservedChain]:
     """Replica `index`, whose members are apart, and one that trains, with every second member exchanged.
 
-    All have the anchors of their stages, so nobody moves. Empty where no exchange is possible.
+    All have the anchors of their stages, so no member fetches any. Empty where no exchange is possible.
     """
     layout = state.layout(index)
     own = [ready[index, position] for position in range(len(layout)) if (index, position) in ready]

@@ -64,7 +64,7 @@ _TOLD: dict[type[Event], Kind] = {
     events.PeerRetreated: Kind.RETREATED,
     events.AssignmentReserved: Kind.RESERVED,
     events.PeerStruck: Kind.STRIKE,
-    events.PeerWeighed: Kind.STRIKE,
+    events.PeerWeighed: Kind.WEIGHED,
     events.PeerQuarantined: Kind.QUARANTINED,
     events.PeerBanned: Kind.BANNED,
     events.PeerUnbanned: Kind.UNBANNED,
@@ -275,8 +275,10 @@ def _left_out(before: State, where: _Where, owner: PeerId, is_committed: bool) -
     rejections = known.rejections.get(owner, {})
     verdict = known.contest.verdicts.get(owner) if known.contest else None
     cause, detail = Omission.UNHELD if is_committed else Omission.DECISION, None
-    if verdict is not None and verdict.finding is not Finding.HELD:
-        found: tuple[str, str | None] = Kind.ARBITRATED, verdict.reason or verdict.finding.value
+    if owner in before.discounted:
+        found: tuple[str, str | None] = Kind.WEIGHED, None
+    elif verdict is not None and verdict.finding is not Finding.HELD:
+        found = Kind.ARBITRATED, verdict.reason or verdict.finding.value
     elif (owner, stage, round_number - 1, Part.STAGE) in before.diverged:
         found = Kind.DIVERGED, None
     elif rejections:

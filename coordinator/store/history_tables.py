@@ -71,6 +71,7 @@ class Kind(StrEnum):
     RETREATED = "retreated"
     RESERVED = "reserved"
     STRIKE = "strike"
+    WEIGHED = "weighed"
     QUARANTINED = "quarantined"
     BANNED = "banned"
     UNBANNED = "unbanned"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
 
 from protocol.types import PeerId
 
@@ -13,20 +15,14 @@ MOST_MEASURED = 16
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to measure: the payload at `position` of a manifest.
+    """What to measure: the payloads at `positions` of a manifest, or of those that follow it without weight.
 
-    `alike` and `unlike` are the positions of single other payloads to compare it with; None compares nothing.
-    `others` are the positions of payloads that are compared with the weighted sum alone.
+    `alike` and `unlike` are the positions of single payloads to compare the first of them with, too, or None.
     """
 
-    position: int
+    positions: tuple[int, ...]
     alike: int | None = None
     unlike: int | None = None
-    others: tuple[int, ...] = ()
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        return self.position, *self.others
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,24 @@ def measured_position(owners: Sequence[PeerId], peer: PeerId) -> int | None:
     return (owners.index(peer) + 1) % len(owners) if peer in owners else None
 
 
-def other_positions(count: int, own: int) -> tuple[int, ...]:
-    """Further positions that the peer with the payload at `own` of `count` measures.
+def measured_owners(
+    owners: Collection[PeerId], peer: PeerId, stage: int, round_number: int
+) -> tuple[PeerId, ...]:
+    """The owners of the payloads that `peer` measures for the scores: those that follow it in a circle.
 
-    So several peers measure each payload, and no single one of them decides what it is worth.
+    So several peers measure each payload. The circle is another one in each round and stage, so that no peer
+    can choose whom it measures. Empty for a peer that is not among `owners`.
     """
-    return tuple((own + step) % count for step in range(1, min(count, MOST_MEASURED + 1)))
+    if peer not in owners:
+        return ()
+    circle = _circle(frozenset(owners), stage, round_number)
+    own = circle.index(peer)
+    return tuple(circle[(own + step) % len(circle)] for step in range(1, min(len(circle), MOST_MEASURED + 1)))
+
+
+@lru_cache(maxsize=16)  # the coordinator asks for every member of a round
+def _circle(owners: frozenset[PeerId], stage: int, round_number: int) -> tuple[PeerId, ...]:
+    return tuple(sorted(owners, key=lambda each: sha256(f"{round_number}/{stage}/{each}".encode()).digest()))
 
 
 def next_of_kind(is_full: Sequence[bool | None], position: int, alike: bool) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,32 +61,44 @@ async def inner_phase(link: Link, spec: dict[str, Any], round_number: int, k: in
         step += 1
 
 
-async def test_a_member_whose_gradients_hold_one_nan_is_named_and_not_a_neighbour_again(
+@asynccontextmanager
+async def member_of(
+    run: ProcessSwarm,
+) -> AsyncIterator[tuple[Peer, Link, int, asyncio.Task[None], dict[str, Any]]]:
+    """The second member of the pipeline, before round 1: peer, link, k, heartbeats, and specification."""
+    peer = Peer()
+    await peer.enroll(run.invite())
+    await wait_for_node(peer)
+    # Without an endpoint, so that this end dials; no speed, so that the order of arrival is kept.
+    capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
+    await peer.join(role="stage", capacity=capacity)
+    alive = asyncio.create_task(peer.keep_alive(1.0))
+    fields, plan = json.loads(peer.spec_json), await peer.first_plan()
+    await peer.attest(1, 0)
+    link, k = await dial_with_retries(peer, plan, 1)
+    await validation(link, fields, 0)
+    yield peer, link, k, alive, fields
+    await cancel(alive)
+    await link.close()
+    await peer.close()
+
+
+async def test_a_member_whose_gradients_hold_one_nan_is_named_and_kept_apart(
     tmp_path: Path,
 ) -> None:
     spec = spec_of(2, 0, 1, rounds=ROUNDS, inner__steps=STEPS)
     with ProcessSwarm(spec, tmp_path, {"node": Role.STAGE}) as run:
         run.start()
-        peer = Peer()
-        await peer.enroll(run.invite())
-        await wait_for_node(peer)
-        capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
-        await peer.join(role="stage", capacity=capacity)
-        alive = asyncio.create_task(peer.keep_alive(1.0))
-        fields, plan = json.loads(peer.spec_json), await peer.first_plan()
-        await peer.attest(1, 0)
-        link, k = await dial_with_retries(peer, plan, 1)
-        await validation(link, fields, 0)
-        assert (await link.receive()).kind == "phase"
-        forward = await link.receive()
-        shape = (fields["inner"]["microbatch_size"], fields["model"]["context"], k)
-        poison = b"\xc0\x7f" + bytes(2 * shape[0] * shape[1] * shape[2] - 2)
-        await link.send("backward", 1, 0, [("gradient", "bf16", shape, poison)], forward.microbatch)
-        apart = f"{short(peer.id)} are apart for a while: Tensor 'gradient' holds values that are not finite"
-        await asyncio.to_thread(run.wait_log, "coordinator", apart, 60)
-        await cancel(alive)
-        await link.close()
-        await peer.close()
+        async with member_of(run) as (peer, link, k, _, fields):
+            assert (await link.receive()).kind == "phase"
+            forward = await link.receive()
+            shape = (fields["inner"]["microbatch_size"], fields["model"]["context"], k)
+            poison = b"\xc0\x7f" + bytes(2 * shape[0] * shape[1] * shape[2] - 2)
+            await link.send("backward", 1, 0, [("gradient", "bf16", shape, poison)], forward.microbatch)
+            apart = (
+                f"{short(peer.id)} are apart for a while: Tensor 'gradient' holds values that are not finite"
+            )
+            await asyncio.to_thread(run.wait_log, "coordinator", apart, 60)
 
 
 async def validation(link: Link, spec: dict[str, Any], round_number: int) -> None:
@@ -130,28 +144,16 @@ async def test_a_pipeline_of_a_node_and_a_scripted_member(tmp_path: Path) -> Non
     spec = spec_of(2, 0, 1, rounds=ROUNDS, inner__steps=STEPS)
     with ProcessSwarm(spec, tmp_path, {"node": Role.STAGE}) as run:
         run.start()
-        peer = Peer()
-        await peer.enroll(run.invite())
-        await wait_for_node(peer)
-        # Without an endpoint, so that this end dials; no speed, so that the order of arrival is kept.
-        capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
-        await peer.join(role="stage", capacity=capacity)
-        alive = asyncio.create_task(peer.keep_alive(1.0))
-        fields, plan = json.loads(peer.spec_json), await peer.first_plan()
-        await peer.attest(1, 0)
-        link, k = await dial_with_retries(peer, plan, 1)
-        await validation(link, fields, 0)
-        for round_number in range(1, ROUNDS + 1):
-            assert await inner_phase(link, fields, round_number, k) == STEPS
-            decision = await peer.contribute(1, round_number)
-            assert decision.committed
-            assert (await peer.call("AwaitDecision", stage=0, round=round_number)).committed
-            await inner_phase(link, fields, round_number, k, STEPS + 1)
-            await validation(link, fields, round_number)
-        await link.part()
-        await cancel(alive)
-        await peer.call("Leave", reason="finished")
-        run.wait_over(60, "node")
-        await link.close()
-        await peer.close()
+        async with member_of(run) as (peer, link, k, alive, fields):
+            for round_number in range(1, ROUNDS + 1):
+                assert await inner_phase(link, fields, round_number, k) == STEPS
+                decision = await peer.contribute(1, round_number)
+                assert decision.committed
+                assert (await peer.call("AwaitDecision", stage=0, round=round_number)).committed
+                await inner_phase(link, fields, round_number, k, STEPS + 1)
+                await validation(link, fields, round_number)
+            await link.part()
+            await cancel(alive)
+            await peer.call("Leave", reason="finished")
+            run.wait_over(60, "node")
         assert [line["committed"] for line in run.decisions()] == [True] * ROUNDS * 2

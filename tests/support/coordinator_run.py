@@ -40,6 +40,7 @@ class Run:
         self.spec = spec
         self.state = State(spec, spec.name)
         self.events: list[Event] = []
+        self.steps: list[tuple[Event, State, State]] = []  # each event with the state before and after it
         self.now = 1000.0
 
     def send(self, command: Command) -> Outcome:
@@ -49,8 +50,9 @@ class Run:
         return outcome
 
     def apply(self, event: Event) -> None:
-        self.state = apply(self.state, event)
+        before, self.state = self.state, apply(self.state, event)
         self.events.append(event)
+        self.steps.append((event, before, self.state))
 
     def accept(self, command: Command) -> tuple[Event, ...]:
         """The events of a command that must not be refused."""

@@ -29,6 +29,7 @@ _TOLD = {
     Kind.DIVERGED: 2,
     Kind.LINK_FAILED: 2,
     Kind.DRAINS: 1,
+    Kind.WEIGHED: 2,
     Kind.STRIKE: 16,
     Kind.ROLE: 1,
     Kind.ADDRESSES: 1,

@@ -170,8 +170,6 @@ MOST_SILENT = 4
 long, so a member of four or more equal replicas that answers in fewer costs more than it contributes."""
 _SILENT_FAILURES = 5
 """A member that answers too seldom counts as so many failures, and rests for sixteen rounds."""
-
-
 _ALL_RECENT = (1 << RECENT_ROUNDS) - 1
 
 
@@ -200,16 +198,6 @@ class Silence:
     def is_frequent(self) -> bool:
         """Whether the peer has answered too seldom."""
         return self.recent.bit_count() > MOST_SILENT
-
-    @property
-    def answered(self) -> int:
-        """In how many of its last rounds the peer has answered."""
-        return RECENT_ROUNDS - self.recent.bit_count()
-
-    @property
-    def last_answer(self) -> int:
-        """The round before the silence."""
-        return max(0, self.last - self.rounds)
 
     def failures(self, times: int) -> int:
         """The failures that a peer counts after one more: many if it answers seldom."""

@@ -37,7 +37,8 @@ class AgreementProbe:
         return self._meter.add
 
     def results(self) -> list[MeasuredAgreement | None]:
-        """The figures of each position after a commit; None where one is not finite."""
-        assert self._meter is not None, "the commit has begun"
+        """The figures of each position after a commit; None where one is not finite, or was not measured."""
+        if self._meter is None:
+            return [None for _ in self._comparison.positions]
         self._meter.sums = self._group.totals(self._meter.sums)
         return self._meter.results()

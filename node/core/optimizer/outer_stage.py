@@ -198,7 +198,8 @@ class OuterStage:
         committed, failure = {}, None
         try:
             observe = None
-            if probe is not None:
+            # What does not count is measured only if that cannot fail: the commit does not depend on it.
+            if probe is not None and all(map(self.received.holds, probe.uncounted)):
                 uncounted = [self.received.decoded(payload) for payload in probe.uncounted]
                 observe = probe.begin([*contents, *uncounted], weights)
             committed = apply_update(

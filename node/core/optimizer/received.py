@@ -21,6 +21,10 @@ class ReceivedPayloads:
         """Know the payload that was made here: nothing else has to have its bytes."""
         self._own = {name_of(own): own}
 
+    def holds(self, payload: Payload) -> bool:
+        """Whether the payload is decoded, so that nothing can go wrong with it any more."""
+        return name_of(payload) in self._decoded
+
     def decoded(self, payload: Payload) -> Mapping[str, SparseTensor]:
         """The content of a payload, whose size and hash are checked before it is decoded.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,13 +11,16 @@ from coordinator.run.state.commands import Attest, Await, Offer, Report, Start
 from coordinator.run.state.events import PeerQuarantined, PeerWeighed
 from coordinator.status.causes import peer_cause
 from coordinator.status.messages import event_message
+from coordinator.store.history_fold import changes_of
+from coordinator.store.history_tables import Contribution
+from coordinator.store.omissions import why_not
 from protocol.spec.fixed import COLD_STEPS
 from protocol.status import CauseCode, Measurement, PayloadAgreement
 from protocol.types import Committed
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.coordinator_run import Run
 
-ALL = tuple(keyed(number) for number in range(5))
+ALL = tuple(keyed(number) for number in range(7))
 BAD = ALL[-1]
 COLD = 2 * COLD_STEPS // 2
 """Rounds of two steps in which the payloads of a newcomer are not judged."""
@@ -30,14 +33,15 @@ def usual(_: Keyed, owner: Keyed, __: int) -> tuple[float | None, float]:
 
 
 class Swarm:
-    """Five replicas of one stage, whose members tell what `tells` answers."""
+    """Replicas of one stage, the last of them BAD, whose members tell what `tells` answers."""
 
-    def __init__(self, tells: Tells = usual, count: int = len(ALL), rounds: int = 90) -> None:
-        self.peers, self.tells, self.scores = ALL[:count], tells, Scores()
+    def __init__(self, tells: Tells = usual, count: int = 5, rounds: int = 90) -> None:
+        self.peers, self.tells, self.scores = (*ALL[: count - 1], BAD), tells, Scores()
+        self.hasty: tuple[
+            Keyed, ...
+        ] = ()  # members that tell before the others, and begin the next round at once
         self.away: Keyed | None = None  # a member that waits for decisions and offers nothing
         self.repeats = False  # whether the payloads of BAD have the same bytes in every round
-        if BAD not in self.peers:
-            self.peers = (*ALL[: count - 1], BAD)
         self.run = Run(spec_of(stages=1, replicas=count, rounds=rounds))
         self.run.accept(Start())
         for peer in self.peers:
@@ -63,15 +67,21 @@ class Swarm:
                 run.accept(Report(peer.peer, 0, number, payloads))
             for peer in live:
                 run.accept(Attest(peer.peer, 0, number, "stage", anchor_of(0, number)))
+            for sender in self.hasty:
+                self.tell(sender, hosts, number)
+            for sender in self.hasty:
+                self.tell(sender, [], number + 1)
             for sender in hosts:
-                agreements = tuple(
-                    PayloadAgreement(0, owner.peer, *self.tells(sender, owner, number), mean_norm=1.0)
-                    for owner in hosts
-                )
-                for weigh in self.scores.note(
-                    run.state, Measurement(sender.peer, number, 0, 0, agreements=agreements)
-                ):
-                    run.accept(weigh)
+                self.tell(sender, hosts, number)
+
+    def tell(self, sender: Keyed, owners: Sequence[Keyed], number: int) -> None:
+        agreements = tuple(
+            PayloadAgreement(0, owner.peer, *self.tells(sender, owner, number), mean_norm=1.0)
+            for owner in owners
+        )
+        told = Measurement(sender.peer, number, 0, 0, agreements=agreements)
+        for weigh in self.scores.note(self.run.state, told):
+            self.run.accept(weigh)
 
     def counted(self, number: int) -> set[str]:
         decision = self.run.state.decisions[0, number]
@@ -89,9 +99,16 @@ def test_payloads_against_the_others_count_for_nothing_after_some_rounds() -> No
     (change,) = swarm.changes
     assert (change.peer, change.counts) == (BAD.peer, False)
     assert BAD.peer in swarm.counted(2)
-    assert swarm.counted(6) == {peer.peer for peer in ALL[:-1]}
+    assert swarm.counted(6) == {peer.peer for peer in swarm.peers[:-1]}
     assert "NOTHING" in event_message(change)
     assert "bad scores" in swarm.run.state.decisions[0, 6].reason
+    left_out = [
+        why_not(change)
+        for event, before, after in swarm.run.steps
+        for change in changes_of(0, event, before, after)
+        if isinstance(change, Contribution) and change.peer == BAD.peer and change.cause
+    ]
+    assert left_out[-1] == "its payloads count for nothing until they agree with those of the others"
     cause = peer_cause(swarm.run.state, BAD.peer)
     assert cause is not None
     assert cause.code is CauseCode.DISCOUNTED
@@ -134,6 +151,16 @@ def test_payloads_that_say_nothing_or_shout_are_as_bad(cosine: float | None, nor
     swarm = Swarm(lambda _, owner, __: (cosine, norm) if owner is BAD else (0.2, 1.0))
     swarm.play(6)
     assert {change.peer for change in swarm.changes} == {BAD.peer}
+
+
+def test_two_liars_that_tell_first_take_the_weight_of_no_honest_contributor() -> None:
+    liars, victim = (ALL[0], ALL[1]), ALL[2]
+    swarm = Swarm(
+        lambda sender, owner, _: (-1.0 if sender in liars and owner is victim else 0.2, 1.0), count=7
+    )
+    swarm.hasty = liars
+    swarm.play(12)
+    assert not swarm.changes
 
 
 def test_no_single_round_judges() -> None:

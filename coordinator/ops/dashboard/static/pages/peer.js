@@ -20,7 +20,7 @@ page.append(head, unusual, reason, speedCard, lists);
 const why = new Explanation(reason, "Why it does what it does", peer);
 reason.hidden = true;
 const chart = new Chart(body);
-const WARNINGS = new Set(["strike", "lost", "quarantined", "banned", "retreated"]);
+const WARNINGS = new Set(["strike", "weighed", "lost", "quarantined", "banned", "retreated"]);
 const REASONS = { offered: "wait", counted: "good", "left out": "bad", withheld: "wait", missing: "bad" };
 
 function hero({ peer: is, past, time }) {

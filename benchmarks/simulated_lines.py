@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from coordinator.reduction.traffic import reduction_of
-from protocol.math.gathering import schedule_of
+from protocol.group.gathering import schedule_of
 from protocol.types import Capacity, ExchangeGroup, ManifestEntry, PeerId
 
 Capacities = Callable[[PeerId], Capacity]

@@ -14,14 +14,12 @@ from dataclasses import replace
 
 from coordinator.membership.validation import max_payload_bytes
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
-from coordinator.reduction.traffic import reduction_of, result_ratio
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round
 from coordinator.run.state.settlement import SettledResult, Settlement
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed, short
-from protocol.spec.outer import OuterSpec
 from protocol.types import (
     Committed,
     CommittedResult,
@@ -93,17 +91,6 @@ class ReducedSettlement(Settlement):
             names = listed([short(peer) for peer in sorted(failed)])
             reason += f"; {names} will reduce nothing in the next rounds"
         return SettledResult(None, (), reason)
-
-    def traffic(
-        self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
-    ) -> dict[PeerId, tuple[float, float]]:
-        peers = sorted(lines)
-        found = reduction_of([lines[peer] for peer in peers], result_ratio(outer))
-        return dict(zip(peers, found, strict=True))
-
-    def download(self, outer: OuterSpec, uplinks: Mapping[PeerId, float]) -> tuple[tuple[PeerId, ...], float]:
-        """All members send the one result."""
-        return tuple(uplinks), result_ratio(outer)
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, Bench]:
         if isinstance(decision, Committed | RolledBack):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from protocol.reduction.partition import checkers_of, group_shares
 from protocol.spec.outer import OuterSpec
-from protocol.types import MemberLine
+from protocol.types import MemberLine, PeerId
 
 
 class PartTraffic(NamedTuple):
@@ -15,6 +15,22 @@ class PartTraffic(NamedTuple):
 
     sent: float
     received: float
+
+
+class ReducedTraffic:
+    """The coordinator.ops.forecast.exchange_traffic.ExchangeTraffic of members that reduce."""
+
+    def payloads(
+        self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
+    ) -> dict[PeerId, PartTraffic]:
+        peers = sorted(lines)
+        return dict(
+            zip(peers, reduction_of([lines[peer] for peer in peers], result_ratio(outer)), strict=True)
+        )
+
+    def download(self, outer: OuterSpec, uplinks: Mapping[PeerId, float]) -> tuple[tuple[PeerId, ...], float]:
+        """All members send the one result."""
+        return tuple(uplinks), result_ratio(outer)
 
 
 def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[PartTraffic]:

@@ -1,6 +1,6 @@
 """The helpers of one exchange, as one member sees them: whom it asks first, and for whom it waits.
 
-See protocol.math.gathering. Without lines of the members nobody helps.
+See protocol.group.gathering. Without lines of the members nobody helps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from protocol.math.gathering import schedule_of
+from protocol.group.gathering import schedule_of
 from protocol.types import ExchangeGroup, MemberLine, PayloadDescriptor, PeerId
 
 _HELP_SHARE = 0.5

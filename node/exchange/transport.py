@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, TypeAlias, cast
 
 from node.checkpoint.download import CheckpointDownload
@@ -146,8 +147,7 @@ class MemberExchange(Protocol):
 def member_exchange(spec: RunSpec | None) -> Any:
     """The class of the :class:`MemberExchange` of a run; None where members gather payloads."""
     path = "" if spec is None else EXCHANGES[spec.outer.exchange].members
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(f"{modules.TRANSPORT}.{module}"), name) if path else None
+    return resolve_name(f"{modules.TRANSPORT}.{path}") if path else None
 
 
 class Transport(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from coordinator.ops.forecast.exchange_traffic import traffic_of
 from coordinator.placement.cost_model import memory_needed, message_bytes, stage_parameters
-from coordinator.run.state.settlement import settlement_of
 from node.data.sources import names_files
 from node.net.joining import RunOffer
 from node.views.run_history import size
@@ -110,7 +110,7 @@ def _traffic(offer: RunOffer, stages: StageRange) -> float:
     replicas = _replicas(spec)
     tried = min(replicas, _MOST_REPLICAS)
     lines = {PeerId(str(at)): MemberLine(0, 0, True) for at in range(tried)}
-    sent = [most for most, _ in settlement_of(spec).traffic(spec.outer, 0, lines).values()]
+    sent = [most for most, _ in traffic_of(spec).payloads(spec.outer, 0, lines).values()]
     payloads = max(sent) * (replicas / tried) * _payload(spec, stages)
     if stages.first > 0:  # it follows the embedding of stage 0
         payloads += replicas * _payload(spec, StageRange(0, 1))

@@ -20,12 +20,15 @@ class ExchangeEntry:
         members: module, within the package of the transport, and class of the
             :class:`node.exchange.transport.MemberExchange` in which members of a group agree; "" likewise.
         view: module and function of the sentence that ``hetnode spec show`` has about it; "" for none.
+        traffic: module and class of its :class:`coordinator.ops.forecast.exchange_traffic.ExchangeTraffic`;
+            "" where members gather payloads.
     """
 
     settlement: str
     results: str = ""
     members: str = ""
     view: str = ""
+    traffic: str = ""
 
 
 EXCHANGES: Mapping[str, ExchangeEntry] = {
@@ -35,6 +38,7 @@ EXCHANGES: Mapping[str, ExchangeEntry] = {
         "node.reduction.results.ReducedResults",
         "reduction.reduction_peer.ReductionPeer",
         "node.reduction.volume.volume_text",
+        "coordinator.reduction.traffic.ReducedTraffic",
     ),
 }
 """By the name in ``outer.exchange``."""

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.simulated_lines import embedding_seconds, gather_seconds
 from benchmarks.simulation import FULL, Churn, forecasts, simulate
-from protocol.math.gathering import schedule_of
+from protocol.group.gathering import schedule_of
 from protocol.types import Capacity, ExchangeGroup, ManifestEntry, MemberLine
 from tests.builders import keyed, spec_of
 

@@ -7,7 +7,7 @@ rounds. M is the number of replicas in the plan. Units are seconds and bytes.
 
 **Outer exchange.** The M hosts of each stage gather each other's payloads, all stages at the same time: a
 peer receives M - 1 payloads of each of its stages, and sends as many as the schedule says
-(:mod:`protocol.math.gathering`). Then members without stage 0 fetch the M payloads of stage 0 for the
+(:mod:`protocol.group.gathering`). Then members without stage 0 fetch the M payloads of stage 0 for the
 embedding, in equal parts from the hosts that decisions name. Each of these two parts takes
 
     max over peers (bytes sent / uplink, bytes received / downlink)
@@ -15,7 +15,7 @@ embedding, in equal parts from the hosts that decisions name. Each of these two 
 and they run one after the other after the inner phase.
 
 Another `outer.exchange` says by itself what its members send, receive and fetch
-(:mod:`coordinator.run.state.settlement`).
+(:mod:`coordinator.ops.forecast.exchange_traffic`).
 
 **Snapshots.** With T_perp from a snapshot of the embedding every n rounds
 (:mod:`protocol.math.embedding_snapshot`), these members fetch no payloads of stage 0. Each fetches the

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 
 from coordinator.run.state.commands import Report
-from coordinator.run.state.lines import with_most_uplink
 from coordinator.run.state.records import Round
 from coordinator.run.state.state import State
-from protocol.math.gathering import schedule_of
 from protocol.spec.exchanges import EXCHANGES
-from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from protocol.types import (
     CommittedResult,
@@ -62,18 +59,6 @@ class Settlement:
         """What a group that may be decided has agreed on; None where each payload is decided by itself."""
         return None
 
-    def traffic(
-        self, outer: OuterSpec, stage: int, lines: Mapping[PeerId, MemberLine]
-    ) -> dict[PeerId, tuple[float, float]]:
-        """What each member of a group sends and receives in an exchange of `stage`, in payloads."""
-        others, schedule = len(lines) - 1, schedule_of(str(stage), lines)
-        sent = {} if schedule is None else dict(zip(schedule.members, schedule.copies, strict=True))
-        return {peer: (sent.get(peer, others), others) for peer in lines}
-
-    def download(self, outer: OuterSpec, uplinks: Mapping[PeerId, float]) -> tuple[tuple[PeerId, ...], float]:
-        """Who sends what others fetch of an exchange of members with `uplinks`, and its size in payloads."""
-        return with_most_uplink(uplinks), len(uplinks)
-
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, tuple[int, int]]:
         """What :attr:`State.settled` becomes with a decision."""
         return state.settled
@@ -86,6 +71,5 @@ def settlement_of(spec: RunSpec) -> Settlement:
 
 @cache
 def _settlement(exchange: str) -> Settlement:
-    module, _, name = EXCHANGES[exchange].settlement.rpartition(".")
-    settlement: Settlement = getattr(import_module(module), name)()
+    settlement: Settlement = resolve_name(EXCHANGES[exchange].settlement)()
     return settlement

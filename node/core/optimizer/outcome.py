@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Protocol
 
 from torch import Tensor
@@ -65,13 +64,8 @@ class AgreedResults(Protocol):
 
 def agreed_results(spec: RunSpec) -> AgreedResults | None:
     """The results of the exchange of a run; None where members gather payloads."""
-    return _agreed_results(EXCHANGES[spec.outer.exchange].results)
-
-
-@cache
-def _agreed_results(path: str) -> AgreedResults | None:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)() if path else None
+    path = EXCHANGES[spec.outer.exchange].results
+    return resolve_name(path)() if path else None
 
 
 def contents_of(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from typing import Any
+from pkgutil import resolve_name
 
 from protocol.math.quantizers.quantizer import LinkQuantizer, PayloadQuantizer
 from protocol.spec.outer import OuterSpec
@@ -14,7 +13,7 @@ from protocol.spec.quantizers import LINK_QUANTIZERS, PAYLOAD_QUANTIZERS
 @cache
 def link_quantizer(dtype: str) -> LinkQuantizer:
     """The quantizer that a link's `dtype` names; KeyError for a name that no specification accepts."""
-    quantizer: LinkQuantizer = _class_at(LINK_QUANTIZERS[dtype].path)()
+    quantizer: LinkQuantizer = resolve_name(LINK_QUANTIZERS[dtype].path)()
     return quantizer
 
 
@@ -25,15 +24,10 @@ def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
 
 @cache
 def _payload_quantizer(name: str) -> PayloadQuantizer:
-    quantizer: PayloadQuantizer = _class_at(PAYLOAD_QUANTIZERS[name])()
+    quantizer: PayloadQuantizer = resolve_name(PAYLOAD_QUANTIZERS[name])()
     return quantizer
-
-
-def _class_at(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
 
 
 # All of them now, and not when one is first used: the others of a round wait for the first step.
 for _path in (*PAYLOAD_QUANTIZERS.values(), *(each.path for each in LINK_QUANTIZERS.values())):
-    _class_at(_path)
+    resolve_name(_path)

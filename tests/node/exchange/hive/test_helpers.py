@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.processes import ask, end_processes, pems_of, start_process
-from protocol.math.gathering import Schedule
+from protocol.group.gathering import Schedule
 from protocol.types import MemberLine, PeerId
 from tests.support.certificates import credentials
 from tests.support.fault_script import Action, Moment

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.math.gathering import Schedule, schedule_of
+from protocol.group.gathering import Schedule, schedule_of
 from protocol.types import MemberLine, PeerId
 from tests.support.gathering import least_seconds
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.tables import Table
-from node.core.model.payloads import payload_layout
-from protocol.codec.payload import PayloadLayout
+from node.core.model.shapes import payload_layout
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 

@@ -30,10 +30,11 @@ from torch import Tensor
 from benchmarks.tables import Table, machine
 from node.core.model.shapes import parameter_shapes
 from node.core.optimizer.outer_stage import OuterStage
-from protocol.codec.payload import PayloadLayout, decode
+from protocol.codec.payload import decode
 from protocol.math.clipping import payload_norm
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

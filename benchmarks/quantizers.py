@@ -23,8 +23,8 @@ from benchmarks.tables import Table, machine
 from node.core.optimizer.outer_stage import OuterStage
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
-from protocol.codec.payload import PayloadLayout
-from protocol.math.topk import TensorLayout, sparsify
+from protocol.math.payload_layout import PayloadLayout, TensorLayout
+from protocol.math.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve

@@ -33,7 +33,7 @@ from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views.plan import payload_bytes
-from protocol.codec.payload import PayloadLayout
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.resolve import resolve
 from protocol.types import MemberLine
 from tests.support.certificates import credentials

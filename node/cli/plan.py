@@ -125,7 +125,7 @@ def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> No
             f"These peers cannot train this run: {cause_text(proposal)}.",
             "Plan with more or other peers, or with fewer --pipelines.",
         )
-    from node.views.plan import payload_bytes, plan_json, plan_view  # noqa: PLC0415 (imports torch)
+    from node.views.plan import payload_bytes, plan_json, plan_view  # noqa: PLC0415  tables
 
     found = forecast(spec, proposal.survey, proposal.replicas, payload_bytes(spec))
     if as_json:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from node.checkpoint.download import WrongBytes
 from node.checkpoint.transfer import CheckpointServer
-from node.core.model.payloads import payload_layout
+from node.core.model.shapes import payload_layout
 from node.exchange.payload_exchange import PayloadCalls
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld
-from protocol.codec.payload import PayloadLayout, decode
+from protocol.codec.payload import decode
 from protocol.errors import HetnodeError
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.run import RunSpec
 from protocol.types import Finding, PayloadDescriptor, PeerId, Verdict
 

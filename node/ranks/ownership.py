@@ -13,8 +13,9 @@ from torch import Tensor
 
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import SharedTensor, with_all
-from protocol.codec.payload import PayloadLayout, join
+from protocol.codec.payload import join
 from protocol.math.outer_step import anchor_digest
+from protocol.math.payload_layout import PayloadLayout
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.codec.payload import PayloadLayout, decode
+from protocol.codec.payload import decode
 from protocol.math.clipping import SentTensor
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
 from protocol.reduction.partition import PartRange
 from protocol.reduction.parts import ReductionLayout, decode_result

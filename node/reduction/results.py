@@ -5,7 +5,7 @@ from __future__ import annotations
 from node.core.model.shapes import parameter_count
 from node.reduction.local import LocalReduction
 from node.reduction.result import ReducedResult
-from protocol.codec.payload import PayloadLayout
+from protocol.math.payload_layout import PayloadLayout
 from protocol.reduction.counted_result import CountedResult, most_nbytes
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec

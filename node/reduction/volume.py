@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.model.shapes import parameter_shapes
-from protocol.codec.payload import PayloadLayout
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.run import RunSpec
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from coordinator.ops.forecast.advice import Advice, advice
 from coordinator.ops.forecast.forecast import Forecast, ProposedPlan, ReplicaForecast
 from coordinator.placement.tuning import batch_notes
-from node.core.model.payloads import payload_layout
+from node.core.model.shapes import payload_layout
 from node.views import run_history
 from protocol.math.batch import batch_of
 from protocol.spec.link import k_text

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node.core.model.payloads import payload_layout
-from node.core.model.shapes import parameter_count
+from node.core.model.shapes import parameter_count, payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.spec.exchanges import EXCHANGES

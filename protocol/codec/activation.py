@@ -18,9 +18,14 @@ from torch import Tensor
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.quantizers.loading import link_quantizer
+from protocol.spec.quantizers import LINK_QUANTIZERS
 from protocol.types import DType, TensorHeader
 
 Packed = tuple[tuple[TensorHeader, ...], bytes]
+
+# All of them now, and not when one is first used: the others of a round wait for the first step.
+for _dtype in LINK_QUANTIZERS:
+    link_quantizer(_dtype)
 
 
 def pack_activation(name: str, tensor_blk: Tensor, dtype: str, shift: int = 0) -> Packed:

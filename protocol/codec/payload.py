@@ -12,12 +12,7 @@ Shapes: c chunks of equal size n, k indices of each, s values of a tensor.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,55 +20,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.indices import index_code
+from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.quantizers.loading import payload_quantizer
-from protocol.math.topk import SparseTensor, TensorLayout
-from protocol.spec.outer import OuterSpec
-
-_HEADER = struct.Struct("<4sI8s")
-_MAGIC = b"hnpg"
-_VERSION = 1
-
-
-@dataclass(frozen=True)
-class PayloadLayout:
-    """The form of every payload of one stage.
-
-    Attributes:
-        shapes: of the parameters of the stage, in canonical order.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    outer: OuterSpec
-
-    @cached_property
-    def tensors(self) -> dict[str, TensorLayout]:
-        return {name: TensorLayout(shape, self.outer) for name, shape in self.shapes.items()}
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Length of every payload of this stage."""
-        return _HEADER.size + sum(self.lengths.values())
-
-    @cached_property
-    def lengths(self) -> dict[str, int]:
-        """Bytes of each tensor in every payload."""
-        return {name: _tensor_nbytes(layout) for name, layout in self.tensors.items()}
-
-    @property
-    def codec(self) -> str:
-        """Short name of codec and parameters, such as ``ef2bit-v1:4096/32``."""
-        outer = self.outer
-        values = "32" if outer.value_quantizer == "none" else outer.value_quantizer
-        if outer.dense:
-            return f"dense{values}-v{_VERSION}"
-        indices = {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
-        return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}"
-
-    @cached_property
-    def header(self) -> bytes:
-        """The first bytes of every payload of this stage."""
-        description = json.dumps([self.codec, list(self.shapes.items())]).encode()
-        return _HEADER.pack(_MAGIC, _VERSION, hashlib.sha256(description).digest()[:8])
+from protocol.math.topk import SparseTensor
 
 
 def encode(layout: PayloadLayout, sparse: Mapping[str, SparseTensor]) -> bytes:
@@ -109,10 +58,10 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
     if len(data) != layout.nbytes:
         raise _corrupt(f"It has {len(data)} bytes instead of {layout.nbytes}.")
     # The header's hash covers names, shapes and codec: a payload of another layout is refused here.
-    if data[: _HEADER.size] != layout.header:
+    if data[: len(layout.header)] != layout.header:
         raise _corrupt(f"Its header is not that of codec {layout.codec} for this stage.")
     raw = np.frombuffer(data, np.uint8)
-    sparse, start = {}, _HEADER.size
+    sparse, start = {}, len(layout.header)
     for name, tensor_layout in layout.tensors.items():
         stop = start + layout.lengths[name]
         try:
@@ -121,14 +70,6 @@ def decode(layout: PayloadLayout, data: bytes) -> dict[str, SparseTensor]:
             raise _corrupt(f"Tensor '{name}': {error}.") from None
         start = stop
     return sparse
-
-
-def _tensor_nbytes(layout: TensorLayout) -> int:
-    values = sum(part.nbytes for part in payload_quantizer(layout.outer).parts(layout.sent))
-    if layout.outer.dense:
-        return values
-    codes = ((index_code(layout.outer, group.size, group.k), group.count) for group in layout.groups)
-    return values + sum(code.nbytes(count) for code, count in codes)
 
 
 def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor:

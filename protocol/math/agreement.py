@@ -29,7 +29,8 @@ from torch import Tensor
 
 from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.outer_step import factors_of
-from protocol.math.topk import BLOCK, SparseTensor
+from protocol.math.payload_layout import BLOCK
+from protocol.math.topk import SparseTensor
 
 _LEAST_OTHERS = 0.05
 """If the sum of the others is smaller than this part of the payload, rounding errors decide its direction."""

@@ -1,7 +1,7 @@
 """The values of a tensor that a replica sends: the largest of every chunk, in few bits each.
 
-SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks (:class:`TensorLayout`), from each the k values of
-largest magnitude are kept (protocol.math.largest) and quantized (protocol.math.quantizers).
+SparseLoCo (arXiv 2508.15706): a tensor is cut into chunks (protocol.math.payload_layout), from each the k
+values of largest magnitude are kept (protocol.math.largest) and quantized (protocol.math.quantizers).
 
 The work proceeds in blocks of a few chunks, which stay in the processor's caches and need little memory.
 
@@ -10,7 +10,6 @@ Shapes: c chunks, n elements of a chunk, k of them sent, s = sum of all k of a t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,33 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.math.largest import top_k
+from protocol.math.payload_layout import BLOCK, TensorLayout
 from protocol.math.quantizers.loading import payload_quantizer
 from protocol.math.quantizers.quantizer import Floats, QuantizedValues
-from protocol.spec.outer import OuterSpec
-
-BLOCK = 1 << 19
-"""Elements of one block: 128 chunks of 4096."""
-
-
-@dataclass(frozen=True)
-class ChunkGroup:
-    """`count` chunks of `size` elements; `k` elements of each are sent."""
-
-    count: int
-    size: int
-    k: int
-
-
-@dataclass(frozen=True)
-class ChunkBlock:
-    """Chunks of one size that hold the elements start..stop in row-major order."""
-
-    start: int
-    chunks: ChunkGroup
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.chunks.count * self.chunks.size
 
 
 @dataclass(frozen=True)
@@ -124,63 +99,6 @@ class SparseTensor:
         if self.magnitudes is None:
             return self.codes_s[part]
         return self._table.index_select(0, self.codes_s[part].int())
-
-
-@dataclass(frozen=True)
-class TensorLayout:
-    """How a tensor of `shape` is cut into chunks: runs of ``outer.chunk`` elements in row-major order.
-
-    The last chunk may be shorter; of it a proportional number of values is sent.
-    """
-
-    shape: tuple[int, ...]
-    outer: OuterSpec
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    @cached_property
-    def groups(self) -> tuple[ChunkGroup, ...]:
-        """Chunks of equal size, in the order in which they are sent. A dense exchange sends all of each."""
-        full, rest = divmod(self.numel, self.outer.chunk)
-        cut = ((full, self.outer.chunk), (1, rest))
-        return tuple(self._group(count, size) for count, size in cut if count and size)
-
-    @cached_property
-    def sent(self) -> int:
-        """s, the values sent of one tensor."""
-        return sum(group.count * group.k for group in self.groups)
-
-    def sections(self) -> Iterator[tuple[ChunkGroup, slice, NDArray[np.int64]]]:
-        """Each group, the slice of its values, and the first elements [c, 1] of its chunks."""
-        first, start = 0, 0
-        for group in self.groups:
-            stop = first + group.count * group.k
-            yield group, slice(first, stop), start + np.arange(group.count)[:, None] * group.size
-            first, start = stop, start + group.count * group.size
-
-    def blocks(self) -> Iterator[ChunkBlock]:
-        """All elements in blocks, in the order in which they are sent."""
-        start = 0
-        for group in self.groups:
-            at_once = max(BLOCK // group.size, 1)
-            for first in range(0, group.count, at_once):
-                chunks = ChunkGroup(min(at_once, group.count - first), group.size, group.k)
-                yield ChunkBlock(start + first * group.size, chunks)
-            start += group.count * group.size
-
-    @cached_property
-    def lengths_c(self) -> NDArray[np.int64]:
-        """Values sent of each chunk; no caller changes it."""
-        return np.concatenate([np.full(group.count, group.k) for group in self.groups])
-
-    def _group(self, count: int, size: int) -> ChunkGroup:
-        k, chunk = self.outer.top_k, self.outer.chunk
-        if self.outer.dense:
-            return ChunkGroup(count, size, size)
-        # Round half up in integers: a float could round differently on another machine.
-        return ChunkGroup(count, size, max(1, (2 * k * size + chunk) // (2 * chunk)))
 
 
 def _sum(values: NDArray[np.float64]) -> float:

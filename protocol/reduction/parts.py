@@ -24,9 +24,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from protocol.codec.payload import PayloadLayout, decode, encode
+from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import factors_of
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor, sparsify
 from protocol.reduction.partition import PartRange
 from protocol.reduction.pieces import Piece, ReducedTensor, StageChunks, piece_of

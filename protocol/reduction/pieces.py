@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from protocol.math.topk import SparseTensor, TensorLayout
+from protocol.math.payload_layout import TensorLayout
+from protocol.math.topk import SparseTensor
 from protocol.reduction.partition import PartRange
 
 

@@ -28,7 +28,7 @@ _FOLDER = "protocol.math.quantizers"
 PAYLOAD_QUANTIZERS: Mapping[str, str] = {
     "2bit": f"{_FOLDER}.magnitudes.TwoBits",
     "1bit": f"{_FOLDER}.magnitudes.OneBit",
-    "none": f"{_FOLDER}.floats.Float32Values",
+    "none": f"{_FOLDER}.magnitudes.Float32Values",
 }
 """By the name in ``outer.quantizer``: module and class."""
 

@@ -25,7 +25,7 @@ from benchmarks.pipeline_results import Case, Result, document_of, rows_of, summ
 from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
-from protocol.codec.payload import PayloadLayout
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.resolve import resolve
 
 SPEC = resolve("tiny", overrides=MODEL)

@@ -25,8 +25,8 @@ from coordinator.store.event_codec import decode, encode
 from node.experiment.matrix import read_matrix_file
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.codec.link_message import LinkMessage
-from protocol.codec.payload import PayloadLayout
 from protocol.codec.payload import encode as encode_payload
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.presets import PRESETS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.codec.payload import PayloadLayout, decode
+from protocol.codec.payload import decode
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
 
 

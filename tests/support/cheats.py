@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from node.core.optimizer.outer_state import OuterState
-from protocol.codec.payload import PayloadLayout, decode, encode
+from protocol.codec.payload import decode, encode
 from protocol.math.clipping import payload_norm
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor, sparsify
 from tests.virtual.network import current_machine
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import ModelSpec
 
@@ -60,3 +61,8 @@ def link_table_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 def parameter_count(spec: RunSpec, stage: int) -> int:
     """Number of scalar parameters in `stage`."""
     return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
+
+
+def payload_layout(spec: RunSpec, stage: int) -> PayloadLayout:
+    """The form of every payload of `stage`. ValueError for an unknown stage."""
+    return PayloadLayout(parameter_shapes(spec, stage), spec.outer)

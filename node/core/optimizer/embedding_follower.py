@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from node.core.model.payloads import payload_layout
-from node.core.model.shapes import EMBEDDING
+from node.core.model.shapes import EMBEDDING, payload_layout
 from node.core.optimizer.outcome import Outcome, contents_of
 from node.core.optimizer.outer_stage import with_state
 from node.core.optimizer.received import ReceivedPayloads

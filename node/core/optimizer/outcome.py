@@ -10,8 +10,8 @@ from torch import Tensor
 
 from node.core.optimizer.received import ReceivedPayloads
 from node.ipc.stored_payload import Payload, name_of
-from protocol.codec.payload import PayloadLayout
 from protocol.math.clipping import SentTensor, clipping_scales, payload_norm
+from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
 

@@ -23,7 +23,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from node.core.model.payloads import payload_layout
+from node.core.model.shapes import payload_layout
 from node.core.model.transfer import copy_into, to_device
 from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, contents_of, left_out

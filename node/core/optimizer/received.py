@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from node.ipc.stored_payload import Payload, StoredPayload, name_of
-from protocol.codec.payload import PayloadLayout, decode
+from protocol.codec.payload import decode
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
 
 

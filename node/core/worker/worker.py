@@ -21,8 +21,7 @@ import torch
 from node.checkpoint import snapshots
 from node.checkpoint.files import read_snapshot
 from node.checkpoint.initial import initial_from, require_initial
-from node.core.model.payloads import payload_layout
-from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes
+from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
 from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, agreed_results
 from node.core.worker.compute import Compute, check_device, memory_in_use
@@ -36,10 +35,10 @@ from node.ipc import worker_calls as calls
 from node.ipc.channel import serve
 from node.ranks.group import RankGroup, form_group
 from protocol.codec import snapshot as snapshot_codec
-from protocol.codec.payload import PayloadLayout
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_optimizer import committed_shapes
+from protocol.math.payload_layout import PayloadLayout
 from protocol.server.terminal import log_as
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange

@@ -1,4 +1,4 @@
-"""Quantizers that keep values as floats: float32 for payloads, bfloat16 for links."""
+"""The quantizer that keeps the values of links as floats."""
 
 from __future__ import annotations
 
@@ -10,30 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.math.quantizers.quantizer import (
-    Floats,
-    QuantizedValues,
-    Shape,
-    finite,
-    little_endian,
-)
+from protocol.math.quantizers.quantizer import Shape, little_endian
 from protocol.types import DType, TensorHeader
-
-
-class Float32Values:
-    """Payload values as float32."""
-
-    def quantize(self, values_s: Floats) -> QuantizedValues:
-        return QuantizedValues(values_s)
-
-    def parts(self, rows: int) -> tuple[TensorHeader, ...]:
-        return (TensorHeader("values", DType.F32, (rows,)),)
-
-    def pack(self, values: QuantizedValues, rows: int) -> list[NDArray[Any]]:
-        return [values.codes_s.astype("<f4", copy=False)]
-
-    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: int) -> QuantizedValues:
-        return QuantizedValues(finite(parts[0]))
 
 
 class BFloat16:

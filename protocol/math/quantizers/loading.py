@@ -26,8 +26,3 @@ def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
 def _payload_quantizer(name: str) -> PayloadQuantizer:
     quantizer: PayloadQuantizer = resolve_name(PAYLOAD_QUANTIZERS[name])()
     return quantizer
-
-
-# All of them now, and not when one is first used: the others of a round wait for the first step.
-for _path in (*PAYLOAD_QUANTIZERS.values(), *(each.path for each in LINK_QUANTIZERS.values())):
-    resolve_name(_path)

@@ -1,4 +1,4 @@
-"""Payload values in 1 or 2 bits: a sign, and one of the magnitudes of the tensor.
+"""Payload values in 1 or 2 bits: a sign, and one of the magnitudes of the tensor. Or all their 32 bits.
 
 Magnitudes, one (1 bit) or two (2 bits), are fitted to the values of the whole tensor.
 
@@ -100,3 +100,19 @@ def fit_magnitudes(absolute_s: Floats, count: int) -> NDArray[np.float32]:
         below = float(s_low[-1])
     # Rounding may place the mean of the upper cluster below that of the lower one.
     return np.array((low, max(low, high)), np.float32)
+
+
+class Float32Values:
+    """Payload values as float32."""
+
+    def quantize(self, values_s: Floats) -> QuantizedValues:
+        return QuantizedValues(values_s)
+
+    def parts(self, rows: int) -> tuple[TensorHeader, ...]:
+        return (TensorHeader("values", DType.F32, (rows,)),)
+
+    def pack(self, values: QuantizedValues, rows: int) -> list[NDArray[Any]]:
+        return [values.codes_s.astype("<f4", copy=False)]
+
+    def unpack(self, parts: Sequence[NDArray[np.uint8]], rows: int) -> QuantizedValues:
+        return QuantizedValues(finite(parts[0]))

@@ -9,13 +9,15 @@ Shapes: b micro-batch, L tokens, k values of a token, s values sent of a tensor,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from protocol.types import TensorHeader
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Floats = NDArray[np.floating]
 Shape = tuple[int, ...]
@@ -65,7 +67,7 @@ class PayloadQuantizer(Quantizer[QuantizedValues, int], Protocol):
         """What a receiver will see of finite values; lossless afterwards."""
 
 
-class LinkQuantizer(Quantizer[Tensor, Shape], Protocol):
+class LinkQuantizer(Quantizer["Tensor", Shape], Protocol):
     """A quantizer of links: packs any float tensor [b, L, k] of any device, unpacks float32 on the CPU.
 
     Both ends give the `shift` of the frame (:mod:`.dithered`); only dithered formats make use of it.

@@ -17,7 +17,7 @@ from coordinator.run.state.records import Peer
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import event_message
 from coordinator.status.run_status import run_status
-from node.core.model.payloads import payload_layout
+from node.core.model.shapes import payload_layout
 from protocol.errors import ErrorCode
 from protocol.math.flops import microbatch_flops
 from protocol.roles import POLICIES

@@ -15,6 +15,10 @@ LIGHT_COMMANDS = [
     ["health", "--help"],
     ["invite", "create", "--help"],
     ["swarm", "up", "--help"],
+    ["doctor", "--help"],
+    ["spec", "show", "nano"],
+    ["plan", "--replicas", "2", "--stage-peers", "4"],
+    ["plan", "--replicas", "2", "--set", "outer.quantizer=none", "--json"],
 ]
 
 

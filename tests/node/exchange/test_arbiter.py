@@ -15,7 +15,8 @@ from node.core.model.shapes import parameter_shapes
 from node.exchange.arbiter import KEEP_ROUNDS, PayloadArbiter, StagePayloads
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld
-from protocol.codec.payload import PayloadLayout, encode
+from protocol.codec.payload import encode
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
 from protocol.types import Finding, PayloadDescriptor, PeerId
 from tests.builders import keyed, spec_of

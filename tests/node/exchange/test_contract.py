@@ -22,10 +22,11 @@ from node.exchange.hive import transport as hive
 from node.exchange.transport import TransportPackage
 from node.ipc.stored_payload import StoredPayload
 from node.security.identity import open_identity
-from protocol.codec.payload import PayloadLayout, encode
+from protocol.codec.payload import encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_step import anchor_digest
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, Finding, ManifestEntry, Part, PayloadDescriptor, PeerId, StateRecord

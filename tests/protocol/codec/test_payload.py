@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from node.core.model.shapes import parameter_shapes
-from protocol.codec.payload import PayloadLayout, decode, encode
+from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.topk import SparseTensor, TensorLayout, sparsify
+from protocol.math.payload_layout import PayloadLayout, TensorLayout
+from protocol.math.topk import SparseTensor, sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve

@@ -12,7 +12,8 @@ from protocol.math.agreement import AgreementMeter
 from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
-from protocol.math.topk import SparseTensor, TensorLayout, sparsify
+from protocol.math.payload_layout import TensorLayout
+from protocol.math.topk import SparseTensor, sparsify
 from protocol.spec.outer import OuterSpec
 
 SHAPES = {"a": (40, 16), "b": (700,), "c": (3, 5)}

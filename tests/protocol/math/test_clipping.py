@@ -16,7 +16,7 @@ from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_shapes
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outer_stage import OuterStage
-from protocol.codec.payload import PayloadLayout, decode, encode
+from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import (
     FEW_FACTOR,
@@ -30,6 +30,7 @@ from protocol.math.clipping import (
 from protocol.math.indices import EliasFano
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
 from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from protocol.math import topk
 from protocol.math.largest import top_k
-from protocol.math.topk import ChunkGroup, TensorLayout, sparsify
+from protocol.math.payload_layout import ChunkGroup, TensorLayout
+from protocol.math.topk import sparsify
 from protocol.spec.outer import OuterSpec
 
 SHAPES = st.one_of(st.tuples(st.integers(1, 90)), st.tuples(st.integers(1, 24), st.integers(1, 24)))

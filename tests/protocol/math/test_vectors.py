@@ -13,12 +13,13 @@ from node.core.model.stage import Stage, next_token_loss
 from node.core.optimizer.adamw import AdamW
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
+from protocol.math.payload_layout import TensorLayout
 from protocol.math.subspace import (
     ReceivingEnd,
     SendingEnd,
     perpendicular_table,
 )
-from protocol.math.topk import SparseTensor, TensorLayout, sparsify
+from protocol.math.topk import SparseTensor, sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
 from tests.support.reference import (

@@ -20,7 +20,8 @@ from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from node.experiment.in_process_swarm import LocalSwarm
 from protocol.codec.payload import decode
-from protocol.math.topk import TensorLayout, sparsify
+from protocol.math.payload_layout import TensorLayout
+from protocol.math.topk import sparsify
 from protocol.spec.outer import OuterSpec
 from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from node.core.model.shapes import parameter_shapes
-from protocol.codec.payload import PayloadLayout, encode
+from protocol.codec.payload import encode
+from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
 from protocol.trust.envelope import sign_descriptor
 from protocol.types import ExchangeGroup, Finding, ManifestEntry

@@ -35,11 +35,11 @@ from protocol.codec import snapshot as snapshot_codec
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.codec.payload import decode, encode
 from protocol.math.clipping import clipping_scales, payload_norm
+from protocol.math.frame_shift import shift_of
 from protocol.math.microbatch_order import one_forward_one_backward
 from protocol.math.outer_optimizer import initial_state, outer_optimizer
 from protocol.math.outer_step import anchor_digest, apply_update
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
-from protocol.math.quantizers.dithered import shift_of
 from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.math.topk import sparsify

@@ -28,7 +28,7 @@ LAYERS = (
     "protocol.spec",
     "protocol.roles",
     "protocol.group protocol.pb protocol.math protocol.trust protocol.status",
-    "protocol.codec",
+    "protocol.codec protocol.formats",
     "protocol.wire",
     "protocol.reduction",
     "protocol.server",
@@ -78,6 +78,7 @@ PURE = [
     "protocol.group",
     "protocol.math",
     "protocol.codec",
+    "protocol.formats",
     "protocol.reduction",
     "protocol.trust",
     "protocol.status",
@@ -110,6 +111,7 @@ CORE = (
 )
 # A leaf goes with its folders and its line of registration; nothing but the roots knows of it.
 LEAVES = {
+    "formats": ("protocol.formats",),
     "dashboard": ("coordinator.ops.dashboard",),
     "explain": ("coordinator.ops.explain",),
     "forecast": ("coordinator.ops.forecast",),

@@ -32,7 +32,7 @@ def pack_activation(name: str, tensor_blk: Tensor, dtype: str, shift: int = 0) -
     """Headers and bytes of an activation or a gradient, any float dtype and device.
 
     `dtype` names a quantizer of protocol.spec.quantizers; its arrays become `name` and ``{name}.{part}``.
-    `shift` is that of the frame (protocol.math.quantizers.dithered).
+    `shift` is that of the frame (protocol.math.frame_shift).
     """
     x_blk, quantizer = tensor_blk.detach(), link_quantizer(dtype)
     shape = tuple(x_blk.shape)

@@ -1,7 +1,7 @@
-"""The quantizers that a run can name. A new one: a line here, a file in protocol.math.quantizers.
+"""The quantizers and index codes that a run can name. A new one: a line here, and a file.
 
 The coordinator and the command line read specifications without torch, which the classes need. So each line
-gives module and class as text; protocol.math.quantizers.loading imports them.
+gives module and class as text. Those of protocol.formats are a leaf: nothing but their lines names them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LinkQuantizerEntry:
     token_bytes: Callable[[int], int]
 
 
-_FOLDER = "protocol.math.quantizers"
+_FOLDER, _LEAF = "protocol.math.quantizers", "protocol.formats"
 
 PAYLOAD_QUANTIZERS: Mapping[str, str] = {
     "2bit": f"{_FOLDER}.magnitudes.TwoBits",
@@ -34,8 +34,14 @@ PAYLOAD_QUANTIZERS: Mapping[str, str] = {
 
 LINK_QUANTIZERS: dict[str, LinkQuantizerEntry] = {
     "bf16": LinkQuantizerEntry(f"{_FOLDER}.floats.BFloat16", lambda width: 2 * width),
-    "int4": LinkQuantizerEntry(f"{_FOLDER}.int4.Int4", lambda width: -(-width // 2) + 1),
-    "dither5": LinkQuantizerEntry(f"{_FOLDER}.dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
-    "dither3": LinkQuantizerEntry(f"{_FOLDER}.dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
+    "int4": LinkQuantizerEntry(f"{_LEAF}.int4.Int4", lambda width: -(-width // 2) + 1),
+    "dither5": LinkQuantizerEntry(f"{_LEAF}.dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
+    "dither3": LinkQuantizerEntry(f"{_LEAF}.dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
 }
 """By the name in ``link.dtype`` and ``link.gradient_dtype``."""
+
+INDEX_CODES: Mapping[str, str] = {
+    "elias-fano": "protocol.math.indices.EliasFano",
+    "enumerative": f"{_LEAF}.enumerative.Enumerative",
+}
+"""By the name in ``outer.indices``: module and class."""

@@ -28,7 +28,7 @@ from protocol.codec.activation import (
     unpack_activation,
     unpack_ids,
 )
-from protocol.math.quantizers.dithered import shift_of
+from protocol.math.frame_shift import shift_of
 from protocol.math.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec

@@ -70,7 +70,7 @@ class PayloadQuantizer(Quantizer[QuantizedValues, int], Protocol):
 class LinkQuantizer(Quantizer["Tensor", Shape], Protocol):
     """A quantizer of links: packs any float tensor [b, L, k] of any device, unpacks float32 on the CPU.
 
-    Both ends give the `shift` of the frame (:mod:`.dithered`); only dithered formats make use of it.
+    Both ends give the `shift` of the frame (protocol.math.frame_shift); only dithered formats make use of it.
     """
 
     def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]: ...

@@ -40,11 +40,11 @@ def test_a_token_takes_as_many_bytes_as_the_spec_says(dtype: str, width: int) ->
 
 def test_tensors_of_a_frame_are_found_by_name_in_any_order() -> None:
     x, ids = some_activation(), torch.arange(10).view(2, 5)
-    packed_x, packed_ids = pack_activation("x", x, "int4"), pack_ids("ids", ids, 300)
+    packed_x, packed_ids = pack_activation("x", x, "bf16"), pack_ids("ids", ids, 300)
     for first, second in [(packed_x, packed_ids), (packed_ids, packed_x)]:
         headers, data = first[0] + second[0], first[1] + second[1]
         assert torch.equal(unpack_ids(headers, data, "ids", (2, 5), 300), ids)
-        assert unpack_activation(headers, data, "x", SHAPE, "int4").shape == SHAPE
+        assert unpack_activation(headers, data, "x", SHAPE, "bf16").shape == SHAPE
 
 
 @pytest.mark.parametrize("view", ["transposed", "slice"])

@@ -18,7 +18,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.topk import SparseTensor, sparsify
 from protocol.spec.outer import OuterSpec
-from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
+from protocol.spec.quantizers import INDEX_CODES, PAYLOAD_QUANTIZERS
 from protocol.spec.resolve import resolve
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
@@ -27,7 +27,7 @@ OUTERS = st.builds(
     OuterSpec,
     chunk=st.sampled_from([16, 64]),
     top_k=st.integers(0, 16),
-    indices=st.sampled_from(["elias-fano", "enumerative"]),
+    indices=st.sampled_from(list(INDEX_CODES)),
     quantizer=st.sampled_from(list(PAYLOAD_QUANTIZERS)),
 )
 SHAPES = st.dictionaries(

@@ -34,6 +34,7 @@ from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
 from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
+from protocol.spec.quantizers import INDEX_CODES
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import misfit
 from protocol.types import PayloadDescriptor, PeerId
@@ -42,7 +43,7 @@ from tests.support.reference import small_spec
 SPEC = small_spec(outer={"clip": PLAIN_CLIP})
 PLAIN = small_spec(outer={"quantizer": "none"})
 DENSE = small_spec(outer={"top_k": 0})
-SHORTEST = small_spec(outer={"quantizer": "1bit", "indices": "enumerative"})
+SHORTEST = small_spec(outer={"quantizer": "1bit", "indices": list(INDEX_CODES)[-1]})
 norms = st.lists(st.floats(0, 1e40), min_size=1, max_size=9)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -11,37 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.math import indices as room
-from protocol.math.indices import EliasFano, Enumerative, IndexCode, index_code
+from protocol.math.indices import EliasFano, IndexCode, index_code
 from protocol.spec.outer import OuterSpec
+from protocol.spec.quantizers import INDEX_CODES
+from tests.support.index_rows import rows
 
-CODES = ["elias-fano", "enumerative"]
+CODES = list(INDEX_CODES)
 
 
 def code_of(kind: str, size: int, k: int) -> IndexCode:
-    return EliasFano(size, k) if kind == "elias-fano" else Enumerative(size, k, (size, k))
-
-
-def rank_of(indices: list[int]) -> int:
-    return sum(math.comb(x, i + 1) for i, x in enumerate(indices))
-
-
-def bits_of(ranks: list[int], bits: int) -> bytes:
-    """The documented form: one rank after the other, lowest bits first."""
-    total = sum(rank << bits * number for number, rank in enumerate(ranks))
-    return total.to_bytes((len(ranks) * bits + 7) // 8, "little")
-
-
-@st.composite
-def rows(draw: st.DrawFn, most: int = 300) -> tuple[int, int, list[list[int]]]:
-    """A size, a k, and up to 12 rows of k indices, often at the borders."""
-    size = draw(st.integers(1, most))
-    k = draw(st.integers(1, size))
-    row = st.one_of(
-        st.permutations(range(size)).map(lambda order: sorted(order[:k])),
-        st.integers(0, size - k).map(lambda first: list(range(first, first + k))),
-        st.just([*range(k - 1), size - 1]),
-    )
-    return size, k, draw(st.lists(row, min_size=1, max_size=12))
+    code: IndexCode = resolve_name(INDEX_CODES[kind]).of_chunks(size, k, (size, k))
+    return code
 
 
 @pytest.mark.parametrize("kind", CODES)
@@ -113,89 +93,5 @@ class TestEliasFano:
         assert EliasFano(size, k).nbytes(1) * 8 <= 1.1 * math.log2(math.comb(size, k)) + 8
 
 
-class TestEnumerative:
-    @given(rows(most=80))
-    def test_it_is_the_rank_among_all_choices(self, chosen: tuple[int, int, list[list[int]]]) -> None:
-        size, k, chunks = chosen
-        code = Enumerative(size, k, (size, k))
-        assert code.bits == (math.comb(size, k) - 1).bit_length()
-        assert code.encode(np.array(chunks)).tobytes() == bits_of([rank_of(c) for c in chunks], code.bits)
-
-    def test_ranks_are_in_order_and_leave_no_gap(self) -> None:
-        choices = sorted(map(list, itertools.combinations(range(7), 3)), key=lambda choice: choice[::-1])
-        assert [rank_of(choice) for choice in choices] == list(range(35))
-        code = Enumerative(7, 3, (7, 3))
-        raw = np.frombuffer(bits_of(list(range(35)), code.bits), np.uint8)
-        assert code.decode(raw, 35).tolist() == choices
-
-    @pytest.mark.parametrize(("size", "k"), [(7, 3), (4096, 32), (64, 33), (13, 12)])
-    def test_ranks_beyond_the_last_choice_are_refused(self, size: int, k: int) -> None:
-        code, choices = Enumerative(size, k, (size, k)), math.comb(size, k)
-        last = np.frombuffer(bits_of([choices - 1], code.bits), np.uint8)
-        assert code.decode(last, 1).tolist() == [list(range(size - k, size))]
-        for rank in {choices, (1 << code.bits) - 1}:
-            with pytest.raises(ValueError, match="last choice"):
-                code.decode(np.frombuffer(bits_of([0, rank], code.bits), np.uint8), 2)
-
-    def test_bits_behind_the_last_chunk_are_refused(self) -> None:
-        code = Enumerative(7, 3, (7, 3))
-        assert code.bits == 6
-        with pytest.raises(ValueError, match="unused bits"):
-            code.decode(np.array([0b1000000], np.uint8), 1)
-
-    @given(st.data())
-    def test_numbers_that_only_exact_arithmetic_tells_apart_are_told_apart(self, data) -> None:
-        """Ranks just below, at and above a binomial, whose difference a float64 does not hold."""
-        i = data.draw(st.integers(8, 31))
-        x = data.draw(st.integers(200, 4094))
-        rank = max(math.comb(x, i + 1) + data.draw(st.integers(-2, 2)), 0)
-        rank += sum(math.comb(4096 - 32 + j, j + 1) for j in range(i + 1, 32)) if i < 31 else 0
-        code = Enumerative(4096, 32, (4096, 32))
-        if rank < math.comb(4096, 32):
-            raw = np.frombuffer(bits_of([rank], code.bits), np.uint8)
-            assert rank_of(code.decode(raw, 1)[0].tolist()) == rank
-
-    @pytest.mark.parametrize(("size", "k"), [(1808, 14), (60, 1), (8, 8), (1, 1), (4096, 32)])
-    def test_shorter_chunks_take_the_same_table(self, size: int, k: int) -> None:
-        generator = np.random.default_rng(0)
-        chosen = np.array([np.sort(generator.choice(size, k, replace=False)) for _ in range(9)])
-        shared, own = Enumerative(size, k, (4096, 32)), Enumerative(size, k, (size, k))
-        assert np.array_equal(shared.encode(chosen), own.encode(chosen))
-        assert np.array_equal(shared.decode(own.encode(chosen), 9), chosen)
-
-    @pytest.mark.parametrize(("size", "k"), [(4096, 32), (1024, 64), (64, 40)])
-    def test_its_table_is_exact(self, size: int, k: int) -> None:
-        table = Enumerative(size, k, (size, k)).table
-        for i, x in itertools.product((0, 1, k // 2, k - 1), (0, 1, k - 1, k, size // 3, size)):
-            exact = int.from_bytes(table.limbs[i, x].astype("<u4").tobytes(), "little")
-            assert exact == math.comb(x, i + 1)
-            assert math.ldexp(table.nearly[i, x], 960) == pytest.approx(exact, rel=2.0**-48)
-
-    def test_it_is_within_a_bit_of_the_entropy(self) -> None:
-        code = Enumerative(4096, 32, (4096, 32))
-        assert code.bits == 267
-        assert code.bits - math.log2(math.comb(4096, 32)) < 1
-
-
 def test_the_spec_chooses_the_code() -> None:
     assert index_code(OuterSpec(), 4096, 32) == EliasFano(4096, 32)
-    assert index_code(OuterSpec(indices="enumerative"), 60, 1) == Enumerative(60, 1, (4096, 32))
-
-
-@given(st.integers(1, 65536), st.integers(1, 65536))
-def test_every_table_that_a_spec_allows_can_be_made(chunk: int, top_k: int) -> None:
-    """In memory, and its numbers in the range of a float64 times 2^-960."""
-    try:
-        outer = OuterSpec(chunk=chunk, top_k=min(top_k, chunk), indices="enumerative")
-    except ValueError:
-        return
-    largest = math.comb(outer.chunk, min(outer.top_k, outer.chunk // 2))
-    assert largest.bit_length() < 960 + 1023
-
-
-def test_a_table_that_is_too_large_is_refused_with_a_way_out() -> None:
-    OuterSpec(chunk=4096, top_k=128, indices="enumerative")
-    for chunk, top_k in ((4096, 256), (65536, 32768)):
-        with pytest.raises(ValueError, match="use a smaller top_k or chunk, or 'elias-fano'"):
-            OuterSpec(chunk=chunk, top_k=top_k, indices="enumerative")
-        OuterSpec(chunk=chunk, top_k=top_k)

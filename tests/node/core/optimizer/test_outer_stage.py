@@ -32,6 +32,7 @@ from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update, factors_of
 from protocol.math.topk import SparseTensor
+from protocol.spec.quantizers import INDEX_CODES
 from protocol.spec.run import RunSpec
 from tests.support.paths import ROOT
 from tests.support.reference import small_spec
@@ -39,7 +40,7 @@ from tests.support.reference import small_spec
 CODECS: list[dict[str, Any]] = [
     {"quantizer": "2bit"},
     {"quantizer": "none"},
-    {"quantizer": "1bit", "indices": "enumerative"},
+    {"quantizer": "1bit", "indices": list(INDEX_CODES)[-1]},
     {"top_k": 0},
     {"optimizer": "nesterov"},
 ]

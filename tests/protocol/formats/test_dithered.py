@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
-from protocol.math.quantizers.dithered import Dithered, shift_of
+from protocol.formats.dithered import Dithered
+from protocol.math.frame_shift import shift_of
 from protocol.spec.resolve import resolve
 from protocol.types import StageRange
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.formats.step_codes import divisors, factors, step_codes
 from protocol.math.quantizers.quantizer import Shape, little_endian
-from protocol.math.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
 
 STEP_OF_RMS = 0.3352

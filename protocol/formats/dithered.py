@@ -5,10 +5,10 @@ step below 0 to half a step above, rounds, and the receiver subtracts the same o
 spread over one step whatever the value is, so it vanishes in the mean over many tokens. Rounding to the
 nearest level does not have that: a gradient of few bits is wrong in the same way at every token.
 
-The offset is a hash of the place of a value in the frame, moved by a hash of the frame (:func:`shift_of`). So
-no frame carries offsets, no end keeps a state, and every device computes the same. The errors of two frames
-are independent at every place, so they vanish in the mean over steps, links and replicas, too. The step of a
-token follows from its largest absolute value.
+The offset is a hash of the place of a value in the frame, moved by a hash of the frame
+(:mod:`protocol.math.frame_shift`). So no frame carries offsets, no end keeps a state, and every device
+computes the same. The errors of two frames are independent at every place, so they vanish in the mean over
+steps, links and replicas, too. The step of a token follows from its largest absolute value.
 
 Shapes: b micro-batch, L tokens, k values of a token that cross the link.
 """
@@ -18,18 +18,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol.formats.step_codes import divisors, factors, step_codes
+from protocol.math.frame_shift import hashed
 from protocol.math.quantizers.quantizer import Shape, little_endian
-from protocol.math.quantizers.step_codes import divisors, factors, step_codes
 from protocol.types import DType, TensorHeader
-
-Number = TypeVar("Number", int, Tensor)
 
 _GROUP = 8
 """Values that are packed together: 8 of n bits fill n bytes."""
@@ -103,21 +102,6 @@ class ThreeBits(Dithered):
         super().__init__(3)
 
 
-def shift_of(
-    round_number: int, step: int, microbatch: int, boundary: int, direction: int, replica: int
-) -> int:
-    """By how many of 2^16 parts of a step the offsets of a frame are moved; at its end they begin again.
-
-    Args:
-        boundary: the stage behind the link.
-        direction: 0 to later stages, 1 back; 2 for a validation, whose round and step count as 0.
-    """
-    x = 0x9E3779B9
-    for number in (round_number, step, microbatch, boundary, direction, replica):
-        x = _hash(x ^ number & 0xFFFFFFFF)
-    return x >> 16
-
-
 def _offsets(rows: Shape, shift: int, device: torch.device) -> Tensor:
     """The offset of each value in units of its step, float32 of the shape `rows`: odd multiples of 2^-17."""
     moved = (_places(rows, device) + shift) & 0xFFFF
@@ -130,14 +114,7 @@ def _places(rows: Shape, device: torch.device) -> Tensor:
 
     The last four results are kept, since links have few shapes. Callers must not change them.
     """
-    return (_hash(torch.arange(prod(rows), device=device)) >> 16).to(torch.int32).view(rows)
-
-
-def _hash(x: Number) -> Number:
-    """A permutation of the 32-bit numbers that looks random (lowbias32 of Wellons, 2018), int64."""
-    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
-    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
-    return x ^ x >> 16
+    return (hashed(torch.arange(prod(rows), device=device)) >> 16).to(torch.int32).view(rows)
 
 
 def _shifts(count: int, bits: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from protocol.math.quantizers.int4 import STEP_OF_RMS, Int4
+from protocol.formats.int4 import STEP_OF_RMS, Int4
 
 
 def packed(x_blk: torch.Tensor) -> list[np.ndarray]:

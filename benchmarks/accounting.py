@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks.tables import Table
 from node.core.model.shapes import payload_layout
 from protocol.math.payload_layout import PayloadLayout
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 PRESET = "178m"

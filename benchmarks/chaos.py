@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from node.views.run_history import read_events
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.processes import COORDINATOR, ProcessSwarm

@@ -35,8 +35,8 @@ from protocol.math.clipping import payload_norm
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import PayloadLayout
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
 VARIANTS: tuple[dict[str, Any], ...] = (

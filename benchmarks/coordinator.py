@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.processes import ask, end_processes, start_process
 from benchmarks.tables import NotHere, Table, machine
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 STAGES = 4

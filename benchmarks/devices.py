@@ -29,7 +29,7 @@ from node.ipc.ranks import DeviceList
 from node.ipc.stored_payload import StoredPayload, sha256_of
 from node.ipc.worker_calls import BeginRound, Build, Commit, ComputeOptions, Connect, LocalData, Propose
 from node.ipc.worker_client import WorkerClient
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
 

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from coordinator.authority import Authority, open_authority
 from protocol.errors import HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.status import Cause, CauseCode, RunPhase, RunStatus
 from protocol.trust import envelope
 from protocol.types import PROTOCOL_VERSION

@@ -18,7 +18,7 @@ from coordinator.placement.cost_model import Costs, Survey
 from coordinator.placement.start import form_pipelines, initial_plan
 from coordinator.run.state.records import Peer
 from coordinator.status.cause_text import cause_text
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Plan, Role

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import (

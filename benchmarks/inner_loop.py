@@ -44,7 +44,7 @@ from node.core.worker.trainer import Trainer
 from node.data.stream import Ordinals, Samples, SampleStream
 from node.ipc.worker_calls import Precision
 from protocol.math.flops import tokens_of_microbatch
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 

@@ -22,8 +22,8 @@ from benchmarks.tables import NotHere, Table, machine
 from node.core.worker.compute import Compute
 from node.ipc.worker_calls import Precision
 from protocol.math.flops import microbatch_flops, tokens_of_microbatch
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "A10": 125.0}

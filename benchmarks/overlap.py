@@ -31,7 +31,7 @@ from benchmarks.shaping import FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views import run_history
 from node.views.plan import payload_bytes
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 
 BITS_PER_SECOND = 2e6
@@ -126,7 +126,7 @@ async def run_swarm(spec: RunSpec, homes: Homes) -> float:
         return process
 
     try:
-        (folder / "run.toml").write_text(spec.toml)
+        (folder / "run.toml").write_text(to_toml(spec))
         await start(
             *(0, "coordinator", "coordinator", "--config", str(folder / "run.toml"), "--folder", str(run)),
             *("--listen", f"{homes.addresses[0]}:7700", "--dht-port", "7702"),

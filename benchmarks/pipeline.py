@@ -46,7 +46,7 @@ from benchmarks.processes import ask, end_processes, pems_of, start_process
 from benchmarks.shaping import Namespaces, Relays, Shaper
 from coordinator.placement.cost_model import message_bytes
 from coordinator.placement.schedule import LinkTime, StepTime
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.certificates import credentials
 

@@ -20,7 +20,7 @@ from benchmarks.sweeps import ScalingPoint, UtilizationPoint, scaling, utilizati
 from node.cli.plan import capacity
 from node.extras import pyplot
 from node.views.plan import payload_bytes
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 _BANDWIDTHS = (10, 20, 30, 50, 70, 100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000)
 """Mb/s."""

@@ -28,7 +28,7 @@ from protocol.math.subspace import (
     SendingEnd,
     orthonormal_basis,
 )
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 CONTEXT = 256

@@ -25,9 +25,9 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.topk import sparsify
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
-from protocol.spec.resolve import resolve
 
 _ROUNDS = (2, 10, 25)
 _QUICK_ROUNDS = (1, 2, 3)

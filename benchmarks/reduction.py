@@ -22,7 +22,7 @@ from coordinator.reduction.traffic import reduction_of
 from node.core.model.shapes import parameter_shapes
 from protocol.reduction.counted_result import most_nbytes
 from protocol.reduction.parts import ReductionLayout
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import MemberLine
 

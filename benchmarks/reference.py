@@ -20,9 +20,10 @@ from node.cli.main import COMMANDS
 from node.monitoring import node_metrics
 from protocol import errors as error_codes
 from protocol.errors import ErrorCode, ExitCode
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.removed import REMOVED
 from protocol.server.metrics import SHARED, Metric
 from protocol.spec.fixed import FIXED
-from protocol.spec.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import Section
 
@@ -56,7 +57,7 @@ def settings() -> str:
     lines += ["", "## What all runs have alike", "", _ALIKE, "", "| field | value | why |", "|---|---|---|"]
     for name, entry in alike.items():
         beside = f", only beside `{entry.beside}`" if entry.beside else ""
-        lines.append(f"| `{name}` | `{json.dumps(entry.value)}`{beside} | {_cell(entry.why)} |")
+        lines.append(f"| `{name}` | `{json.dumps(entry.value)}`{beside} | {_cell(REMOVED[name].why)} |")
     return "\n".join(lines) + "\n"
 
 

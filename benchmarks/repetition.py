@@ -21,7 +21,7 @@ from node.experiment.in_process_replica import LocalReplica
 from node.experiment.in_process_swarm import LocalSwarm
 from node.ipc.worker_calls import Precision
 from protocol.math.sampling import sample_range
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 Learned = Mapping[tuple[int, str], Tensor]
 

@@ -34,7 +34,7 @@ from benchmarks.shaping import CONGESTION_CONTROL, FRAME_SHARE, Homes
 from benchmarks.tables import NotHere, Table
 from node.views.plan import payload_bytes
 from protocol.math.payload_layout import PayloadLayout
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import MemberLine
 from tests.support.certificates import credentials
 

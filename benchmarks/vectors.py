@@ -43,9 +43,9 @@ from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.math.topk import sparsify
+from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust import envelope
 from protocol.trust.invite import Invite

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from coordinator.run.state.commands import Join
 from coordinator.run.state.events import Event, RoundDecided
 from coordinator.status.run_status import replica_figures
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import (
     Cause,

@@ -26,7 +26,7 @@ from tests.support.syntax import syntax
 LAYERS = (
     "protocol.errors protocol.types",
     "protocol.spec",
-    "protocol.roles",
+    "protocol.roles protocol.run_files",
     "protocol.group protocol.pb protocol.math protocol.trust protocol.status",
     "protocol.codec protocol.formats",
     "protocol.wire",
@@ -76,6 +76,7 @@ PURE = [
     "protocol.spec",
     "protocol.roles",
     "protocol.group",
+    "protocol.run_files",
     "protocol.math",
     "protocol.codec",
     "protocol.formats",

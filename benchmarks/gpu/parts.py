@@ -34,7 +34,7 @@ from node.data.stream import open_stream
 from node.ipc.worker_calls import Message, Precision
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.math.flops import tokens_of_microbatch
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 

@@ -76,7 +76,7 @@ class Setting:
 
     def large(self, **overrides: Any) -> RunSpec:
         """Preset 1b as one full replica; nano where it is a toy."""
-        from protocol.spec.resolve import resolve  # noqa: PLC0415
+        from protocol.run_files.resolve import resolve  # noqa: PLC0415
 
         one = {"swarm.replicas": 1, "swarm.pipelines": 0, "inner.steps": 1000}
         return resolve("nano" if self.toy else "1b", overrides={**one, **overrides})

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.gpu.setting import Measured, Setting, command_of
 from benchmarks.tables import NotHere, Table
 from node.views.run_history import history_of, read_events
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.processes import ProcessSwarm

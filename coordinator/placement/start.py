@@ -34,7 +34,7 @@ from coordinator.run.state.records import Peer
 from coordinator.run.state.text import counted, listed, short
 from protocol.math.batch import with_equal_shares
 from protocol.roles import POLICIES
-from protocol.spec.link import k_text
+from protocol.run_files.link_text import k_text
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.types import Estimates, PeerId, Plan, Reachability, Replica, Role, StageRange

@@ -23,8 +23,9 @@ from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Surve
 from coordinator.placement.rules import links_between
 from coordinator.run.state.text import listed, short
 from protocol.math.batch import batch_of, equal_shares, whole_batch, with_shares
+from protocol.run_files.link_text import k_text
 from protocol.spec.fixed import MARGIN
-from protocol.spec.link import k_text, width_order
+from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica
 

@@ -19,7 +19,7 @@ from coordinator.status.run_status import run_status
 from coordinator.store.metrics import newest_in
 from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.run_id import run_id_of

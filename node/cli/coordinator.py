@@ -29,6 +29,7 @@ from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.resolve import to_toml
 from protocol.server.descriptors import warn_of_few_descriptors
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
@@ -219,7 +220,7 @@ class _CoordinatorFolder:
     def announce(self, run: str, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
         folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
-        write_whole(folder / "run.toml", spec.toml)
+        write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
         for name, text in (("enrolment-address", enrollment), ("address", address)):
             write_whole(folder / name, text)

@@ -28,8 +28,8 @@ from node.measure import hardware
 from node.security import credentials
 from node.security.credentials import Credentials
 from protocol.errors import ExitCode, HetnodeError
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
 from protocol.trust.tls import certified_peer

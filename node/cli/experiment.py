@@ -14,7 +14,7 @@ from node.cli.output import say
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 if TYPE_CHECKING:
     from node.experiment.matrix import Matrix

@@ -376,7 +376,7 @@ def _expected_spec(chosen: JoinOptions) -> str:
     if not chosen.expect_spec or re.fullmatch("[0-9a-f]{64}", chosen.expect_spec):
         return chosen.expect_spec
     from node.cli.spec import pinned  # noqa: PLC0415
-    from protocol.spec.resolve import resolve  # noqa: PLC0415
+    from protocol.run_files.resolve import resolve  # noqa: PLC0415
 
     file, tokenizer = Path(chosen.expect_spec), str(chosen.tokenizer) if chosen.tokenizer else None
     return pinned(resolve(file=file), file, chosen.initial, tokenizer=tokenizer).hash

@@ -26,8 +26,8 @@ from node.folder import make_usable, node_folder_of, run_in
 from node.security import credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.link import width_text
-from protocol.spec.resolve import resolve
+from protocol.run_files.link_text import width_text
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:

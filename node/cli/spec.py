@@ -11,7 +11,7 @@ import typer
 from node.cli.options import option, panel, settings_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 
 spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
@@ -62,7 +62,7 @@ class SpecOptions:
     def spec(self, **overrides: Any) -> RunSpec:
         """The specification with these options and then `overrides`, which have the full names of fields.
 
-        Raises as :func:`protocol.spec.resolve.resolve`; HetnodeError BAD_OPTION.
+        Raises as :func:`protocol.run_files.resolve.resolve`; HetnodeError BAD_OPTION.
         """
         return resolve(self.preset, self.config, self.given | overrides)
 
@@ -97,7 +97,7 @@ def spec_show(
     is_file = preset is not None and (preset.endswith(".toml") or Path(preset).is_file())
     spec = resolve(file=Path(preset)) if preset is not None and is_file else resolve(preset)
     if toml:
-        say(spec.toml, end="")
+        say(to_toml(spec), end="")
     else:
         from node.views.spec import spec_view  # noqa: PLC0415
 

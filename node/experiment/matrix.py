@@ -39,7 +39,7 @@ from node.experiment.results import Result, faults_of
 from node.experiment.tokenizers import TokenizerFile
 from node.experiment.trial import Mode, Planned, Trial, TrialOptions, portable_source, trial_in_mode
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 _SET_BY_TOKENIZER = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.core.model.shapes import parameter_count
-from protocol.spec.link import width_text
+from protocol.run_files.link_text import dtype_text, width_text
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 
@@ -139,7 +139,7 @@ def _tokens(facts: CardFacts) -> str:
 def _links(spec: RunSpec) -> str:
     if not spec.swarm.pipelines:
         return "none"
-    return f"{width_text(spec.link.possible_ks, spec.model.width)}, {spec.link.dtype_text}"
+    return f"{width_text(spec.link.possible_ks, spec.model.width)}, {dtype_text(spec.link)}"
 
 
 def _losses(facts: CardFacts) -> str:

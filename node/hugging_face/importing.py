@@ -29,6 +29,7 @@ from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
+from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 
 MOST_CONTEXT = 2048
@@ -124,7 +125,7 @@ def import_model(
         global_model.write(partial / "checkpoint", started, 0, anchors)
         if tokenizer is not None:
             write_bytes(partial / tokenizer.file_name, tokenizer.content)
-        write_text(partial / RUN_FILE, started.toml)
+        write_text(partial / RUN_FILE, to_toml(started))
 
     with disk_errors_reported(out):
         publish(out.resolve(), fill)

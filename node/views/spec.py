@@ -12,8 +12,8 @@ from rich.table import Table
 from node.core.model.shapes import parameter_count, payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
+from protocol.run_files.link_text import width_text
 from protocol.spec.exchanges import EXCHANGES
-from protocol.spec.link import width_text
 from protocol.spec.run import RunSpec
 
 

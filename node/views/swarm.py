@@ -31,6 +31,7 @@ from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.private_file import write_whole
@@ -60,7 +61,7 @@ class SwarmView:
     def run(self, listen: str) -> None:
         """Train to the end. Raises as :func:`node.local_swarm.run_swarm`, after writing the plot."""
         spec_file = self.folder / "run.toml"
-        write_whole(spec_file, self.spec.toml)
+        write_whole(spec_file, to_toml(self.spec))
         self._console.print(spec_view(self.spec))
         self._console.print(f"run folder {self.folder}", markup=False)
         began = time.monotonic()

@@ -1,13 +1,13 @@
 """What all runs have alike, although the JSON of a specification has a name for it.
 
 The hash of a specification covers its JSON, and equal hashes mean equal runs. So the JSON holds these values
-under their names, although no run chooses them: :data:`FIXED` has one line for each name. A run file that
-gives one is refused with the reason and with what to do instead.
+under their names, although no run chooses them: :data:`FIXED` has one line for each name. What a run file
+cannot give, and why, is in protocol.run_files.removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,114 +43,43 @@ class Fixed:
 
     Attributes:
         value: what all runs have.
-        why: a sentence.
-        instead: what to do instead, a sentence.
         is_hashed: whether the JSON has it; else it had its name only with another value.
         beside: another field of the section; the JSON has the value only where that field is not empty.
     """
 
     value: Any
-    why: str
-    instead: str
-    is_hashed: bool = False
+    is_hashed: bool = True
     beside: str = ""
 
 
-_MORE_LARGEST = "Leave it out; bytes are better spent on a larger outer.top_k."
-_LEAVE_OUT = "Leave it out."
-_NO_GAIN = "It brought no gain (docs/findings.md)."
-_NOT_TUNED = "All runs have the same value, since no other one was of use."
-
 FIXED: Mapping[str, Fixed] = {
-    "protocol_version": Fixed(
-        ARITHMETIC,
-        "It is the version of the arithmetic of this program.",
-        "Leave it out, and run the version of hetnode with which the run began.",
-        is_hashed=True,
-    ),
-    "model.stage_embeddings": Fixed(
-        False,
-        "No other program has such models, so they could not be exported.",
-        "Leave it out; link.table lowers the price of compressed links, too.",
-    ),
-    "outer.selection": Fixed(
-        "largest",
-        "Values at random positions end at a loss of 2.367 instead of 2.081 at equal bytes.",
-        _MORE_LARGEST,
-    ),
-    "outer.dense_every": Fixed(0, "Dense rounds end at a loss of 2.203 instead of 2.081.", _MORE_LARGEST),
-    "outer.dense_quantizer": Fixed(None, "It was for dense rounds, which lose.", _MORE_LARGEST),
-    "outer.layout": Fixed("flat", _NO_GAIN, _LEAVE_OUT, is_hashed=True),
-    "outer.short_chunk": Fixed("proportional", _NO_GAIN, _LEAVE_OUT, is_hashed=True),
-    "outer.codebook": Fixed(
-        "tensor",
-        "A scale for each chunk ends at a loss of 2.206 instead of 2.176 at equal bytes.",
-        'Leave it out; outer.quantizer = "1bit" makes payloads smaller.',
-        is_hashed=True,
-    ),
-    "outer.weighting": Fixed(
-        "assigned",
-        "Weights by distance cost 0.2 to 0.4 % among honest replicas, and do not stop one liar among four.",
-        "Leave it out; norms are bounded in every run, and hetnode health names peers that disagree.",
-    ),
-    "outer.eager": Fixed(
-        True,
-        "Steps that overlap start from an estimate: without it, 3 of 10 cost 1.9 % of the loss, not 1.3 %.",
-        "Leave it out; outer.overlap alone says how many steps overlap.",
-        is_hashed=True,
-        beside="overlap",
-    ),
-    "grouping.weights": Fixed(
-        "equal",
-        "Measured weights make the loss of replicas behind links of 1/64 3.9 % higher.",
-        _LEAVE_OUT,
-    ),
-    "grouping.margin": Fixed(MARGIN, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "grouping.settle_rounds": Fixed(SETTLE_ROUNDS, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "grouping.reserve": Fixed(MEMORY_RESERVE, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "grouping.longest_phase": Fixed(
-        0.0,
-        "A constant batch is constant, however long a phase takes.",
-        "Leave it out, or choose a smaller grouping.global_batch or inner.steps.",
-        is_hashed=True,
-        beside="batch",
-    ),
-    "timing.least_window": Fixed(
-        LEAST_WINDOW_SECONDS,
-        _NOT_TUNED,
-        "Leave it out; timing.straggler makes rounds wait longer.",
-        is_hashed=True,
-    ),
-    "timing.outage": Fixed(OUTAGE_SECONDS, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "recovery.extra_steps": Fixed(EXTRA_STEPS, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "recovery.cold_steps": Fixed(COLD_STEPS, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
-    "recovery.least_share": Fixed(LEAST_SHARE, _NOT_TUNED, _LEAVE_OUT, is_hashed=True),
+    "protocol_version": Fixed(ARITHMETIC),
+    "model.stage_embeddings": Fixed(False, is_hashed=False),
+    "outer.selection": Fixed("largest", is_hashed=False),
+    "outer.dense_every": Fixed(0, is_hashed=False),
+    "outer.dense_quantizer": Fixed(None, is_hashed=False),
+    "outer.layout": Fixed("flat"),
+    "outer.short_chunk": Fixed("proportional"),
+    "outer.codebook": Fixed("tensor"),
+    "outer.weighting": Fixed("assigned", is_hashed=False),
+    "outer.eager": Fixed(True, beside="overlap"),
+    "grouping.weights": Fixed("equal", is_hashed=False),
+    "grouping.margin": Fixed(MARGIN),
+    "grouping.settle_rounds": Fixed(SETTLE_ROUNDS),
+    "grouping.reserve": Fixed(MEMORY_RESERVE),
+    "grouping.longest_phase": Fixed(0.0, beside="batch"),
+    "timing.least_window": Fixed(LEAST_WINDOW_SECONDS),
+    "timing.outage": Fixed(OUTAGE_SECONDS),
+    "recovery.extra_steps": Fixed(EXTRA_STEPS),
+    "recovery.cold_steps": Fixed(COLD_STEPS),
+    "recovery.least_share": Fixed(LEAST_SHARE),
 }
 """By the name in the JSON."""
 
-REMOVED_VALUES: Mapping[tuple[str, Any], Fixed] = {
-    ("link.dtype", name): Fixed(
-        "bf16",
-        f"{name} brought no gain over bf16, int4 and dithered links at equal bytes.",
-        'Use "bf16", or "dither5" with link.gradient_dtype = "dither3".',
-    )
-    for name in ("int8", "fp32")
-} | {
-    ("link.gradient_dtype", name): Fixed(
-        "", f"{name} brought no gain over bf16, int4 and dithered links at equal bytes.", 'Use "dither3".'
-    )
-    for name in ("int8", "fp32")
-}
-"""By the name of a setting and its value."""
-
-
-def refuse_fixed(tree: Mapping[str, Any]) -> None:
-    """Refuse a run file that gives a value of :data:`FIXED` or of :data:`REMOVED_VALUES`.
-
-    Raises HetnodeError SETTING_REMOVED, which names all of them.
-    """
-    given = [(name, entry) for name, entry in FIXED.items() if _get(tree, name) is not _ABSENT]
-    _refuse([*given, *_with_removed_values(tree)])
+REMOVED_VALUES = frozenset(
+    (name, value) for name in ("link.dtype", "link.gradient_dtype") for value in ("int8", "fp32")
+)
+"""Names of settings with values that runs no longer have."""
 
 
 def with_fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +89,7 @@ def with_fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
         if _is_written(full, name, entry):
             section, field = _place(full, name)
             section[field] = entry.value
-    if _get(full, "outer.clip") == PLAIN_CLIP:
+    if get(full, "outer.clip") == PLAIN_CLIP:
         del full["outer"]["clip"]
     return full
 
@@ -175,18 +104,29 @@ def without_fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
         outer.setdefault("clip", PLAIN_CLIP)
     others = []
     for name, entry in FIXED.items():
-        value, is_written = _get(settings, name), _is_written(settings, name, entry)
-        lacks = value is _ABSENT and is_written and entry.beside
-        if lacks or value not in (_ABSENT, entry.value):
-            others.append((name, entry))
-        if value is not _ABSENT:
+        value, is_written = get(settings, name), _is_written(settings, name, entry)
+        lacks = value is ABSENT and is_written and entry.beside
+        if lacks or value not in (ABSENT, entry.value):
+            others.append(name)
+        if value is not ABSENT:
             section, field = _place(settings, name)
             del section[field]
-    _refuse([*others, *_with_removed_values(settings)])
+    if found := [*others, *removed_values_in(settings)]:
+        raise HetnodeError(
+            ErrorCode.SETTING_REMOVED,
+            f"Runs have no {', '.join(found)}, or all have another value of it.",
+            "Run the version of hetnode with which this run began.",
+        )
     return settings
 
 
-_ABSENT = object()
+def removed_values_in(tree: Mapping[str, Any]) -> list[str]:
+    """Those of :data:`REMOVED_VALUES` that `tree` gives, as text."""
+    found = sorted(each for each in REMOVED_VALUES if get(tree, each[0]) == each[1])
+    return [f'{name} = "{value}"' for name, value in found]
+
+
+ABSENT = object()
 
 
 def _place(tree: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
@@ -195,31 +135,15 @@ def _place(tree: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
     return (tree[section] if section else tree), field
 
 
-def _get(tree: Mapping[str, Any], name: str) -> Any:
+def get(tree: Mapping[str, Any], name: str) -> Any:
+    """The value of a field in a tree of settings; ABSENT where it has none."""
     section, _, field = name.rpartition(".")
     held = tree.get(section, {}) if section else tree
-    return held.get(field, _ABSENT) if isinstance(held, Mapping) else _ABSENT
+    return held.get(field, ABSENT) if isinstance(held, Mapping) else ABSENT
 
 
 def _is_written(tree: Mapping[str, Any], name: str, entry: Fixed) -> bool:
     section = name.rpartition(".")[0]
     if not entry.is_hashed or not isinstance(tree.get(section, tree), Mapping):
         return False
-    return not entry.beside or bool(_get(tree, f"{section}.{entry.beside}") not in (_ABSENT, 0))
-
-
-def _with_removed_values(tree: Mapping[str, Any]) -> Iterator[tuple[str, Fixed]]:
-    for (name, value), entry in REMOVED_VALUES.items():
-        if _get(tree, name) == value:
-            yield f'{name} = "{value}"', entry
-
-
-def _refuse(found: Iterable[tuple[str, Fixed]]) -> None:
-    entries = list(found)
-    if entries:
-        raise HetnodeError(
-            ErrorCode.SETTING_REMOVED,
-            f"Runs have no {', '.join(name for name, _ in entries)}. "
-            + " ".join(dict.fromkeys(entry.why for _, entry in entries)),
-            " ".join(dict.fromkeys(entry.instead for _, entry in entries)),
-        )
+    return not entry.beside or bool(get(tree, f"{section}.{entry.beside}") not in (ABSENT, 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pydantic import Field, model_validator
 
 from protocol.spec.quantizers import LINK_QUANTIZERS
@@ -68,12 +66,6 @@ class LinkSpec(Section):
         """The number format in which gradients travel, never empty."""
         return self.gradient_dtype or self.dtype
 
-    @property
-    def dtype_text(self) -> str:
-        """Such as "bf16" or "dither5, gradients dither3"."""
-        same = self.dtype_of_gradients == self.dtype
-        return self.dtype if same else f"{self.dtype}, gradients {self.dtype_of_gradients}"
-
     def token_bytes(self, width: int) -> tuple[int, int]:
         """Bytes of `width` values of one token, as an activation and as a gradient.
 
@@ -113,15 +105,3 @@ class LinkSpec(Section):
 def width_order(k: int) -> float:
     """A number that is larger the more of an activation a link carries: UNCOMPRESSED has the largest."""
     return k or float("inf")
-
-
-def k_text(k: int) -> str:
-    """`k` of a link for people."""
-    return "uncompressed" if k == UNCOMPRESSED else str(k)
-
-
-def width_text(ks: Sequence[int], width: int) -> str:
-    """Links of any of `ks` in a model of `width`, such as "k = 8 of d = 128" or "uncompressed"."""
-    compressed = [str(k) for k in ks if k != UNCOMPRESSED]
-    parts = [f"k = {', '.join(compressed)} of d = {width}"] if compressed else []
-    return " or ".join([*parts, k_text(UNCOMPRESSED)] if UNCOMPRESSED in ks else parts)

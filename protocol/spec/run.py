@@ -116,18 +116,6 @@ class RunSpec(Section):
         return json.dumps(self.tree, sort_keys=True, separators=(",", ":"))
 
     @property
-    def toml(self) -> str:
-        """The spec as a run file; ``resolve(file=...)`` gives an equal spec again."""
-        tree = self.model_dump(mode="json")
-        # JSON's scalars and arrays are valid TOML, and the sections of a spec hold nothing else.
-        lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
-        for section, fields in tree.items():
-            if isinstance(fields, dict):
-                lines += ["", f"[{section}]"]
-                lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
-        return "\n".join(lines) + "\n"
-
-    @property
     def hash(self) -> str:
         """sha-256 (hex) of the canonical JSON."""
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()

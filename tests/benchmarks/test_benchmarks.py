@@ -26,7 +26,7 @@ from benchmarks.rounds import tcp_bytes
 from benchmarks.shaping import Relays
 from benchmarks.tables import NotHere, Table, machine
 from protocol.math.payload_layout import PayloadLayout
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 SPEC = resolve("tiny", overrides=MODEL)
 WIDTH = SPEC.model.width

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import codec
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 
 

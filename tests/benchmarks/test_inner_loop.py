@@ -10,7 +10,7 @@ from benchmarks import mfu
 from benchmarks.inner_loop import LOOPS, Step, Turn, modules_step, replica_step, rows_of, spec_of, timed
 from node.core.model.shapes import parameter_count
 from node.core.worker.compute import Compute
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 TINY = resolve("nano", overrides={"swarm.stages": 1, "swarm.replicas": 1, "swarm.pipelines": 0})

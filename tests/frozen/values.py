@@ -28,9 +28,9 @@ from protocol.codec.link_message import LinkMessage
 from protocol.codec.payload import encode as encode_payload
 from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import Committed, Frame, FrameId, FrameKind, entries_of

@@ -19,7 +19,7 @@ from node.net.enrollment import enroll
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
 from protocol.errors import HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.trust.invite import decode
 from protocol.types import Role

@@ -17,7 +17,7 @@ from node.core.optimizer.adamw import AdamW
 from node.data.stream import open_stream
 from node.generate import generate, validation_loss, whole_model
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 PHRASE = "the café is open. "
 LIKELY = {"temperature": 0.0, "top_k": 0}

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.link_text import dtype_text
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.fixed import PLAIN_CLIP
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.builders import spec_of
 
@@ -24,7 +25,7 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     spec = resolve(preset)
     assert RunSpec.from_json(spec.canonical_json) == spec
     file = tmp_path / "run.toml"
-    file.write_text(spec.toml)
+    file.write_text(to_toml(spec))
     assert resolve(file=file) == spec
     assert resolve(file=file).hash == spec.hash
 
@@ -93,7 +94,7 @@ def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp
     assert spec.hash != resolve("nano").hash
     assert RunSpec.from_json(spec.canonical_json) == spec
     file = tmp_path / "run.toml"
-    file.write_text(spec.toml)
+    file.write_text(to_toml(spec))
     assert resolve(file=file) == spec
     assert {name: getattr(spec.model, name) for name in model} == model
 
@@ -131,7 +132,7 @@ def test_whether_links_may_be_uncompressed_is_part_of_the_specification(tmp_path
     assert spec.link.possible_ks == (4, 8, 16, 24, 0)
     assert RunSpec.from_json(spec.canonical_json) == spec
     file = tmp_path / "run.toml"
-    file.write_text(spec.toml)
+    file.write_text(to_toml(spec))
     assert resolve(file=file) == spec
     fixed = resolve("nano", overrides={"link.uncompressed": False})
     assert fixed.hash == resolve("nano").hash
@@ -144,7 +145,7 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
     spec = resolve("nano", overrides={"link.embedding_every": 5})
     assert RunSpec.from_json(spec.canonical_json) == spec
     file = tmp_path / "run.toml"
-    file.write_text(spec.toml)
+    file.write_text(to_toml(spec))
     assert resolve(file=file) == spec
     usual = resolve("nano", overrides={"link.embedding_every": 0})
     assert usual.hash == resolve("nano").hash != spec.hash
@@ -154,12 +155,12 @@ def test_how_often_links_get_the_embedding_is_part_of_the_specification(tmp_path
 def test_the_number_format_of_gradients_is_part_of_the_specification() -> None:
     spec = resolve("nano", overrides={"link.dtype": "dither5", "link.gradient_dtype": "dither3"})
     assert RunSpec.from_json(spec.canonical_json) == spec
-    assert (spec.link.dtype_of_gradients, spec.link.dtype_text) == ("dither3", "dither5, gradients dither3")
+    assert (spec.link.dtype_of_gradients, dtype_text(spec.link)) == ("dither3", "dither5, gradients dither3")
     assert spec.link.token_bytes(16) == (11, 7)
     usual = resolve("nano", overrides={"link.gradient_dtype": ""})
     assert usual.hash == resolve("nano").hash != spec.hash
     assert "gradient_dtype" not in usual.canonical_json
-    assert (usual.link.dtype_of_gradients, usual.link.dtype_text) == ("bf16", "bf16")
+    assert (usual.link.dtype_of_gradients, dtype_text(usual.link)) == ("bf16", "bf16")
     assert usual.link.token_bytes(16) == (32, 32)
 
 

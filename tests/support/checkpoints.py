@@ -13,7 +13,7 @@ from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.core.model.init import initial_parameters
 from node.core.optimizer.inner import AdamWState
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
 
 SPEC = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3, "model.vocabulary": 16})

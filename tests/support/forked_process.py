@@ -50,7 +50,7 @@ def first_step() -> None:
     from node.core.worker.speed import layer_speed  # noqa: PLC0415
     from node.core.worker.trainer import Trainer  # noqa: PLC0415
     from node.data.stream import open_stream  # noqa: PLC0415
-    from protocol.spec.resolve import resolve  # noqa: PLC0415
+    from protocol.run_files.resolve import resolve  # noqa: PLC0415
     from protocol.types import StageRange  # noqa: PLC0415
 
     spec = resolve(preset="nano")

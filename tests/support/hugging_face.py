@@ -15,7 +15,7 @@ from node.checkpoint import global_model
 from node.cli.main import app
 from node.hugging_face.architecture import config_of, published_name
 from node.hugging_face.importing import import_model, inspect
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN
 

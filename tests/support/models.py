@@ -9,7 +9,7 @@ from torch import Tensor
 
 from node.checkpoint import global_model
 from node.core.model.shapes import parameter_shapes
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 PLAIN = resolve(

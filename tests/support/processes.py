@@ -25,6 +25,7 @@ from node.ipc.template import ForkedProcess
 from node.security.credentials import folder_of, load_operator
 from node.views import run_history
 from protocol.errors import ExitCode
+from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 from protocol.trust.run_id import run_id_of
 from protocol.types import Role
@@ -101,7 +102,7 @@ class ProcessSwarm:
     def start_coordinator(self, *options: str) -> None:
         """Start it, again at the same address; return when nodes can join."""
         file = self.folder / "run.toml"
-        file.write_text(self.spec.toml)
+        file.write_text(to_toml(self.spec))
         (self.run / "address").unlink(missing_ok=True)
         self._spawn(
             COORDINATOR,

@@ -29,7 +29,7 @@ from node.net.link import LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 from protocol.wire.framing import frame_limit

@@ -8,7 +8,7 @@ import pytest
 
 from node.ipc import worker_calls as calls
 from protocol.math.microbatch_order import OpKind, one_forward_one_backward
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
 from tests.support.fault_hooks import FaultHooks
 from tests.support.fault_script import Moment, Script

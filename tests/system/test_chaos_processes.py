@@ -9,7 +9,7 @@ import pytest
 
 from node.checkpoint import global_model
 from protocol.errors import ExitCode
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support import commands

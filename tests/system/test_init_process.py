@@ -13,6 +13,7 @@ import pytest
 
 from node.views import run_history
 from protocol.errors import ExitCode
+from protocol.run_files.resolve import to_toml
 from tests.builders import spec_of
 from tests.support.commands import hetnode
 from tests.support.waiting import wait_until
@@ -87,7 +88,7 @@ def test_a_node_and_its_coordinator_end_in_order_and_leave_no_zombies(
         return containers[-1]
 
     run, invite, spec = tmp_path / "run", tmp_path / "invite", tmp_path / "run.toml"
-    spec.write_text(SPEC.toml)
+    spec.write_text(to_toml(SPEC))
     listen = ("--listen", "127.0.0.1:0", "--enrolment-port", "0")
     coordinator = start("coordinator", "coordinator", "--config", str(spec), "--folder", str(run), *listen)
     coordinator.wait((run / "address").exists, "the coordinator to listen")

@@ -14,7 +14,7 @@ from coordinator.run.state.commands import ResumeRun, RollBack
 from coordinator.run.state.events import PeerLeft
 from coordinator.run.state.state import State
 from protocol.roles import RoleWish
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Finding, Role, Verdict, entries_of
 from tests.support.fault_script import Action, Moment

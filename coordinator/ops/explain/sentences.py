@@ -17,7 +17,7 @@ from coordinator.placement.predict import Bottleneck
 from coordinator.run.state.text import counted, listed, short
 from coordinator.status.cause_text import cause_text
 from protocol.roles import POLICIES
-from protocol.spec.link import width_text
+from protocol.run_files.link_text import width_text
 from protocol.status import Statement
 
 MOST_CHARACTERS = 1000

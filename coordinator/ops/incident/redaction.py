@@ -18,7 +18,7 @@ from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.pseudonyms import Labels, ReplacedAddresses, pseudonyms
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
-from protocol.spec.presets import PRESETS
+from protocol.run_files.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 from protocol.types import (

@@ -17,7 +17,7 @@ from node.net.link_server import LinkServer
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.trust.reachability import Addresses, Reached
 from protocol.types import Reachability, Role
 from tests.builders import keyed

@@ -21,8 +21,8 @@ from coordinator.run.state.state import State
 from node.net.group_reports import GroupReports
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import LEAST_WINDOW_SECONDS
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode
 from protocol.types import Committed, Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord

@@ -30,8 +30,8 @@ from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.math.flops import microbatch_flops
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.types import (
     Dialer,
     Estimates,

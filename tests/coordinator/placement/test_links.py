@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.placement.cost_model import Survey, memory_needed, message_bytes
 from coordinator.placement.tuning import choose_k
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.cost_model import MEGABIT, capacity, chain, survey

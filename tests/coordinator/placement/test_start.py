@@ -20,8 +20,8 @@ from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.placement.start import form_pipelines, initial_plan, lacking
 from coordinator.run.state.records import Peer
 from protocol.roles import POLICIES
+from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import MEMORY_RESERVE
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.types import (

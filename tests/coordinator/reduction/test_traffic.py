@@ -10,7 +10,7 @@ from coordinator.reduction.traffic import result_ratio
 from node.core.model.shapes import parameter_shapes
 from node.exchange.hive.reduction.part_plan import PartPlan
 from protocol.reduction.parts import ReductionLayout
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import Capacity, ExchangeGroup, Member, MemberLine, Replica, StageRange
 from tests.builders import keyed
 

@@ -20,7 +20,7 @@ from node.checkpoint.files import publish
 from node.checkpoint.global_model import MANIFEST_FILE, Manifest
 from node.core.model.init import initial_parameters
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 SPEC = resolve("nano", overrides={"model.layers": 3, "swarm.stages": 3, "model.vocabulary": 16})

@@ -17,8 +17,8 @@ from node.net.waiting import CoordinatorWait
 from node.security.identity import open_identity
 from node.views.offer import offer_lines
 from protocol.errors import ExitCode
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.types import Capacity, Role
 from protocol.wire.operator_calls import IssueInvite
 from tests.builders import spec_of

@@ -33,8 +33,8 @@ from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import MEMORY_RESERVE
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, StageRange
 from protocol.wire.operator_calls import ListInvites

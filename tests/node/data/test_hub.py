@@ -15,7 +15,7 @@ from node.data.hub import PRESETS, hub_shards
 from node.data.sources import open_source
 from node.data.stream import open_stream
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 
 def _lines(name: str) -> bytes:

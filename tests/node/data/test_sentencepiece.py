@@ -15,7 +15,7 @@ import sentencepiece
 from node.data.tokenizer import FileTokenizer, check_tokenizer, find_tokenizer, load_tokenizer
 from node.hugging_face.tokenizer import tokenizer_files
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 

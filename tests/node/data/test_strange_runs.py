@@ -18,7 +18,7 @@ from node.data.sources import names_files, open_source
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer, load_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 

@@ -18,7 +18,7 @@ from node.data.sources import Document, open_source
 from node.data.stream import SampleStream, open_stream
 from node.data.streamed import SLICE, Samples
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 CONTEXT = 31

@@ -19,7 +19,7 @@ from node.data.stream import open_stream
 from node.data.streamed import SLICE, Pass, StreamedSplit
 from node.data.tokenizer import Tokens
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 CONTEXT = 4

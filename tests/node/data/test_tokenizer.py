@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.sections import DataSpec
 
 TEXTS = ["", "plain words and more words\n", "naïve café – 漢字 🙂", "tabs\tand\r\nbreaks\n\n"]

@@ -27,7 +27,7 @@ from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluat
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.models import random_model
 

@@ -14,7 +14,7 @@ from node.experiment.in_process_replica import plan_of
 from node.experiment.in_process_swarm import LocalSwarm
 from node.experiment.variation import Variation
 from protocol.codec.payload import decode
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.local_swarms import anchors, parameters

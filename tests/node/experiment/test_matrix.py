@@ -22,7 +22,7 @@ from node.experiment.tokenizers import tokenizer_file, train_bpe
 from node.experiment.trial import Mode, Planned, Trial, trial_in_mode
 from node.experiment.variation import Variation
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.experiment_results import MATRIX, matrix_of, result_of
 from tests.support.paths import ROOT

@@ -25,7 +25,7 @@ from node.experiment.runner import results_file, run_trials
 from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode
 from node.ipc.template import ForkedProcess
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from tests.support import commands
 from tests.support.experiment_results import result_of
 from tests.support.waiting import wait_until

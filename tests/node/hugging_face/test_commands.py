@@ -15,7 +15,7 @@ from node.checkpoint import global_model
 from node.data.tokenizer import check_tokenizer
 from node.experiment.evaluate import Evaluation, ForwardMode, evaluate
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve, to_toml
 from tests.support.hugging_face import imported, output_of
 
 
@@ -97,7 +97,7 @@ def test_wrong_options_are_refused_in_words(
     word: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("given.toml").write_text(resolve("nano", overrides={"initial": ["0" * 64, "1" * 64]}).toml)
+    Path("given.toml").write_text(to_toml(resolve("nano", overrides={"initial": ["0" * 64, "1" * 64]})))
     with pytest.raises(HetnodeError, match=word) as caught:
         output_of(*(argument.format(run=run, hf=folder) for argument in arguments))
     assert caught.value.code is code

@@ -22,7 +22,7 @@ from node.hugging_face.card import Measured
 from node.hugging_face.export import export
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import DTYPES
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.models import PLAIN, random_model, write_model
 

@@ -19,7 +19,7 @@ from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect, tokenizer_of
 from node.hugging_face.weights import DTYPES
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.hugging_face import GB, assert_equal, imported, stages_of, wanted_spec
 from tests.support.models import PLAIN, random_model, write_model

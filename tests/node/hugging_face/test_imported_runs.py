@@ -25,7 +25,7 @@ from node.local_swarm import initial_of
 from node.views.swarm import SwarmView
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.models import PLAIN, random_model, write_model
@@ -57,7 +57,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     folders = list[Path]()
 
     def run(view: SwarmView, _: str) -> None:
-        (view.folder / "run.toml").write_text(view.spec.toml)
+        (view.folder / "run.toml").write_text(to_toml(view.spec))
         (view.folder / "nodes").mkdir(exist_ok=True)
         (view.folder / "coordinator.sqlite").touch()
         folders.append(view.folder)

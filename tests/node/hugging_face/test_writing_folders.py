@@ -12,7 +12,7 @@ from node.checkpoint import global_model
 from node.hugging_face.export import export, spec_without_folders
 from node.hugging_face.weights import DTYPES
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from tests.support.hugging_face import GB, imported
 from tests.support.models import PLAIN, random_model
 

@@ -26,7 +26,7 @@ from node.net.live_estimates import LiveEstimates
 from node.ranks.group import RankGroup
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.flops import layer_flops, microbatch_flops, tokens_of_microbatch
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import Capacity
 
 SPEC = resolve("nano")

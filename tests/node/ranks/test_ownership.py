@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from node.core.model.shapes import parameter_shapes
 from node.ranks.ownership import owners
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 
 @given(st.dictionaries(st.text(), st.tuples(st.integers(1, 9), st.integers(1, 9))), st.integers(1, 5))

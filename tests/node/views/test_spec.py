@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from node.views.spec import spec_view
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 
 def shown(**overrides: object) -> str:

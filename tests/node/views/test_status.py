@@ -12,7 +12,7 @@ from rich.console import Console
 from node.views.status import as_of_note, batch_part, progress_line, replica_table, status_view
 from node.views.text import bar, count, duration, megabits
 from node.views.watch import sparkline
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.status import Cause, CauseCode, Measurement, RunPhase, Wait
 from protocol.types import (
     Capacity,

@@ -17,9 +17,9 @@ from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.topk import SparseTensor, sparsify
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import INDEX_CODES, PAYLOAD_QUANTIZERS
-from protocol.spec.resolve import resolve
 from protocol.types import PayloadDescriptor, PeerId
 from protocol.wire.convert.payloads import descriptor_to_pb
 

@@ -17,7 +17,7 @@ from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from protocol.formats.dithered import Dithered
 from protocol.math.frame_shift import shift_of
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
 
 BITS = [2, 3, 5, 7]

@@ -16,7 +16,7 @@ from protocol.math.batch import (
     with_equal_shares,
 )
 from protocol.math.sampling import sample_range
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Plan, Replica
 

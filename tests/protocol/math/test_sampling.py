@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.data.permutation import window_of
 from protocol.math.sampling import next_first_sample, sample_range
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import Member, PeerId, Plan, Replica, StageRange
 
 TEN = resolve("nano", overrides={"inner.steps": 1, "inner.microbatches": 10, "inner.microbatch_size": 1})

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.turns import is_due, rounds_behind
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 STAGES = range(4)

@@ -10,7 +10,7 @@ from coordinator.ops.forecast.advice import advice
 from coordinator.ops.forecast.forecast import forecast
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import links_between
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Member, PeerId, Replica, StageRange
 

@@ -14,7 +14,7 @@ from coordinator.placement.cost_model import Survey, message_bytes, stage_parame
 from coordinator.placement.rules import links_between
 from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.types import Capacity, Lifecycle, Member, PeerId, Replica, Role, StageRange

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import State
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 
 
 def test_a_copy_equals_that_of_dataclasses_and_leaves_its_record_alone() -> None:

@@ -20,8 +20,8 @@ from protocol.math.subspace import (
     orthonormal_basis,
     perpendicular_table,
 )
-from protocol.spec.presets import PRESETS
-from protocol.spec.resolve import resolve
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from tests.support.paths import ROOT
 from tests.support.reference import chain_step, gradients_of, parameters_of, small_spec, stages_of

@@ -247,7 +247,7 @@ def test_a_proposal_takes_one_copy_of_the_stage_and_little_more() -> None:
         from benchmarks.codec import peak_growth, stage_spec
         from node.core.model.shapes import parameter_shapes
         from node.core.optimizer.outer_stage import OuterStage
-        from protocol.spec.resolve import resolve
+        from protocol.run_files.resolve import resolve
 
         def propose(spec):
             local = {name: torch.rand(shape) for name, shape in parameter_shapes(spec, 0).items()}

@@ -33,7 +33,7 @@ from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
 from protocol.trust.reachability import Addresses
 from protocol.types import (

@@ -22,8 +22,8 @@ from node.experiment.in_process_swarm import LocalSwarm
 from protocol.codec.payload import decode
 from protocol.math.payload_layout import TensorLayout
 from protocol.math.topk import sparsify
+from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
-from protocol.spec.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 

@@ -12,7 +12,7 @@ import pytest
 from node.core.worker.worker import Worker
 from node.ipc.worker_calls import Build, CheckDevice, ComputeOptions, LocalData, MeasureSpeed
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.resolve import resolve
+from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
 
 

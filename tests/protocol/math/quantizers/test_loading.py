@@ -12,10 +12,10 @@ import torch
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.quantizers.loading import link_quantizer, payload_quantizer
+from protocol.run_files.resolve import resolve
 from protocol.spec.link import LinkSpec
 from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
-from protocol.spec.resolve import resolve
 from tests.support.paths import ROOT
 
 SENT = 11
@@ -66,5 +66,5 @@ def test_an_unknown_quantizer_is_refused_with_the_known_ones(field: str, known: 
 
 def test_a_specification_is_read_without_torch_and_numpy() -> None:
     """The coordinator and the command line start without them."""
-    check = "import sys, protocol.spec.resolve; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    check = "import sys, protocol.run_files.resolve; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0

@@ -1,7 +1,8 @@
-"""The one place where a run specification is built: a preset, a TOML run file and overrides."""
+"""The one place where a person's choices become a run specification: a preset, a TOML run file, overrides."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.fixed import refuse_fixed
-from protocol.spec.presets import PRESETS
+from protocol.run_files.presets import PRESETS
+from protocol.run_files.removed import refuse_removed
 from protocol.spec.run import RunSpec, invalid_spec
 from protocol.spec.sections import Section
 
@@ -42,11 +43,23 @@ def resolve(
             for part in reversed(key.split(".")):
                 branch = {part: branch}
             tree = _merge(tree, branch)
-    refuse_fixed(tree)
+    refuse_removed(tree)
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
         raise invalid_spec(error) from None
+
+
+def to_toml(spec: RunSpec) -> str:
+    """`spec` as a run file, from which :func:`resolve` makes an equal one."""
+    tree = spec.model_dump(mode="json")
+    # JSON's scalars and arrays are valid TOML, and the sections of a spec hold nothing else.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    for section, fields in tree.items():
+        if isinstance(fields, dict):
+            lines += ["", f"[{section}]"]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

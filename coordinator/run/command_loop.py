@@ -130,7 +130,7 @@ class CommandLoop:
         self._store = store
         self._on_event = on_event
         self._commands: asyncio.Queue[_Issued | None] = asyncio.Queue()
-        self._waiters: defaultdict[Topic, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiters: defaultdict[Topic, dict[asyncio.Future[None], None]] = defaultdict(dict)
         self._stopping = False
         self.hindrance: Cause | None = None
         self.after_tick: list[Callable[[], None]] = []
@@ -224,12 +224,12 @@ class CommandLoop:
                 raise Stopped
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             waiters = self._waiters[topic]
-            waiters.add(woken)
+            waiters[woken] = None
             try:
                 await woken
             finally:
-                # A cancelled call leaves no entry behind. `wake` may have replaced the set meanwhile.
-                waiters.discard(woken)
+                # A cancelled call leaves no entry behind. `wake` may have replaced the waiters meanwhile.
+                waiters.pop(woken, None)
                 if not waiters and self._waiters.get(topic) is waiters:
                     del self._waiters[topic]
         return value
@@ -274,9 +274,10 @@ class CommandLoop:
         self.state = decided.state
         for step in decided.stored:
             self._on_event(*step)
-        topics = {topic for step in decided.stored for topic in _topics(step.event)}
+        # In the order of the events and of waiting, so that a swarm on virtual time repeats exactly.
+        topics = dict.fromkeys(topic for step in decided.stored for topic in _topics(step.event))
         if any(isinstance(step.event, events.PeerBanned | events.PeerQuarantined) for step in decided.stored):
-            topics |= set(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
+            topics |= dict.fromkeys(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
         for topic in topics:
             self.wake(topic)
         for (_, answer), outcome in zip(batch, decided.outcomes, strict=True):

@@ -153,6 +153,23 @@ async def test_a_loop_that_has_stopped_takes_no_heartbeat_for_one_that_waits(
         command_loop.submit(Heartbeat(keyed(1).peer, 1, 1))
 
 
+async def test_calls_that_wait_for_a_topic_are_woken_in_their_order(command_loop: CommandLoop) -> None:
+    """What a state tells first does not depend on addresses in memory, so a virtual swarm repeats exactly."""
+    is_open, woken = False, list[int]()
+
+    async def wait(number: int) -> None:
+        await command_loop.until(loop_module.RUN_TOPIC, lambda _: is_open or None)
+        woken.append(number)
+
+    async with asyncio.TaskGroup() as waiting:
+        for number in range(40):
+            waiting.create_task(wait(number))
+        await asyncio.sleep(0)
+        is_open = True
+        command_loop.wake(loop_module.RUN_TOPIC)
+    assert woken == [*range(40)]
+
+
 def test_the_clock_of_a_ledger_is_by_default_the_wall_clock() -> None:
     command_loop = CommandLoop(MemoryStore(), State(SPEC, SPEC.name), lambda *_: None)
     before = command_loop.now()

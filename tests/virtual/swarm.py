@@ -180,9 +180,10 @@ class VirtualSwarm:
             async with asyncio.timeout(seconds):
                 await reached
         except TimeoutError:
-            why = run_message(self.state)
+            errors = {node.name: node.errors for node in self.nodes.values() if node.errors}
+            latest = "\n".join(repr(event)[:400] for event in self.events[-20:])
             raise AssertionError(
-                f"not within {seconds:.0f} s: {what}; {why} {self.loop.open_tasks()}"
+                f"not within {seconds:.0f} s: {what}; {run_message(self.state)} {errors}\n{latest}"
             ) from None
 
     async def until_round(self, number: int, seconds: float = 3600.0) -> None:

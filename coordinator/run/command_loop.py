@@ -277,7 +277,9 @@ class CommandLoop:
         # In the order of the events and of waiting, so that a swarm on virtual time repeats exactly.
         topics = dict.fromkeys(topic for step in decided.stored for topic in _topics(step.event))
         if any(isinstance(step.event, events.PeerBanned | events.PeerQuarantined) for step in decided.stored):
-            topics |= dict.fromkeys(self._waiters)  # an excluded peer may wait for any topic, and its calls must end
+            topics |= dict.fromkeys(
+                self._waiters
+            )  # an excluded peer may wait for any, and its calls must end
         for topic in topics:
             self.wake(topic)
         for (_, answer), outcome in zip(batch, decided.outcomes, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.placement.cost_model import memory_needed
 from coordinator.run.state.events import RoleChanged
 from coordinator.run.state.state import State
+from coordinator.run.state.text import short
 from protocol.roles import RoleWish
 from protocol.types import Role, StageRange
 from tests.virtual.scenario import Play, contributions, swarm_spec
@@ -55,7 +56,8 @@ def test_a_full_replica_becomes_a_stage_peer_and_a_full_replica_again(play: Play
         spec=swarm_spec({"a": Role.REPLICA}, 40, **{"recovery.checkpoint_every": 1}),
     )
     assert [event.role for event in swarm.happened(RoleChanged)] == [Role.STAGE, Role.REPLICA]
-    assert any("goes on without replica-1, since" in plan.reason for plan in swarm.state.plans)
+    reason = f"since {short(swarm.peer('b'))} is a stage peer now"
+    assert any("goes on without" in plan.reason and reason in plan.reason for plan in swarm.state.plans)
     assert {*swarm.anchors("b")} == {0, 1}
     assert contributions(swarm, "b")[-1] == swarm.spec.rounds
     assert len(contributions(swarm, "s")) >= 2

@@ -33,6 +33,8 @@ def attest(transaction: Transaction, command: Attest) -> None:
     the copies that they have fetched. A peer whose anchor differs takes part again under a plan that is made
     after it has attested the right digest.
 
+    What a peer held before its reservation moved has no effect: it may follow a round until it hears of that.
+
     Raises:
         HetnodeError: UNKNOWN_PEER, BAD_REQUEST, or COORDINATOR_BEHIND for a round that is not decided.
     """
@@ -40,6 +42,8 @@ def attest(transaction: Transaction, command: Attest) -> None:
     part, digest = command.part, command.digest
     live_peer(transaction.state, sender)
     if not _holds(transaction.state, sender, stage, round_number, part):
+        if _may_not_know(transaction.state, sender):
+            return
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if round_number > 0 and not transaction.state.is_decided(stage, round_number):
         raise behind(sender, round_number, transaction.state.current_round)
@@ -217,6 +221,11 @@ def unattested(state: State) -> list[int]:
         for stage in range(state.stages)
         if not any(rounds.get(stage, -1) >= state.spec.rounds for rounds in state.synced.values())
     ]
+
+
+def _may_not_know(state: State, peer: PeerId) -> bool:
+    """Whether `peer` had another reservation since it joined: the news of its move may be on its way."""
+    return peer in state.promised and (peer not in state.reservations or peer in state.moved_at)
 
 
 def _holds(state: State, peer: PeerId, stage: int, round_number: int, part: str) -> bool:

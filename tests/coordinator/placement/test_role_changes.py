@@ -7,14 +7,15 @@ from itertools import pairwise
 from typing import Any
 
 from coordinator.placement.cost_model import memory_needed
-from coordinator.run.state.commands import Drain
+from coordinator.run.state.commands import Attest, Drain
 from coordinator.run.state.events import RoleChanged
 from protocol.spec.fixed import SETTLE_ROUNDS
-from protocol.types import Role, StageRange
+from protocol.types import Part, Role, StageRange
 from tests.builders import Keyed, spec_of
 from tests.support.coordinator_run import (
     ALL,
     Run,
+    anchor_of,
     attest,
     join,
     latest_reason,
@@ -128,6 +129,14 @@ class TestToStagePeer:
         assert members_by_replica(run) == {0: [A.peer], 2: [D.peer, B.peer]}
         play_rounds(run, 20)
         assert len(changes(run)) == 1
+
+    def test_what_it_attests_before_it_hears_of_its_new_role_has_no_effect(self) -> None:
+        run = self.run_with_a_lonely_stage_peer(B)
+        play_rounds(run, PATIENCE + 2)
+        last, known = run.state.current_round - 1, run.state.synced
+        assert changes(run) == [(B.peer, Role.STAGE)]
+        assert not run.accept(Attest(B.peer, 0, last, Part.STAGE, anchor_of(0, last)))
+        assert run.state.synced == known
 
     def test_one_replica_has_to_train_on(self) -> None:
         run = running(1, 0)

@@ -23,6 +23,7 @@ from node.cli.options import (
     records_as_options,
     seconds_of,
 )
+from node.cli.output import open_log_of_service
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import TerminalConsole, bad_option
 from node.extras import can_serve_dashboard, require_for_dashboard
@@ -30,7 +31,6 @@ from node.folder import make_usable
 from node.ipc.template import own_template
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import to_toml
-from protocol.server.descriptors import warn_of_few_descriptors
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port
@@ -162,8 +162,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     Tensors pass through it only where peers contest a payload, so a small machine is enough. Prints the
     command that makes an invite; nodes join with an invite alone.
     """
-    command_runner.configure_logging()
-    warn_of_few_descriptors()
+    open_log_of_service()
     folder = chosen.folder
     kept = None if folder is None or options.any_given else kept_spec(folder)
     if folder is not None and kept is not None:

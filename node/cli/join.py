@@ -30,6 +30,7 @@ from node.cli.options import (
     option,
     records_as_options,
 )
+from node.cli.output import open_log_of_service
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from node.home.guest.guest import Guest, GuestRule
@@ -41,7 +42,6 @@ from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
-from protocol.server.descriptors import warn_of_few_descriptors
 from protocol.server.line import LineLimits
 from protocol.types import PeerId
 
@@ -212,9 +212,9 @@ def join(chosen: JoinOptions) -> None:
     run is enough. The node gets everything from the coordinator: the specification, its stages and its
     neighbours. It ends by itself when the run is finished. Ctrl-C lets it finish its round and leave in
     order, a second one saves the progress and leaves at once, a third one ends the process.
+    A closed terminal does not end it: 'hetnode leave' does.
     """
-    console = command_runner.configure_logging()
-    warn_of_few_descriptors()
+    console = open_log_of_service()
     if chosen.folder:
         make_usable(chosen.folder)
     launch = hosts.launch_for(chosen.role, names_several(chosen.device))

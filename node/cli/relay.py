@@ -18,8 +18,8 @@ from node.cli.options import (
     option,
     port_range,
 )
+from node.cli.output import open_log_of_service
 from node.command_runner import TerminalConsole
-from protocol.server.descriptors import warn_of_few_descriptors
 
 
 def relay(
@@ -51,8 +51,7 @@ def relay(
     relay through the coordinator and take the nearest. All that passes is encrypted from end to end. Ends
     when the run is finished.
     """
-    command_runner.configure_logging()
-    warn_of_few_descriptors()
+    open_log_of_service()
     host, port = command_runner.split_address(listen, "--listen")
     advertise = command_runner.bare_host(advertise, "--advertise")
     ports = port_range(relay_ports)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from node.core.worker.worker import Worker
 from node.ipc.channel import serve
 from node.ipc.worker_calls import Backward, Forward, Message
-from protocol.wire.typed_calls import Request, handlers
+from node.worker.process import NodeWorker
+from protocol.wire.typed_calls import Request
 
 PACE_VARIABLE = "HETNODE_PACE"
 FORWARD_SHARE = 1 / 3
@@ -30,7 +30,7 @@ class Passes(Request[tuple[tuple[str, float], ...]]):
     """Answers kind and seconds of every pass since the last call."""
 
 
-class PacedWorker(Worker):
+class PacedWorker(NodeWorker):
     """The calls of the production worker, and :class:`Passes`."""
 
     def __init__(self, pace: float) -> None:
@@ -60,7 +60,7 @@ class PacedWorker(Worker):
 
 def main() -> None:
     torch.set_num_threads(1)
-    serve(int(sys.argv[1]), handlers(PacedWorker(float(os.environ.get(PACE_VARIABLE, "0")))))
+    serve(int(sys.argv[1]), PacedWorker(float(os.environ.get(PACE_VARIABLE, "0"))).handlers())
 
 
 if __name__ == "__main__":

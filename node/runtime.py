@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
+from node.agreement.comparing import comparison_of
 from node.core.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.core.train.node_loop import End, NodeLoop
 from node.core.train.services import Services
@@ -159,6 +161,7 @@ class _Joined:
             directory,
             self.reach.through,
             self.figures,
+            partial(comparison_of, self.membership, self.identity.peer),
         )
 
 

@@ -145,7 +145,7 @@ class AlarmMode(StrEnum):
 
 @dataclass(frozen=True)
 class PayloadAgreement:
-    """What a host of a stage measured of the payload of another host (protocol.math.agreement).
+    """What a host of a stage measured of the payload of another host (node.agreement.meter).
 
     A cosine is None if it cannot be told.
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from coordinator.membership.validation import bad_request
 from coordinator.run.state.state import State
-from protocol.math.comparison import measured_position
+from protocol.group.measured import measured_position
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import Committed
 

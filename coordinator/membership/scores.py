@@ -1,7 +1,7 @@
 """Scores of contributors: which payloads agree so little with the others that they count for nothing.
 
 Members measure the cosine of each payload of their group with the weighted sum of the others
-(protocol.math.agreement). Of one payload several members tell it, and the median counts, so that no single
+(node.agreement.meter). Of one payload several members tell it, and the median counts, so that no single
 member decides. A value is that median, divided by the median of the payloads of the same kind of replica: 1
 for a usual payload, 0 for noise, for zeros and for a payload that works against the others. No single round
 judges: the mean over some rounds does.
@@ -23,7 +23,7 @@ from coordinator.run.state.commands import Weigh
 from coordinator.run.state.events import PeerWeighed
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
-from protocol.math.comparison import measured_owners
+from protocol.group.measured import measured_owners
 from protocol.spec.fixed import COLD_STEPS
 from protocol.status import Measurement, PayloadAgreement
 from protocol.types import PeerId
@@ -65,7 +65,7 @@ class Scores:
     def note(self, state: State, measurement: Measurement) -> list[Weigh]:
         """Take the figures of one member. Returns the weights that change by the rounds that are over.
 
-        Figures about payloads that the member does not measure (protocol.math.comparison) are dropped. A
+        Figures about payloads that the member does not measure (protocol.group.measured) are dropped. A
         round is judged when the next one is over: all members have had the time to tell, so that those who
         tell first do not decide. Never raises.
         """

@@ -135,7 +135,7 @@ async def check_compute(
     environment = {"HETNODE_THREADS": str(settings.threads), "OMP_NUM_THREADS": str(settings.threads)}
     async with AsyncExitStack() as stack:
         child = await start_child(
-            "node.core.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
+            "node.worker.process", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
         )
         stack.push_async_callback(child.close, _CLOSE_SECONDS)
         worker = WorkerClient(child)

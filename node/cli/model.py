@@ -111,9 +111,10 @@ def evaluate(
     as_json: Annotated[bool, option("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Measure how well a model predicts text: loss, perplexity, bits per byte."""
-    from node.core.worker.compute import Compute, check_device  # noqa: PLC0415
+    from node.core.worker.compute import Compute  # noqa: PLC0415
     from node.experiment.evaluate import Documents, ForwardMode  # noqa: PLC0415
     from node.experiment.evaluate import evaluate as measure  # noqa: PLC0415
+    from node.machine.devices import check_device  # noqa: PLC0415
 
     documents = command_runner.one_of(Documents, split, "--split")
     forward = command_runner.one_of(ForwardMode, mode, "--mode")

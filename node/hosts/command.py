@@ -22,7 +22,7 @@ _DECIDED_BY_LEADER = (
     *("role", "data", "tokenizer", "initial", "sharded", "precision", "compile"),
     *("activation_checkpointing", "memory_limit"),
 )
-_FOLLOWER_MODULES = ("torch", "node.core.worker.worker", "node.hosts.store_process")
+_FOLLOWER_MODULES = ("torch", "node.worker.process", "node.hosts.store_process")
 
 
 def launch_for(role: RoleWish | None, several_devices: bool) -> Launch | None:

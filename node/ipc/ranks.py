@@ -115,7 +115,7 @@ async def start_worker(
     Without an `environment` its interfaces for gloo and NCCL are the user's choice.
     """
     child = await start_child(
-        "node.core.worker.worker",
+        "node.worker.process",
         name=name,
         died=ErrorCode.WORKER_DIED,
         environment={

@@ -1,7 +1,8 @@
 """The calls to the worker process: one dataclass for each, which declares its answer.
 
 The worker does the calls strictly in the order in which they are queued, and keeps the model between them.
-The methods of :class:`node.core.worker.worker.Worker` say what each call does.
+The methods of :class:`node.core.worker.worker.Worker` and :class:`node.machine.machine.OwnMachine` say what
+each call does.
 
 One file because it is the whole interface of one process.
 """
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 from node.ipc.stored_payload import StoredPayload
-from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange, TensorHeader
 from protocol.wire.record_codec import AS_PAIRS, Blob, Span
@@ -132,6 +132,32 @@ class InnerReport:
     result: InnerResult
     compute_seconds: float
     memory_bytes: int = 0  # of the device, by this process
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to measure: the payloads at `positions` of a manifest, or of those that follow it without weight.
+
+    `alike` and `unlike` are the positions of single payloads to compare the first of them with, too, or None.
+    """
+
+    positions: tuple[int, ...]
+    alike: int | None = None
+    unlike: int | None = None
+
+
+@dataclass(frozen=True)
+class MeasuredAgreement:
+    """The figures of one payload, see :mod:`node.agreement.meter`; a cosine of None cannot be told.
+
+    `alike` and `unlike` are the cosines with the single payloads of the comparison.
+    """
+
+    cosine: float | None
+    norm: float
+    mean_norm: float
+    alike: float | None = None
+    unlike: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from protocol.errors import faulty_peer
-from protocol.math.comparison import MOST_MEASURED
+from protocol.group.measured import MOST_MEASURED
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import Measurement, PayloadAgreement, RunStatus, Wait
 from protocol.wire.convert.fields import AS_SENT, MAX_STAGES, NAME, PEER, Field, Record, between, several

@@ -47,9 +47,9 @@ def compute() -> None:
 def first_step() -> None:
     """Train the first inner step of a pipeline of two members, as workers do; print what that imported."""
     from node.core.worker.compute import Compute  # noqa: PLC0415
-    from node.core.worker.speed import layer_speed  # noqa: PLC0415
     from node.core.worker.trainer import Trainer  # noqa: PLC0415
     from node.data.stream import open_stream  # noqa: PLC0415
+    from node.machine.speed import layer_speed  # noqa: PLC0415
     from protocol.run_files.resolve import resolve  # noqa: PLC0415
     from protocol.types import StageRange  # noqa: PLC0415
 

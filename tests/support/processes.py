@@ -187,7 +187,7 @@ class ProcessSwarm:
         return {}
 
     def worker_of(self, name: str) -> psutil.Process:
-        (worker,) = (each for each in self.started[name].tree() if each.name().endswith("worker.worker"))
+        (worker,) = (each for each in self.started[name].tree() if each.name().endswith("worker.process"))
         return worker
 
     def kill_below(self, name: str, process: psutil.Process) -> None:

@@ -21,7 +21,6 @@ from node.core.optimizer.adamw import AdamW
 from node.core.optimizer.schedule import learning_rate
 from node.core.train.pipeline import Pipeline
 from node.core.worker.trainer import Trainer
-from node.core.worker.worker import Worker
 from node.data.stream import open_stream
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
@@ -29,11 +28,12 @@ from node.net.link import LinkEndpoint, LinkLimits
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
+from node.worker.process import NodeWorker
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 from protocol.wire.framing import frame_limit
-from protocol.wire.typed_calls import Call, Reply, handlers
+from protocol.wire.typed_calls import Call, Reply
 from tests.support.certificates import credentials
 from tests.support.float_links import FLOAT32
 
@@ -46,8 +46,8 @@ class ThreadWorker:
     """The production worker in a thread instead of a process, and the client of its calls."""
 
     def __init__(self) -> None:
-        self._worker = Worker()
-        self._handlers = handlers(self._worker)
+        self._worker = NodeWorker()
+        self._handlers = self._worker.handlers()
         self._pool = ThreadPoolExecutor(1)
         self.client = WorkerClient(self)
 

@@ -29,7 +29,7 @@ def test_a_node_outlives_a_killed_rank(tmp_path: Path) -> None:
         swarm.start()
         swarm.wait_round(3, 240)
         swarm.wait_until(lambda: {1, 2, 3} <= swarm.contributions("b"), 240, "payloads of both ranks")
-        workers = [each for each in swarm.started["b"].tree() if each.name().endswith("worker.worker")]
+        workers = [each for each in swarm.started["b"].tree() if each.name().endswith("worker.process")]
         swarm.kill_below("b", max(workers, key=lambda each: each.pid))
         swarm.wait_log("b", "The worker of rank 1 process has ended", 60)
         before = swarm.round_number

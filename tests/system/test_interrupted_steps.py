@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from node.core.train.pipeline import Pipeline
 from node.core.worker.trainer import Trainer
-from node.core.worker.worker import Worker
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.worker.process import NodeWorker
 from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 from protocol.wire.framing import frame_limit
-from protocol.wire.typed_calls import Call, Reply, handlers
+from protocol.wire.typed_calls import Call, Reply
 from tests.support.hand_driven_replica import SPEC, assert_same_bits, begin, chain, inner_step, state
 from tests.support.running_replica import RunningReplica, replica_of
 
@@ -164,9 +164,9 @@ class InlineWorker:
     """The production worker without a thread: each call is executed when it is made."""
 
     def __init__(self, trainer: Trainer) -> None:
-        worker = Worker()
+        worker = NodeWorker()
         worker.trainer = trainer
-        self._handlers = handlers(worker)
+        self._handlers = worker.handlers()
         self.client = WorkerClient(self)
 
     def call(self, call: Call) -> Awaitable[Reply]:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from node.core.worker.worker import Worker
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
+from node.worker.process import NodeWorker
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.wire.typed_calls import Call, Reply, decode_answer, encode_answer, handlers, name_of
+from protocol.wire.typed_calls import Call, Reply, decode_answer, encode_answer, name_of
 from tests.support.fault_script import Killed
 from tests.virtual.loop import current_process
 
@@ -29,8 +29,8 @@ class VirtualWorker:
     pid = 0
 
     def __init__(self, seconds: float) -> None:
-        self.worker = Worker()
-        self._handlers = handlers(self.worker)
+        self.worker = NodeWorker()
+        self._handlers = self.worker.handlers()
         self._seconds, self._computed = seconds, 0.0
         self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], Call]] = asyncio.Queue()
         self._closed = asyncio.Event()

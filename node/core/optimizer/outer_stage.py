@@ -17,22 +17,22 @@ round. Error feedback counts what was sent in the pseudo-gradient, not what the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
 from node.core.model.shapes import payload_layout
 from node.core.model.transfer import copy_into, to_device
-from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, contents_of, left_out
 from node.core.optimizer.received import ReceivedPayloads
 from node.ipc.stored_payload import Payload
+from node.ipc.worker_calls import MeasuredAgreement
 from node.ranks.ownership import Ownership
 from protocol.codec.payload import encode_tensor
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.clipping import outliers, payload_norm
+from protocol.math.clipping import SentTensor, outliers, payload_norm
 from protocol.math.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
 from protocol.math.outer_step import apply_update
 from protocol.math.topk import sparsify_blocks
@@ -44,6 +44,24 @@ class PendingPayload(TypedDict):
 
     payload: bytes
     error: dict[str, Tensor]
+
+
+class CommitProbe(Protocol):
+    """Measures the payloads of a round while they are committed, without changing the result.
+
+    Attributes:
+        uncounted: payloads of the round that have no weight; they are measured, too.
+    """
+
+    uncounted: Sequence[Payload]
+
+    def begin(
+        self, payloads: Sequence[Mapping[str, SentTensor]], weights: Sequence[float]
+    ) -> Callable[[str, Tensor], None]:
+        """A function to call with the name and the weighted sum of each parameter, flat."""
+
+    def results(self) -> Sequence[MeasuredAgreement | None]:
+        """The figures after the commit; None where one is not finite, or was not measured."""
 
 
 class OuterStage:
@@ -176,7 +194,7 @@ class OuterStage:
         outcome: Outcome,
         mine_included: bool,
         local: Mapping[str, Tensor],
-        probe: AgreementProbe | None = None,
+        probe: CommitProbe | None = None,
     ) -> None:
         """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from node.core.model.shapes import EMBEDDING
-from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import OuterStage
+from node.core.optimizer.outer_stage import CommitProbe, OuterStage
 from node.core.optimizer.overlap import Overlap
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
@@ -171,7 +170,7 @@ class OuterState(Mapping[int, OuterStage]):
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: AgreementProbe | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
 

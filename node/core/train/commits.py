@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from node.core.train.services import Services
 from node.ipc.stored_payload import StoredPayload
 from node.ipc.worker_calls import Abort, Commit, CommitEmbedding, CommitResult, ResetError
-from protocol.math.comparison import Comparison, measured_owners, measured_position, next_of_kind
 from protocol.math.turns import is_due
 from protocol.status import PayloadAgreement
 from protocol.types import (
@@ -51,7 +50,7 @@ class Commits:
 
     def __init__(self, services: Services) -> None:
         self._worker, self._peer, self._spec = services.worker, services.identity.peer, services.spec
-        self._membership = services.membership
+        self._compare = services.compare
         self.pending: dict[int, OwnPayload] = {}
         # The round and result of the last commit of each stage, and what was measured of others' payloads.
         self._measured: dict[int, tuple[int, CommitResult, list[PayloadAgreement]]] = {}
@@ -80,7 +79,9 @@ class Commits:
             is_result = decision.result is not None
             position = proposal.position if is_result else descriptors.index(proposal.descriptor)
         uncounted = [each for each in gathered if each not in descriptors and self._worker.reads_files]
-        comparison = None if decision.result is not None else self._comparison(decision, uncounted)
+        comparison = None
+        if self._compare is not None and decision.result is None:
+            comparison = self._compare(decision, uncounted)
         commit = Commit(
             *(stage, round_number, tuple(outcome), _weights(decision), position, comparison),
             uncounted=tuple(gathered[each] for each in uncounted),
@@ -120,23 +121,6 @@ class Commits:
         """Commit the embedding without stage 0, which an aborted round leaves as it is."""
         call = CommitEmbedding(decision.round_number, tuple(outcome), _weights(decision))
         return {Part.EMBEDDING: await self._worker.call(call)}
-
-    def _comparison(self, decision: Committed, uncounted: Sequence[PayloadDescriptor]) -> Comparison | None:
-        """What this member measures of a decision; None if no payload of its own counts.
-
-        `uncounted` are payloads that follow those of the decision.
-        """
-        owners = [entry.descriptor.owner for entry in decision.entries]
-        if (position := measured_position(owners, self._peer)) is None:
-            return None
-        plan = self._membership.run_view.plan_for(decision.round_number)
-        replicas = [plan.replica_of(owner) if plan else None for owner in owners]
-        is_full = [None if replica is None else replica.is_full for replica in replicas]
-        alike, unlike = (next_of_kind(is_full, position, is_alike) for is_alike in (True, False))
-        every = [*owners, *(each.owner for each in uncounted)]
-        measured = measured_owners(every, self._peer, decision.stage, decision.round_number)
-        others = (at for at in map(every.index, measured) if at != position)
-        return Comparison((position, *others), alike, unlike)
 
 
 def _weights(decision: Decision) -> tuple[float, ...]:

@@ -6,8 +6,7 @@ results depend on the choice, as they do between two machines. The outer state d
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 
 import psutil
@@ -17,13 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from node.core.model.llama import LlamaBlock
 from node.core.model.stage import RunBlock
-from node.ipc.worker_calls import AUTO_DEVICE, DeviceInfo, Precision
+from node.ipc.worker_calls import Precision
 from protocol.errors import ErrorCode, HetnodeError
 
 _BF16_CAPABILITY = 8, 0
 """Of the first CUDA devices that compute in bf16."""
 _BF16_MACOS = 14, 0
-log = logging.getLogger(__name__)
 BACKEND = "inductor"
 """Backend of torch.compile."""
 
@@ -92,34 +90,6 @@ def chosen_precision(device: torch.device, wanted: Precision) -> Precision:
     elif device.type == "mps":
         has_bf16 = torch.backends.mps.is_macos_or_newer(*_BF16_MACOS)
     return Precision.BF16 if has_bf16 else Precision.FP32
-
-
-def check_device(compute: Compute) -> DeviceInfo:
-    """What `compute` computes on. In place of AUTO_DEVICE: the first of cuda, mps and cpu that works.
-
-    Raises HetnodeError DEVICE_UNAVAILABLE.
-    """
-    candidates = [compute.device]
-    if compute.device == AUTO_DEVICE:
-        found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-        candidates = [name for name, is_there in found.items() if is_there]
-    for name in candidates[:-1]:
-        try:
-            return _described(replace(compute, device=name))
-        except (HetnodeError, RuntimeError) as error:
-            log.warning("%s is not used: %s", name, error)
-    return _described(replace(compute, device=candidates[-1]))
-
-
-def _described(compute: Compute) -> DeviceInfo:
-    device = compute.open()
-    name, free_bytes = compute.device, 0
-    if device.type == "cuda":
-        name = f"{name} ({torch.cuda.get_device_name(device)})"
-        free_bytes = torch.cuda.mem_get_info(device)[0]
-    elif device.type == "mps":
-        free_bytes = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    return DeviceInfo(compute.device, name, chosen_precision(device, compute.precision), int(free_bytes))
 
 
 def memory_in_use(device: torch.device) -> int:

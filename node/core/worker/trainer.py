@@ -40,9 +40,9 @@ from node.checkpoint.private_state import StageState, TableState
 from node.checkpoint.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.core.model.link_table import LINK_TABLE
 from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
-from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.inner import AdamWState, InnerOptimizer
 from node.core.optimizer.outcome import Outcome
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
@@ -270,7 +270,7 @@ class Trainer:
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: AgreementProbe | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
         digest = self.outer.commit(stage, round_number, outcome, mine_included, probe)

@@ -1,101 +1,67 @@
-"""The worker process: sole owner of the device and of the model.
+"""The worker: sole owner of the device and of the model, in its own process (:mod:`node.worker.process`).
 
-``python -m node.core.worker.worker FD`` answers the calls of the main process (:mod:`node.ipc.worker_calls`)
-strictly in order. Computing never blocks the event loop of the main process, and that loop never touches
-the device.
+It answers the calls of the main process (:mod:`node.ipc.worker_calls`) strictly in order. Computing never
+blocks the event loop of the main process, and that loop never touches the device.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Protocol
 
-import psutil
 import torch
 
 from node.checkpoint import snapshots
 from node.checkpoint.files import read_snapshot
 from node.checkpoint.initial import initial_from, require_initial
 from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
-from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.outcome import Outcome, agreed_results
-from node.core.worker.compute import Compute, check_device, memory_in_use
+from node.core.optimizer.outer_stage import CommitProbe
+from node.core.worker.compute import Compute, memory_in_use
 from node.core.worker.factories import TrainerFactories
-from node.core.worker.memory import Need, layers_bytes, require_room
-from node.core.worker.speed import layer_speed
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
-from node.ipc.channel import serve
-from node.ranks.group import RankGroup, form_group
+from node.ipc.stored_payload import StoredPayload
+from node.ranks.group import RankGroup
 from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_optimizer import committed_shapes
 from protocol.math.payload_layout import PayloadLayout
-from protocol.server.terminal import log_as
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
-from protocol.wire.typed_calls import handlers
 
-_BYTES = 16  # of a parameter
-_SHARE = (
-    0.7  # of a device's memory that parameters, gradients and moments may take; activations need the rest
-)
-log = logging.getLogger(__name__)
+
+class Machine(Protocol):
+    """Where a worker computes."""
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks of this peer."""
+
+    def place(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> tuple[Compute, bool]:
+        """How to compute these stages, and whether their parameters are sharded over the ranks.
+
+        Raises HetnodeError BAD_OPTION, DEVICE_UNAVAILABLE.
+        """
+
+
+MakeProbe = Callable[[calls.Comparison, Sequence[StoredPayload], float, RankGroup], CommitProbe]
+"""From what to measure, payloads without a weight, ``outer.clip`` and the ranks of this peer."""
 
 
 class Worker:
-    """The calls of the main process, one method each; :class:`Trainer` does the work."""
+    """The calls of the main process about training, one method each; :class:`Trainer` does the work."""
 
     trainer: Trainer  # exists after `build`
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine, make_probe: MakeProbe) -> None:
+        self._machine, self._make_probe = machine, make_probe
         self._computed = 0.0  # seconds of computing since the round began
-        self._group, self._device, self._memory_limit = RankGroup(), "", 0
-
-    def list_devices(self, _: calls.ListDevices) -> tuple[str, ...]:
-        return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-
-    def form_group(self, call: calls.FormGroup) -> None:
-        """Meet the other ranks of this peer. Raises HetnodeError DEVICE_UNAVAILABLE, RANK_FAILED."""
-        device = Compute(call.device).open()
-        self._device = call.device
-        store = call.host, call.port
-        self._group = form_group(call.rank, call.size, store, call.listener, device, call.prefix)
-
-    def check_device(self, call: calls.CheckDevice) -> calls.DeviceInfo:
-        """Try the device before this node joins a run. Raises HetnodeError DEVICE_UNAVAILABLE."""
-        found, self._memory_limit = check_device(self._compute(call.compute)), call.compute.memory_limit
-        if self._group.size == 1:
-            return found
-        free = self._group.totals([found.free_bytes])[0]
-        return replace(
-            found, name=f"{self._group.size} ranks, the first on {found.name}", free_bytes=int(free)
-        )
-
-    def measure_speed(self, call: calls.MeasureSpeed) -> float:
-        """Measure how fast the devices of all ranks train layers of the run.
-
-        Raises HetnodeError DEVICE_UNAVAILABLE if one of them cannot.
-        """
-        compute = Compute(self._device or call.device, precision=call.precision)
-        options = calls.ComputeOptions(compute.device, memory_limit=self._memory_limit)
-        speed, failure = 0.0, None
-        try:
-            free = self._free_bytes(options)
-            require_room("The layers of a stage need", layers_bytes(call.spec), free, compute.device)
-            speed = layer_speed(call.spec, compute, call.seconds)
-        except HetnodeError as error:
-            failure = error
-        self._group.agree(failure)  # the node goes on without a speed, and with ranks in step
-        return self._group.totals([speed])[0]
 
     def require_initial(self, call: calls.RequireInitial) -> None:
         """Raise HetnodeError unless the parameters from which the run starts are here."""
@@ -107,22 +73,14 @@ class Worker:
         Raises HetnodeError BAD_OPTION, DEVICE_UNAVAILABLE if the stages cannot fit in the memory that this
         node may use.
         """
-        spec, stages, local = call.spec, call.stages, call.local
-        compute = self._compute(local.compute)
-        is_sharded = self._is_sharded(spec, stages, local.compute)
-        within = replace(local.compute, device=compute.device)
-        need = Need.of(spec, stages, compute.device, self._group.size if is_sharded else 1)
-        need.hold(within)
-        free = self._free_bytes(within)
-        if (device := torch.device(compute.device)).type != "cpu":
-            free += memory_in_use(device)  # what the measurement of its speed has left can be used again
-        need.fit(free, psutil.virtual_memory().available, compute.device)
+        spec, stages, local, group = call.spec, call.stages, call.local, self._machine.group
+        compute, is_sharded = self._machine.place(spec, stages, local.compute)
         stream = None
         if 0 in stages:
             found = find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
             stream = open_stream(spec, local.source, local.tokenizer or found, is_own_run=False)
         factories = TrainerFactories(initial=initial_from(local.initial))
-        self.trainer = Trainer(spec, stages, compute, stream, factories, self._group, is_sharded)
+        self.trainer = Trainer(spec, stages, compute, stream, factories, group, is_sharded)
         parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}
         if self.trainer.outer.follower is not None:
             parts[0, Part.EMBEDDING] = _part(spec, embedding_shapes(spec))
@@ -180,10 +138,10 @@ class Worker:
 
     def propose(self, call: calls.Propose) -> bytes | None:
         payload = self.trainer.outer.propose(call.stage)
-        return payload if self._group.is_first else None
+        return payload if self._machine.group.is_first else None
 
     def screen(self, call: calls.Screen) -> tuple[str, ...]:
-        if not self._group.is_first:  # it changes nothing, so one rank is enough
+        if not self._machine.group.is_first:  # it changes nothing, so one rank is enough
             return ()
         return tuple(self.trainer.outer[call.stage].screen(call.payloads))
 
@@ -198,11 +156,9 @@ class Worker:
         """
         outer, stage = self.trainer.outer, call.stage
         outcome, is_mine = self._outcome(outer[stage].layout, stage, call, call.position)
-        probe = (
-            None
-            if call.comparison is None
-            else AgreementProbe(call.comparison, call.uncounted, self.trainer.spec.outer.clip, self._group)
-        )
+        probe, clip = None, self.trainer.spec.outer.clip
+        if call.comparison is not None:
+            probe = self._make_probe(call.comparison, call.uncounted, clip, self._machine.group)
         digest = self.trainer.commit(stage, call.round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every
@@ -284,38 +240,6 @@ class Worker:
         """Write anchors and private state to `folder`, named ``round-NNNNNN``; the last two are kept."""
         self.trainer.write_checkpoint(call.folder, call.round_number)
 
-    def _compute(self, options: calls.ComputeOptions) -> Compute:
-        device = self._device or options.device
-        return Compute(
-            device, options.compile, options.activation_checkpointing, options.precision, options.pieces
-        )
-
-    def _is_sharded(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> bool:
-        """Whether to shard the parameters over the ranks. All ranks decide the same."""
-        if self._group.size == 1:
-            return False
-        needed = sum(parameter_count(spec, stage) for stage in stages) * _BYTES
-        is_sharded = (
-            options.sharded if options.sharded is not None else needed > _SHARE * self._free_bytes(options)
-        )
-        if is_sharded := self._group.any(is_sharded):
-            log.info(
-                "rank %d of %d: parameters are sharded over the ranks", self._group.rank, self._group.size
-            )
-        if is_sharded and options.compile:
-            raise HetnodeError(
-                ErrorCode.BAD_OPTION,
-                "--compile cannot be used where parameters are sharded over the devices.",
-                "Leave out --compile; or give --replicated if the model fits on each device.",
-            )
-        return is_sharded
-
-    def _free_bytes(self, options: calls.ComputeOptions) -> float:
-        """What this rank's device can still take. CPU ranks share the memory of the machine."""
-        found = check_device(self._compute(options)).free_bytes
-        free = found or psutil.virtual_memory().available / self._group.size
-        return min(free, options.memory_limit) if options.memory_limit else free
-
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Count the seconds. Raises WORKER_DIED where memory is short.
@@ -356,13 +280,3 @@ def _capacities(spec: RunSpec, stages: Iterable[int]) -> dict[int, int]:
 def _snapshot(spec: RunSpec) -> calls.PartInfo:
     shape = spec.model.vocabulary, spec.model.width
     return calls.PartInfo(snapshot_codec.nbytes_of(*shape), snapshot_codec.snapshot_header(*shape))
-
-
-def main() -> None:
-    log_as("worker")
-    torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
-    serve(int(sys.argv[1]), handlers(Worker()))
-
-
-if __name__ == "__main__":
-    main()

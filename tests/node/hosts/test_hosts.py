@@ -92,7 +92,7 @@ async def test_the_end_of_a_worker_is_told_on_each_side() -> None:
 def workers() -> list[psutil.Process]:
     """The store, and both workers."""
     return [
-        each for each in psutil.Process().children(recursive=True) if each.name().endswith("worker.worker")
+        each for each in psutil.Process().children(recursive=True) if each.name().endswith("worker.process")
     ]
 
 

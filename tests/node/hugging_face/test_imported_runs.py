@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from node.checkpoint import global_model
 from node.cli.main import app
 from node.cli.spec import pinned
-from node.core.worker.worker import Worker
 from node.data.tokenizer import find_tokenizer
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
@@ -23,6 +22,7 @@ from node.hugging_face.weights import DTYPES
 from node.ipc.worker_calls import Build, LocalData
 from node.local_swarm import initial_of
 from node.views.swarm import SwarmView
+from node.worker.process import NodeWorker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
 from protocol.run_files.resolve import resolve, to_toml
@@ -75,7 +75,7 @@ def _spec(mine: Path) -> RunSpec:
 
 
 def _build(
-    worker: Worker, spec: RunSpec, stages: StageRange, initial: Path, search_paths: tuple[Path, ...] = ()
+    worker: NodeWorker, spec: RunSpec, stages: StageRange, initial: Path, search_paths: tuple[Path, ...] = ()
 ) -> list[str]:
     worker.build(Build(spec, stages, LocalData(initial=initial, search_paths=search_paths)))
     return [worker.trainer.outer[stage].digest() for stage in stages]
@@ -127,9 +127,9 @@ def test_a_tokenizer_that_is_named_at_the_import_is_kept_as_well(mine: Path, tmp
 def test_a_worker_finds_the_tokenizer_in_the_places_of_its_node(mine: Path) -> None:
     spec = _spec(mine)
     with pytest.raises(HetnodeError) as caught:
-        _build(Worker(), spec, StageRange(0, 1), mine)
+        _build(NodeWorker(), spec, StageRange(0, 1), mine)
     assert caught.value.code is ErrorCode.DATA_NOT_NAMED
-    _build(Worker(), spec, StageRange(0, 1), mine, search_paths=(mine,))
+    _build(NodeWorker(), spec, StageRange(0, 1), mine, search_paths=(mine,))
 
 
 def test_a_swarm_keeps_the_tokenizer_in_its_folder_above_its_nodes(
@@ -169,7 +169,7 @@ def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_pa
     export(global_model.verify(model), tmp_path / "bytes", DTYPES["fp32"], 10**9)
     spec = import_model(inspect(tmp_path / "bytes"), PLAIN, tmp_path / "mine")
     assert spec.initial == tuple(anchor_digest(stage) for stage in random_model(PLAIN).values())
-    worker = Worker()
+    worker = NodeWorker()
     assert _build(worker, spec, StageRange(0, 2), tmp_path / "mine") == list(spec.initial)
     trainer = worker.trainer
     for stage, digest in enumerate(spec.initial):
@@ -182,6 +182,6 @@ def test_a_worker_starts_from_the_given_parameters_and_comes_back_to_them(tmp_pa
     trainer.load_initial()
     assert [trainer.outer[stage].digest() for stage in range(2)] == list(spec.initial)
     assert trainer.outer.rounds == {0: 0, 1: 0}
-    last = Worker()
+    last = NodeWorker()
     assert _build(last, spec, StageRange(1, 2), tmp_path / "mine") == [spec.initial[1]]
     assert torch.equal(last.trainer.outer.embedding, random_model(PLAIN)[0]["emb"])

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from node.core.model.shapes import parameter_count
-from node.core.worker import speed
 from node.core.worker.compute import Compute
-from node.core.worker.worker import Worker
 from node.ipc.worker_calls import CheckDevice, ComputeOptions, FormGroup, MeasureSpeed
+from node.machine import speed
+from node.machine.machine import OwnMachine
 from node.measure.measure import (
     describe_capacity,
     known_speed,
@@ -74,7 +74,7 @@ def test_tokens_per_second_of_a_stage_follow_from_its_operations() -> None:
 
 
 def test_the_worker_measures_the_layers_of_a_run_before_it_builds_any() -> None:
-    worker = Worker()
+    worker = OwnMachine()
     assert worker.check_device(CheckDevice(ComputeOptions("cpu"))).free_bytes == 0
     assert 0 < worker.measure_speed(MeasureSpeed(SPEC, "cpu", seconds=0.01)) < 1e15
 
@@ -98,9 +98,9 @@ def test_no_rank_awaits_the_speed_of_one_that_cannot_be_measured(
             raise failure
         return 5e9
 
-    monkeypatch.setattr("node.core.worker.worker.form_group", lambda *_: TwoRanks(0, 2))
-    monkeypatch.setattr("node.core.worker.worker.layer_speed", measured)
-    worker = Worker()
+    monkeypatch.setattr("node.machine.machine.form_group", lambda *_: TwoRanks(0, 2))
+    monkeypatch.setattr("node.machine.machine.layer_speed", measured)
+    worker = OwnMachine()
     worker.form_group(FormGroup(0, 2, "cpu", "127.0.0.1", 1))
     with pytest.raises(HetnodeError) as refused:
         worker.measure_speed(MeasureSpeed(SPEC, "cpu", seconds=0.01))
@@ -109,7 +109,7 @@ def test_no_rank_awaits_the_speed_of_one_that_cannot_be_measured(
 
 def test_a_device_that_cannot_compute_is_refused() -> None:
     with pytest.raises(HetnodeError) as refused:
-        Worker().measure_speed(MeasureSpeed(SPEC, "nonsense", seconds=0.01))
+        OwnMachine().measure_speed(MeasureSpeed(SPEC, "nonsense", seconds=0.01))
     assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
 
 

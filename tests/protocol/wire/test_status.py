@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.comparison import MOST_MEASURED
+from protocol.group.measured import MOST_MEASURED
 from protocol.pb import hetnode_pb2 as pb
 from protocol.status import (
     Cause,

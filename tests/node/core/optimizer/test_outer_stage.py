@@ -18,22 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 
 from node.core.model.init import initial_parameters
-from node.core.optimizer.agreement_probe import AgreementProbe
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outer_stage import OuterStage
-from node.core.optimizer.outer_state import OuterState
 from node.ipc.stored_payload import StoredPayload, sha256_of
-from node.ranks.group import RankGroup
 from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import clipping_scales, payload_norm
-from protocol.math.comparison import Comparison
 from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update, factors_of
 from protocol.math.topk import SparseTensor
 from protocol.spec.quantizers import INDEX_CODES
-from protocol.spec.run import RunSpec
+from tests.support.outer_replica import Replica
 from tests.support.paths import ROOT
 from tests.support.reference import small_spec
 
@@ -45,46 +41,6 @@ CODECS: list[dict[str, Any]] = [
     {"optimizer": "nesterov"},
 ]
 SPEC = small_spec()
-
-
-class Replica:
-    """One replica's stage, with an inner phase that moves its parameters at random."""
-
-    def __init__(self, spec: RunSpec, seed: int, stage: int = 0) -> None:
-        self.local, self.stage = initial_parameters(spec, stage), stage
-        self.state = OuterState(spec, {stage: self.local}, None)
-        self.outer = self.state[stage]
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def train(self) -> dict[str, Tensor]:
-        """Returns what was added to the parameters."""
-        steps = {
-            name: 0.01 * torch.randn(value.shape, generator=self._generator)
-            for name, value in self.local.items()
-        }
-        for name, step in steps.items():
-            self.local[name].add_(step)
-        return steps
-
-    def propose(self) -> bytes:
-        payload = self.state.propose(self.stage)
-        assert payload is not None
-        return payload
-
-    def settle(self, payloads: list[tuple[bytes, float]], mine_included: bool = False) -> None:
-        """End the round: commit these payloads, or abort without any."""
-        number = self.state.rounds[self.stage] + 1
-        if payloads:
-            self.state.commit(self.stage, number, payloads, mine_included)
-        else:
-            self.state.abort(self.stage, number)
-
-    def snapshot(self) -> list[Tensor]:
-        return [
-            value.clone()
-            for tensors in (self.outer.anchor, self.outer.error, self.local)
-            for value in tensors.values()
-        ]
 
 
 def assert_unchanged(replica: Replica, before: list[Tensor]) -> None:
@@ -159,42 +115,6 @@ def test_the_norms_of_a_proposal_are_those_of_its_two_parts(codec: dict[str, Any
             whole = torch.cat([part.reshape(-1) for part in parts]).double()
             assert norm == pytest.approx(float(whole.norm()), rel=1e-5)
         outer.commit([(payload, 1.0)], True, replica.local)
-
-
-def test_a_commit_measures_the_payload_that_it_is_asked_for_and_changes_no_bit() -> None:
-    replicas = [Replica(SPEC, seed) for seed in range(3)]
-    payloads = []
-    for replica in replicas:
-        replica.train()
-        payloads.append((replica.propose(), 1.0))
-    probe = AgreementProbe(Comparison((1,), alike=2), (), 1.0, RankGroup())
-    for replica in replicas:
-        replica.outer.commit(payloads, True, replica.local, probe if replica is replicas[0] else None)
-    assert len({replica.outer.digest() for replica in replicas}) == 1
-    found = probe.results()[0]
-    assert found is not None
-    assert found.norm == pytest.approx(payload_norm(decode(replicas[0].outer.layout, payloads[1][0])))
-    assert found.alike is not None
-    assert found.unlike is None
-
-
-def test_a_commit_measures_payloads_without_weight_and_does_not_depend_on_them() -> None:
-    replicas = [Replica(SPEC, seed) for seed in range(3)]
-    for replica in replicas:
-        replica.train()
-    *counted, other = [replica.propose() for replica in replicas]
-    outcome = [(payload, 1.0) for payload in counted]
-    first, second, _ = (replica.outer for replica in replicas)
-    first.screen([*counted, other])
-    measured, lost = (
-        AgreementProbe(Comparison((1, 2)), (uncounted,), SPEC.outer.clip, RankGroup())
-        for uncounted in (other, StoredPayload("0" * 64))
-    )
-    first.commit(outcome, True, replicas[0].local, measured)
-    second.commit(outcome, True, replicas[1].local, lost)
-    assert first.digest() == second.digest()
-    assert all(found is not None and found.cosine is not None for found in measured.results())
-    assert lost.results() == [None, None]
 
 
 def test_error_feedback_takes_in_what_neither_top_k_nor_quantization_let_through() -> None:

@@ -229,7 +229,7 @@ async def _membership(peer: Peer, stack: AsyncExitStack) -> Membership:
 async def _worker(stack: AsyncExitStack) -> WorkerClient:
     threads = {"HETNODE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     child = await start_child(
-        "node.core.worker.worker", name="worker", died=ErrorCode.WORKER_DIED, environment=threads
+        "node.worker.process", name="worker", died=ErrorCode.WORKER_DIED, environment=threads
     )
     stack.push_async_callback(child.close, 3.0)
     return WorkerClient(child)

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,23 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from node.core.worker import compute as computing
-from node.core.worker.compute import Compute, check_device, chosen_precision
+from node.core.worker.compute import Compute, chosen_precision
 from node.core.worker.trainer import Trainer
-from node.core.worker.worker import Worker
 from node.data.stream import SampleStream, open_stream
 from node.experiment.in_process_swarm import LocalSwarm
 from node.ipc.worker_calls import (
-    AUTO_DEVICE,
-    Build,
-    CheckDevice,
-    ComputeOptions,
-    DeviceInfo,
-    FormGroup,
-    LocalData,
     Precision,
 )
-from node.ranks.group import RankGroup
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 from tests.support.running_replica import spec_of
@@ -187,37 +176,6 @@ def test_bf16_is_close_to_fp32_and_leaves_the_parameters_in_fp32(stream: SampleS
     assert math.isfinite(trainer.end_validation())
 
 
-def test_a_compiler_that_is_not_there_is_said_before_anything_counts_on_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(computing, "BACKEND", "nonsense")
-    with pytest.raises(HetnodeError) as refused:
-        Worker().check_device(CheckDevice(ComputeOptions("cpu", compile=True)))
-    assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
-    assert "--no-compile" in refused.value.remedy
-    assert "torch.compile" in refused.value.cause
-
-
-def test_the_best_device_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = DeviceInfo("cpu", "cpu", Precision.FP32)
-    assert Worker().check_device(CheckDevice(ComputeOptions("cpu"))) == usual
-    assert check_device(Compute("cpu", precision=Precision.BF16)).precision is Precision.BF16
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert check_device(Compute(AUTO_DEVICE)) == usual
-    # A driver without a device: torch has no CUDA here, or the device is gone.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(Compute, "open", _only_the_cpu_works)
-    assert check_device(Compute(AUTO_DEVICE)) == usual
-    with pytest.raises(HetnodeError):
-        check_device(Compute("cuda"))
-
-
-def _only_the_cpu_works(compute: Compute) -> torch.device:
-    if compute.device != "cpu":
-        raise HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "It does not work.", "Use another one.")
-    return torch.device("cpu")
-
-
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
 def test_a_gpu_computes_in_bf16_if_it_can_and_nobody_chose_otherwise(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
@@ -259,21 +217,3 @@ def test_nodes_with_different_options_train_alike_and_hold_the_same_anchor(strea
     first = parameters(members[0])
     for member in members[1:]:
         assert all(torch.equal(value, first[name]) for name, value in parameters(member).items())
-
-
-def test_a_memory_limit_holds_on_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Held(Exception):
-        """Ends the build, which needs the device."""
-
-    def hold(_: float, device: torch.device) -> None:
-        raise Held(str(device))
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2e9))
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", hold)
-    monkeypatch.setattr("node.core.worker.worker.form_group", lambda *_: RankGroup())
-    monkeypatch.setattr(Compute, "open", lambda self: torch.device(self.device))
-    worker = Worker()
-    worker.form_group(FormGroup(1, 2, "cuda:1", "127.0.0.1", 1))
-    local = LocalData(ComputeOptions("cuda:0", memory_limit=10**9))  # the node has the device of rank 0
-    with pytest.raises(Held, match="cuda:1"):
-        worker.build(Build(spec_of(), StageRange(0, 4), local))

@@ -11,9 +11,9 @@ from node.checkpoint import parts, snapshots
 from node.checkpoint.layout import round_folder
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
-from node.core.worker.worker import Worker
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import Digests, UseSnapshot, WriteSnapshot
+from node.worker.process import NodeWorker
 from protocol.codec.snapshot import snapshot
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd
@@ -46,10 +46,10 @@ def stream() -> SampleStream:
     return open_stream(SPEC)
 
 
-def workers_of(members: list[Trainer]) -> list[Worker]:
+def workers_of(members: list[Trainer]) -> list[NodeWorker]:
     workers = []
     for member in members:
-        worker = Worker()
+        worker = NodeWorker()
         worker.trainer = member
         workers.append(worker)
     return workers
@@ -61,7 +61,7 @@ def run_round(members: list[Trainer], round_number: int) -> None:
     commit(members, round_number, payloads, True)
 
 
-def use(worker: Worker, stored: snapshots.StoredSnapshot) -> None:
+def use(worker: NodeWorker, stored: snapshots.StoredSnapshot) -> None:
     worker.use_snapshot(UseSnapshot(stored.path, stored.digest))
 
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from protocol.math.comparison import Comparison, MeasuredAgreement
+from node.ipc.worker_calls import Comparison, MeasuredAgreement
 from protocol.math.outer_step import factors_of
 from protocol.math.payload_layout import BLOCK
 from protocol.math.topk import SparseTensor

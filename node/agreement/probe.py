@@ -1,4 +1,4 @@
-"""Measures in a commit how far payloads agree with the others (protocol.math.agreement)."""
+"""Measures in a commit how far payloads agree with the others (node.agreement.meter)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import cast
 
 from torch import Tensor
 
+from node.agreement.meter import AgreementMeter
 from node.ipc.stored_payload import Payload
+from node.ipc.worker_calls import Comparison, MeasuredAgreement
 from node.ranks.group import RankGroup
-from protocol.math.agreement import AgreementMeter
 from protocol.math.clipping import SentTensor
-from protocol.math.comparison import Comparison, MeasuredAgreement
 from protocol.math.topk import SparseTensor
 
 
 class AgreementProbe:
-    """Measures one commit without changing its result, on all ranks of a peer together.
+    """A :class:`node.core.optimizer.outer_stage.CommitProbe`, on all ranks of a peer together.
 
     `uncounted` are payloads of the round that have no weight; their positions follow those that count.
     """

@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from node.core.worker.worker import Worker
 from node.ipc.worker_calls import Build, CheckDevice, ComputeOptions, LocalData, MeasureSpeed
+from node.machine.machine import OwnMachine
+from node.worker.process import NodeWorker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
@@ -20,7 +21,7 @@ def test_a_worker_refuses_a_path_that_only_the_run_names(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "secret.txt")  # who reads the pipe waits for ever
     spec = resolve("nano", overrides={"data.source": f"text:{tmp_path / 'secret.txt'}"})
     with pytest.raises(HetnodeError) as caught:
-        Worker().build(Build(spec, StageRange(0, 1), LocalData()))
+        NodeWorker().build(Build(spec, StageRange(0, 1), LocalData()))
     assert caught.value.code is ErrorCode.DATA_NOT_NAMED
     assert "--data" in caught.value.remedy
 
@@ -38,7 +39,7 @@ def test_a_worker_allocates_nothing_of_stages_that_cannot_fit(
 ) -> None:
     spec, before = resolve("tiny", overrides=settings), psutil.Process().memory_info().vms
     with pytest.raises(HetnodeError) as caught:
-        Worker().build(Build(spec, stages, LocalData()))
+        NodeWorker().build(Build(spec, stages, LocalData()))
     assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE
     assert psutil.Process().memory_info().vms - before < 2**30
 
@@ -47,12 +48,12 @@ def test_a_worker_allocates_nothing_of_stages_that_cannot_fit(
 def test_a_worker_measures_no_layers_that_cannot_fit(settings: dict[str, Any]) -> None:
     spec = resolve("tiny", overrides=settings)
     with pytest.raises(HetnodeError) as caught:
-        Worker().measure_speed(MeasureSpeed(spec, "cpu", 0.1))
+        OwnMachine().measure_speed(MeasureSpeed(spec, "cpu", 0.1))
     assert caught.value.code is ErrorCode.DEVICE_UNAVAILABLE
 
 
 def test_the_limit_of_the_owner_holds_for_the_measurement(tmp_path: Path) -> None:
-    worker, spec = Worker(), resolve("tiny")
-    worker.check_device(CheckDevice(ComputeOptions("cpu", memory_limit=10**6)))
+    machine, spec = OwnMachine(), resolve("tiny")
+    machine.check_device(CheckDevice(ComputeOptions("cpu", memory_limit=10**6)))
     with pytest.raises(HetnodeError, match=r"0\.001 GB are free"):
-        worker.measure_speed(MeasureSpeed(spec, "cpu", 0.1))
+        machine.measure_speed(MeasureSpeed(spec, "cpu", 0.1))

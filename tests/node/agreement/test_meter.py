@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocol.math.agreement import AgreementMeter
-from protocol.math.comparison import Comparison, MeasuredAgreement
+from node.agreement.meter import AgreementMeter
+from node.ipc.worker_calls import Comparison, MeasuredAgreement
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import TensorLayout

@@ -1,0 +1,40 @@
+"""The worker process, put together: the calls of training, and those about the machine.
+
+``python -m node.worker.process FD`` answers them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from node.agreement.probe import AgreementProbe
+from node.core.worker.worker import Worker
+from node.ipc.channel import serve
+from node.machine.machine import OwnMachine
+from protocol.server.terminal import log_as
+from protocol.wire.typed_calls import Handler, handlers
+
+
+class NodeWorker(Worker):
+    """A worker on the devices of this machine, which measures how far payloads agree."""
+
+    def __init__(self) -> None:
+        self.machine = OwnMachine()
+        super().__init__(self.machine, AgreementProbe)
+
+    def handlers(self) -> dict[str, Handler]:
+        """What answers each call."""
+        return {**handlers(self.machine), **handlers(self)}
+
+
+def main() -> None:
+    log_as("worker")
+    torch.set_num_threads(int(os.environ["HETNODE_THREADS"]))
+    serve(int(sys.argv[1]), NodeWorker().handlers())
+
+
+if __name__ == "__main__":
+    main()

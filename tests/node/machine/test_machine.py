@@ -1,0 +1,67 @@
+"""The device that a member chooses, and the limits that its owner sets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from node.core.worker import compute as computing
+from node.core.worker.compute import Compute
+from node.ipc.worker_calls import AUTO_DEVICE, CheckDevice, ComputeOptions, DeviceInfo, FormGroup, Precision
+from node.machine.devices import check_device
+from node.machine.machine import OwnMachine
+from node.ranks.group import RankGroup
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import StageRange
+from tests.support.running_replica import spec_of
+
+
+def test_a_compiler_that_is_not_there_is_said_before_anything_counts_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(computing, "BACKEND", "nonsense")
+    with pytest.raises(HetnodeError) as refused:
+        OwnMachine().check_device(CheckDevice(ComputeOptions("cpu", compile=True)))
+    assert refused.value.code is ErrorCode.DEVICE_UNAVAILABLE
+    assert "--no-compile" in refused.value.remedy
+    assert "torch.compile" in refused.value.cause
+
+
+def test_the_best_device_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = DeviceInfo("cpu", "cpu", Precision.FP32)
+    assert OwnMachine().check_device(CheckDevice(ComputeOptions("cpu"))) == usual
+    assert check_device(Compute("cpu", precision=Precision.BF16)).precision is Precision.BF16
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check_device(Compute(AUTO_DEVICE)) == usual
+    # A driver without a device: torch has no CUDA here, or the device is gone.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Compute, "open", _only_the_cpu_works)
+    assert check_device(Compute(AUTO_DEVICE)) == usual
+    with pytest.raises(HetnodeError):
+        check_device(Compute("cuda"))
+
+
+def _only_the_cpu_works(compute: Compute) -> torch.device:
+    if compute.device != "cpu":
+        raise HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "It does not work.", "Use another one.")
+    return torch.device("cpu")
+
+
+def test_a_memory_limit_holds_on_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held(Exception):
+        """Ends the build, which needs the device."""
+
+    def hold(_: float, device: torch.device) -> None:
+        raise Held(str(device))
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2e9))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", hold)
+    monkeypatch.setattr("node.machine.machine.form_group", lambda *_: RankGroup())
+    monkeypatch.setattr(Compute, "open", lambda self: torch.device(self.device))
+    machine = OwnMachine()
+    machine.form_group(FormGroup(1, 2, "cuda:1", "127.0.0.1", 1))
+    options = ComputeOptions("cuda:0", memory_limit=10**9)  # the node has the device of rank 0
+    with pytest.raises(Held, match="cuda:1"):
+        machine.place(spec_of(), StageRange(0, 4), options)

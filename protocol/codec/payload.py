@@ -13,6 +13,7 @@ Shapes: c chunks of equal size n, k indices of each, s values of a tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pkgutil import resolve_name
 
 import numpy as np
 import torch
@@ -23,6 +24,11 @@ from protocol.math.indices import index_code
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.quantizers.loading import payload_quantizer
 from protocol.math.topk import SparseTensor
+from protocol.spec.quantizers import INDEX_CODES, PAYLOAD_QUANTIZERS
+
+# All of them now, and not when one is first used: the others of a round wait for the first step.
+for _path in (*PAYLOAD_QUANTIZERS.values(), *INDEX_CODES.values()):
+    resolve_name(_path)
 
 
 def encode(layout: PayloadLayout, sparse: Mapping[str, SparseTensor]) -> bytes:

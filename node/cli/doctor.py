@@ -86,7 +86,7 @@ def findings_view(findings: list[CheckResult]) -> Table:
 async def examine(settings: NodeSettings, text: str | None) -> list[CheckResult]:
     """All findings, in the order in which they are shown. Raises HetnodeError for a run that is none."""
     own_template()  # imports torch while the other checks run
-    findings = [checks.check_descriptors()]
+    findings = [checks.check_descriptors(), *checks.check_proxy()]
 
     async def check_compute(spec: RunSpec, me: str = "") -> Capacity | None:
         capacity, computed = await checks.check_compute(settings, spec, _folder_of(me))

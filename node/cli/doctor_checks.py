@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from platformdirs import user_data_path
 
@@ -126,6 +128,13 @@ def check_descriptors() -> CheckResult:
     if found := few_descriptors():
         return warning("open files", found, MORE_DESCRIPTORS)
     return ok("open files", f"{raise_descriptor_limit():,} at once")
+
+
+def check_proxy() -> list[CheckResult]:
+    """The proxy that this machine's environment names, if there is one."""
+    named = {each: urlsplit(url).hostname for each, url in getproxies().items() if each != "no"}
+    found = ", ".join(sorted({host for host in named.values() if host}))
+    return [ok("proxy", f"{found} for downloads from a hub; peers are dialled without it")] if found else []
 
 
 async def check_compute(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from node.security.identity import Identity
 
 
+_LEAST_LETTERS, _MOST_CHOICES = 4, 8
+
+
 @dataclass(frozen=True)
 class Destination:
     """The run to join: with an invite, or by its name and the credentials kept in `folder`, if given."""
@@ -31,6 +34,29 @@ class Destination:
     invite: Invite | None
     run: str = ""
     folder: Path | None = None
+
+
+def named_by(text: str, known: Iterable[str], what: str) -> str:
+    """The one of `known` that `text` is or that begins or ends with `text`; `text` where there is none.
+
+    Raises BAD_OPTION with the choices if there are several.
+    """
+    part = text.removeprefix("..")
+    ends = len(part) >= _LEAST_LETTERS
+    found = sorted({each for each in known if ends and (each.startswith(part) or each.endswith(part))})
+    if part in found or len(found) < 2:
+        return part if part in found else (found or [text])[0]
+    choices = ", ".join(found[:_MOST_CHOICES]) + (", ..." if len(found) > _MOST_CHOICES else "")
+    raise bad_option(f"{text!r:.80} may be each of {len(found)} {what}: {choices}.", "Give more of one.")
+
+
+def _run_named(text: str) -> str:
+    """The run of this machine that `text` means by :func:`named_by`; a folder stays as it is."""
+    if "/" in text or exists(text):
+        return text
+    ids = {path.name for path in user_config_path("hetnode").glob("peer-*.runs/*") if credentials.exist(path)}
+    here = {path.parent.parent.name for path in _coordinators().glob("*/coordinator/operator.pem")}
+    return text if text in here else named_by(text, ids | here - set(map(spec_name_in, ids)), "runs")
 
 
 def destination(text: str | None, invite_file: Path | None = None) -> Destination:
@@ -52,7 +78,7 @@ def destination(text: str | None, invite_file: Path | None = None) -> Destinatio
     folder = Path(text)
     if credentials.exist(folder):
         return Destination(None, credentials.load(folder).run, folder)
-    return Destination(None, text)
+    return Destination(None, _run_named(text))
 
 
 def identity_for(wanted: Destination, given: Path | None, relays: bool = False) -> Identity:
@@ -112,6 +138,7 @@ def operator_of(text: str | None) -> tuple[str, Credentials]:
 
 def _operator(text: str) -> tuple[str, Credentials] | None:
     """As :func:`operator_of`; None if no coordinator of that run has its folder here."""
+    text = _run_named(text)
     for folder in (Path(text), _coordinators() / text / "coordinator"):
         if (folder / "operator.pem").exists():
             return credentials.load_operator(folder)
@@ -132,6 +159,7 @@ def member(run: str) -> tuple[str, Credentials] | None:
 
 def memberships(run: str) -> Iterator[RunCredentials]:
     """What the peers of this machine hold for a run: that in the folder `run`, then all for that name."""
+    run = _run_named(run)
     for folder in (Path(run), *(credentials.folder_of(path, run) for path in _identities_in(run))):
         if credentials.exist(folder):
             yield credentials.load(folder)
@@ -143,6 +171,7 @@ def coordinator_folders(run: str | None) -> Iterator[Path]:
         found = [path.parent for path in _coordinators().glob("*/coordinator/operator.pem")]
         yield from found if len(found) == 1 else ()
         return
+    run = _run_named(run)
     for folder in (Path(run), *(_coordinators() / name / "coordinator" for name in (run, spec_name_in(run)))):
         if (folder / "operator.pem").exists():
             yield folder

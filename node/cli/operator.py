@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from node import command_runner
-from node.cli.known_runs import only_coordinator, operator_of
+from node.cli.known_runs import named_by, only_coordinator, operator_of
 from node.cli.options import SharedOptions, option, seconds_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+_ID_LETTERS = 52  # of each peer id
+
 invite_app = typer.Typer(cls=SharedOptions, help="Invites: who may come into a run.", no_args_is_help=True)
 peers_app = typer.Typer(
     cls=SharedOptions, help="Peers that were let in or are kept out.", no_args_is_help=True
@@ -45,7 +47,7 @@ Run = Annotated[
         "whose coordinator is here.",
     ),
 ]
-Peer = Annotated[str, typer.Argument(help="Peer id, as 'hetnode peers list' shows it.")]
+Peer = Annotated[str, typer.Argument(help="Peer id, or its beginning or end, as in 'hetnode status'.")]
 Reason = Annotated[str, option("Shown to everybody who takes part.")]
 
 
@@ -109,7 +111,7 @@ def invite_create(
 @invite_app.command("list")
 def invite_list(context: typer.Context) -> None:
     """Show the invites that were made, by name. Their secrets are kept nowhere."""
-    table = Table("invite", "used", "role", "state", "peers")
+    table = Table(Column("invite", no_wrap=True), "used", "role", "state", Column("peers", no_wrap=True))
     for invite in _asking(context, calls.ListInvites()):
         table.add_row(
             invite.id,
@@ -133,7 +135,7 @@ def invite_revoke(
 @peers_app.command("list")
 def peers_list(context: typer.Context) -> None:
     """Show every peer that was let in, has joined, or is banned."""
-    table = Table("peer", "name", "invite", "role", "state")
+    table = Table(Column("peer", no_wrap=True), "name", "invite", "role", "state")
     for peer in _asking(context, calls.ListPeers()):
         table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
     TerminalConsole().print(table)
@@ -152,6 +154,7 @@ def peers_ban(
 
     Its owner can make a new identity, and come back with an invite that has uses left: revoke that, too.
     """
+    peer = _peer_named(context, peer)
     invites = _asking(context, calls.BanPeer(peer, reason, revoke_invite))
     lines = [f"{peer} is banned", *(_fate_of(invite, context.obj) for invite in invites)]
     TerminalConsole().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
@@ -167,6 +170,7 @@ def peers_unname(
 
     The event log keeps the name, as it keeps everything.
     """
+    peer = _peer_named(context, peer)
     former = _asking(context, calls.TakeName(peer, allow))
     text = f"{peer} may have a public name" if allow else _unnamed(peer, former)
     TerminalConsole().print(text, highlight=False, markup=False, soft_wrap=True)
@@ -178,7 +182,9 @@ def peers_unban(
     peer: Peer,
 ) -> None:
     """Let a banned peer come back with the certificate or the identity that it has."""
+    peer = _peer_named(context, peer, banned=True)
     _asking(context, calls.UnbanPeer(peer))
+    TerminalConsole().print(f"{peer} may come back", highlight=False, markup=False, soft_wrap=True)
 
 
 @run_app.command("pause")
@@ -322,6 +328,21 @@ def _fate_of(invite: calls.InviteStatus, folder: Path | None) -> str:
         f"its invite {invite.id} still lets in {left} more, also the same person under a new identity; "
         f"revoke it with: hetnode invite revoke {invite.id}{where}"
     )
+
+
+def _peer_named(context: typer.Context, text: str, banned: bool = False) -> str:
+    """The peer of the run that `text` means; of those that are banned, and no other, if `banned` is set.
+
+    Raises BAD_OPTION. Another id is returned as it is: a peer can be banned before it comes.
+    """
+    known = [each.peer for each in _asking(context, calls.ListPeers()) if each.banned or not banned]
+    peer = named_by(text, known, "peers")
+    if peer not in known and (banned or len(peer) < _ID_LETTERS):
+        raise bad_option(
+            f"{text!r:.80} is not {'banned' if banned else 'a peer of this run'}.",
+            "See 'peers list'.",
+        )
+    return peer
 
 
 def _asking(context: typer.Context, request: Request[Answer]) -> Answer:

@@ -10,7 +10,7 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from node.security.channels import tls_error, tls_failure
+from node.security.channels import DIRECT, tls_error, tls_failure
 from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key, stamp
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -124,6 +124,7 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: s
     # Behind one port the name tells the two services apart.
     name = ENROLLMENT_NAME if invite.enrollment == invite.api else COORDINATOR_NAME
     options = (
+        DIRECT,
         ("grpc.ssl_target_name_override", name),
         ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     )

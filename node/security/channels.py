@@ -13,6 +13,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.renewed_server import ServerTls
 from protocol.trust.names import wrong_authority
 
+DIRECT = ("grpc.enable_http_proxy", 0)
+"""The option of each channel: a proxy is for the hub, and reaches neither a home nor this machine."""
 _TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostname Verification")
 
 
@@ -25,7 +27,8 @@ def open_channel(
     """
     # Certificates name peers, not machines, so the name to verify is not that of the address.
     tls = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-    return grpc.aio.secure_channel(address, tls, options=(*options, ("grpc.ssl_target_name_override", name)))
+    named = ("grpc.ssl_target_name_override", name)
+    return grpc.aio.secure_channel(address, tls, options=(*options, DIRECT, named))
 
 
 def server_tls(credentials: Credentials) -> ServerTls:

@@ -75,7 +75,8 @@ def _peer(text: str, state: State) -> PeerId:
             "'hetnode status' shows the ends of the peers' ids. Ask for one of these, for a round by its "
             "number, or for 'now'.",
         )
-    raise _bad(f"{len(found)} peers have {part[:64]!r} at the beginning or the end of their ids.")
+    choices = ", ".join(f"..{peer[-12:]}" for peer in found[:8])
+    raise _bad(f"{len(found)} peers have {part[:64]!r} at the beginning or the end of their ids: {choices}.")
 
 
 def _bad(cause: str) -> HetnodeError:

@@ -61,6 +61,23 @@ def test_a_relay_takes_the_identity_that_was_a_relay(home: Path) -> None:
     assert known_runs.identity_for(invite, None, relays=True).path.stem == "peer-2"
 
 
+def test_a_run_is_named_by_its_beginning_or_its_end(home: Path) -> None:
+    let_in(home, 0)
+    let_in(home, 1)
+    run = authority("a").run_id(spec_of())
+    for text in (run, spec_of().name, run[:8], run[-8:], f"..{run[-8:]}"):
+        assert known_runs.destination(text).run == run
+        assert [each.run for each in known_runs.memberships(text)] == [run, run]
+    assert known_runs.destination(run[:3]).run == run[:3], "too little to name anything"
+    let_in(home, 2, name="another")
+    other = authority("another").run_id(spec_of())
+    assert known_runs.destination(run[-8:]).run == run
+    with pytest.raises(HetnodeError, match=other) as caught:
+        known_runs.destination(spec_of().name)
+    assert caught.value.code is ErrorCode.BAD_OPTION
+    assert run in str(caught.value)
+
+
 def test_a_given_identity_decides(home: Path) -> None:
     let_in(home, 1)
     invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))

@@ -53,6 +53,25 @@ async def test_an_invite_from_its_making_to_its_end(run: Running) -> None:
     assert "revoked" in (await hetnode("invite", "list", *folder))[1]
 
 
+async def test_a_peer_is_named_by_the_end_of_its_id(run: Running) -> None:
+    """As other commands show it; of several, of none and of too little, nobody is banned."""
+    folder = ("--folder", str(run.folder))
+    await run.join(A)
+    await run.join(B)
+    status, _, errors = await hetnode("peers", "ban", A.peer[:7], *folder)
+    assert status == 2
+    assert A.peer in errors
+    assert B.peer in errors
+    for wrong in ("nobody", A.peer[-3:]):
+        assert (await hetnode("peers", "ban", wrong, *folder))[0] == 2
+    assert (await hetnode("peers", "ban", f"..{A.peer[-8:]}", *folder))[1].startswith(f"{A.peer} is banned")
+    for stranger in (B.peer, C.peer, "nobody"):
+        status, _, errors = await hetnode("peers", "unban", stranger, *folder)
+        assert status == 2
+        assert "is not banned" in errors
+    assert A.peer in (await hetnode("peers", "unban", A.peer[-8:], *folder))[1]
+
+
 async def test_a_peer_is_banned_and_let_in_again(run: Running) -> None:
     folder = ("--folder", str(run.folder))
     await run.join(A)

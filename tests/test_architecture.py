@@ -370,8 +370,8 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 15_260, 120
-"""What a newcomer reads in two days; 14,000 was the aim, and rounds with strangers need the rest."""
+MOST_CORE_LINES, MOST_CORE_FILES = 13_950, 105
+"""What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a root."""
 MOST_LINES = 71_000
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions and what protects a volunteer's machine (2,000 lines) are worth more than their lines."""

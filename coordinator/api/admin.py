@@ -98,7 +98,12 @@ class Admin:
         state = self._command_loop.state
         rounds = (
             calls.RestorableRound(
-                each.round_number, each.problem, state.tokens - state.tokens_at.get(each.round_number, 0)
+                each.round_number,
+                each.problem,
+                # Of a round that is not decided here nothing is undone.
+                0
+                if each.round_number >= state.current_round
+                else state.tokens - state.tokens_at.get(each.round_number, 0),
             )
             for each in restorable_rounds(state)
         )

@@ -32,7 +32,7 @@ from coordinator.membership.joining import check_compatible
 from coordinator.membership.presence import HeartbeatInterval
 from coordinator.membership.scores import Scores
 from coordinator.membership.sources import MemberSources
-from coordinator.membership.validation import check_not_excluded, live_peer
+from coordinator.membership.validation import check_not_excluded, live_peer, unknown_round
 from coordinator.run.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,
@@ -328,7 +328,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             return state.decisions.get(key) or state.is_decided(*key) or None
 
         decision = await self._until(peer, decision_topic(*key), made)
-        return decision if isinstance(decision, Decision) else await self._records.decisions.of(*key)
+        try:
+            return decision if isinstance(decision, Decision) else await self._records.decisions.of(*key)
+        except KeyError:
+            raise unknown_round(round_number) from None
 
     async def _until(self, peer: PeerId, topic: Topic, ready: Callable[[State], T | None]) -> T:
         """As :meth:`CommandLoop.until`. Raises BANNED or QUARANTINED when `peer` is excluded meanwhile."""

@@ -39,7 +39,8 @@ def heartbeat(transaction: Transaction, command: Heartbeat) -> None:
     """Note that the peer is live, and store its new measurements. Raises UNKNOWN_PEER."""
     live_peer(transaction.state, command.peer)
     seen = command.peer, command.round_number, command.inner_step, command.waits, command.kept
-    transaction.add(events.PeerSeen(transaction.now, *seen))
+    ahead = transaction.state.last_seen[command.peer].ahead
+    transaction.add(events.PeerSeen(transaction.now, *seen, ahead))
     if command.estimates is not None:
         _record_estimates(transaction, command.peer, command.estimates)
 

@@ -77,7 +77,17 @@ def behind(peer: PeerId, known: int, current: int) -> HetnodeError:
         ErrorCode.COORDINATOR_BEHIND,
         f"{peer} knows the decision of round {known}, and this coordinator is in round {current}: its folder "
         "was restored from an older copy.",
-        "The node waits. Stop the coordinator and restore the newest copy of its whole folder.",
+        "The node waits. Stop the coordinator and restore the newest copy of its whole folder, or let it go "
+        "on from what nodes hold: 'hetnode rollback' shows that.",
+    )
+
+
+def unknown_round(round_number: int) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.COORDINATOR_BEHIND,
+        f"This coordinator has no decision of round {round_number}: it was restored from an older copy, and "
+        "went on from what its nodes held after a later round.",
+        "No action is needed: nodes load the anchors of that round.",
     )
 
 

@@ -112,7 +112,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
     CauseCode.NEXT_PLAN: lambda it: "the next plan includes it",
     CauseCode.COORDINATOR_BEHIND: lambda it: (
         f"waiting for a coordinator that knows round {it.round_number}: "
-        "the folder of this one is an older copy, restore the newest"
+        "the folder of this one is an older copy, restore the newest, or see 'hetnode rollback'"
     ),
     CauseCode.DISCOUNTED: lambda _: (
         "its payloads count for nothing until they agree with those of the others again"

@@ -84,8 +84,9 @@ def peer_cause(state: State, peer: PeerId, lacks: Mapping[int, Cause] | None = N
     if state.phase is not RunPhase.TRAINING:
         return None
     seen = state.last_seen[peer].round_number
-    if seen > min(state.current_round, state.spec.rounds) + 1:
-        return Cause(CauseCode.COORDINATOR_BEHIND, round_number=seen - 1)
+    told = max((each for _, each, _ in state.last_seen[peer].ahead), default=0)
+    if seen > min(state.current_round, state.spec.rounds) + 1 or told >= state.current_round:
+        return Cause(CauseCode.COORDINATOR_BEHIND, round_number=max(seen - 1, told))
     closed = next(closed_links(state, peer), None)
     if closed or state.takes_part(peer, state.plans[-1].from_round):
         return closed or (Cause(CauseCode.DISCOUNTED) if peer in state.discounted else None)

@@ -216,6 +216,8 @@ def _replica_of(state: State, round_number: int, peer: PeerId) -> int:
 def _decision(sequence: int, event: events.RoundDecided, before: State, after: State) -> Iterator[Change]:
     decision, at = event.decision, event.at
     where = decision.round_number, decision.stage
+    if where[0] > before.current_round and where[1] == 0:  # an older copy goes on after unknown rounds
+        yield _begin(where[0], decision.next_epoch, at, sequence)
     tokens = nbytes = 0
     for payload, worth in worths(before, decision):
         tokens, nbytes = tokens + worth, nbytes + payload.nbytes

@@ -51,6 +51,13 @@ Peer = Annotated[str, typer.Argument(help="Peer id, or its beginning or end, as 
 Reason = Annotated[str, option("Shown to everybody who takes part.")]
 
 
+_LATER = (
+    "The folder of this coordinator is an older copy, from round {}. What was decided and credited since is "
+    "lost, and the model after round {} is what most of the nodes hold: they are trusted. Restore the newest "
+    "copy instead if there is any."
+)
+
+
 @invite_app.callback()
 @peers_app.callback()
 def _coordinator(
@@ -232,22 +239,30 @@ def rollback(
 
     The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
     also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
+
+    Where the coordinator's folder was restored from an older copy, nodes hold the model after later rounds.
+    They are listed, too, and --to lets the run go on from there: it trusts what most of its nodes tell.
     """
     found = _answer(operator_of(run), calls.ListRollbacks())
     console = TerminalConsole(highlight=False, soft_wrap=True)
     undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
+    is_ahead = restore_round is not None and restore_round >= found.round_number
     if restore_round is None:
-        table = Table("go back to round", "rounds undone", "tokens undone", "possible")
+        table = Table("go to round", "rounds undone", "tokens undone", "possible")
         for each in found.rounds:
             table.add_row(
                 str(each.round_number),
                 str(undone[each.round_number]),
                 f"{each.tokens:,}",
-                each.problem or "yes",
+                each.problem
+                or ("yes" if each.round_number < found.round_number else "yes, most nodes hold it"),
             )
         TerminalConsole(highlight=False).print(table)
         return
-    if not yes:
+    if not yes and is_ahead:
+        console.print(_LATER.format(found.round_number, restore_round), markup=False)
+        typer.confirm(f"Go on from round {restore_round}?", abort=True)
+    elif not yes:
         tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(
             restore_round, ""
         )
@@ -260,7 +275,8 @@ def rollback(
         typer.confirm(f"Go back to round {restore_round}?", abort=True)
     number = _answer(operator_of(run), calls.RestoreRound(restore_round, reason))
     console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
-    console.print("the run is paused; 'hetnode run resume' lets it go on", markup=False)
+    paused = "the run is paused; 'hetnode run resume' lets it go on"
+    console.print("the run goes on" if is_ahead else paused, markup=False)
 
 
 async def _kept(folder: Path, out: Path, wanted: calls.IssueInvite, wait: float) -> str:

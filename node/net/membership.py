@@ -284,10 +284,10 @@ class Membership:
         async for update in self._coordinator.watch():
             if is_first and update.plan is not None:
                 # A coordinator of an older copy makes plans that the newest copy does not know.
-                known = {
-                    epoch: plan for epoch, plan in self.run_view.plans.items() if epoch <= update.plan.epoch
-                }
-                self.run_view = replace(self.run_view, plans=known)
+                newest, view = update.plan.epoch, self.run_view
+                plans = {epoch: plan for epoch, plan in view.plans.items() if epoch <= newest}
+                followed = {peer: epoch for peer, epoch in view.followed.items() if epoch <= newest}
+                self.run_view = replace(view, plans=plans, followed=followed)
             is_first = False
             await self._adopt(update)
             if update.plan is None and update.waiting and not update.finished:

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
+from coordinator.membership.ahead import digest_ahead
 from coordinator.placement.rules import filled_replicas
 from coordinator.run.rounds.attestation import expected_digest, settled_digest
 from coordinator.run.rounds.rollback import problem_of
@@ -40,7 +41,7 @@ from coordinator.run.state.events import PayloadWithheld, PeerSeen
 from coordinator.run.state.state import State
 from coordinator.store.event_codec import decode, encode
 from protocol.status import RunPhase
-from protocol.types import Decision, Finding, PausedBy, PayloadDescriptor, Role, Verdict
+from protocol.types import Decision, Finding, Part, PausedBy, PayloadDescriptor, Role, Verdict
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.checked_run import ARBITER, STAGES, CheckedMachine, CheckedRun
 from tests.support.coordinator_run import measure
@@ -333,13 +334,14 @@ class RandomRun(CheckedMachine):
             assert self.run.state is before
             return
         assert not found
-        number = max(self.run.state.restored)
-        assert number in (former, former + 1)
+        number, is_ahead = max(self.run.state.restored), restore_round >= former
+        assert number == restore_round + 1 if is_ahead else number in (former, former + 1)
         assert self.number == number + 1
-        assert self.run.state.is_held or number == ROUNDS
+        assert is_ahead or self.run.state.is_held or number == ROUNDS
         for stage in range(STAGES):
             assert all(self.run.state.is_decided(*key) for key in before.decisions)
-            expected = settled_digest(before, stage, restore_round, "stage")
+            digest_of = digest_ahead if is_ahead else settled_digest
+            expected = digest_of(before, stage, restore_round, Part.STAGE)
             assert settled_digest(self.run.state, stage, number, "stage") == expected
 
     @rule()

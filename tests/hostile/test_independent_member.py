@@ -73,14 +73,18 @@ async def member_of(
     capacity = {"device": "cpu", "memory_bytes": 1 << 33, "threads": 1}
     await peer.join(role="stage", capacity=capacity)
     alive = asyncio.create_task(peer.keep_alive(1.0))
-    fields, plan = json.loads(peer.spec_json), await peer.first_plan()
-    await peer.attest(1, 0)
-    link, k = await dial_with_retries(peer, plan, 1)
-    await validation(link, fields, 0)
-    yield peer, link, k, alive, fields
-    await cancel(alive)
-    await link.close()
-    await peer.close()
+    try:
+        fields, plan = json.loads(peer.spec_json), await peer.first_plan()
+        await peer.attest(1, 0)
+        link, k = await dial_with_retries(peer, plan, 1)
+        try:
+            await validation(link, fields, 0)
+            yield peer, link, k, alive, fields
+        finally:
+            await link.close()
+    finally:
+        await cancel(alive)
+        await peer.close()
 
 
 async def test_a_member_whose_gradients_hold_one_nan_is_named_and_kept_apart(

@@ -11,19 +11,25 @@ from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from coordinator.run.state.records import LastSeen
 from coordinator.run.state.state import State
-from protocol.types import PeerId
+from protocol.types import Part, PeerId
 
 
 class Heartbeats:
     """The heartbeats that a log implies: a peer is heard until its loss says since when it was silent.
 
-    Peers say that they keep the anchors that rollbacks of the log restore.
+    Peers say that they keep the anchors that rollbacks of the log restore, or hold those that are adopted.
     """
 
     def __init__(self, log: Sequence[Event]) -> None:
         # For each peer and each of its stays, in order: when it was last heard.
         self._until: dict[PeerId, deque[float]] = defaultdict(deque)
-        self._kept = tuple(each.restore_round for each in log if isinstance(each, events.RunRolledBack))
+        rollbacks = [each for each in log if isinstance(each, events.RunRolledBack)]
+        self._kept = tuple(each.restore_round for each in rollbacks)
+        self._ahead = {
+            (anchor.stage, each.restore_round, Part(anchor.part)): anchor.digest
+            for each in rollbacks
+            for anchor in each.digests
+        } | {(0, each.round_number - 1, Part.COPY): "" for each in rollbacks}
         for event in log:
             if isinstance(event, events.PeerLost):
                 self._until[event.peer].append(event.at - event.silent_seconds)
@@ -37,10 +43,10 @@ class Heartbeats:
 
     def heard(self, state: State, now: float) -> State:
         """`state` with the signs of life up to `now` of all peers that are live."""
-        last_seen = state.last_seen
+        last_seen, told = state.last_seen, ((), self._kept, self._ahead)
         for peer, known in state.peers.items():
             until = self._until.get(peer)
             at = min(now, until[0] if until else inf)
             if known.is_live and at > last_seen[peer].at:
-                last_seen = last_seen.set(peer, LastSeen(at, state.current_round, 0, True, (), self._kept))
+                last_seen = last_seen.set(peer, LastSeen(at, state.current_round, 0, True, *told))
         return replace(state, last_seen=last_seen)

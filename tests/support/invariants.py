@@ -17,6 +17,7 @@ from coordinator.run.state.events import (
     PayloadOffered,
     PlanAdopted,
     RoundDecided,
+    RunRolledBack,
 )
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
@@ -60,6 +61,7 @@ class Invariants:
         self._unfounded: list[tuple[Decision, int]] = []
         self._plans: list[Plan] = []
         self._tiled, self._next_sample = 0, 0
+        self._unknown = 0  # decisions that a folder lacks which was restored from an older copy
 
     def check_event(self, before: State, event: Event, after: State) -> None:
         """`event` has changed `before` to `after`."""
@@ -76,6 +78,9 @@ class Invariants:
                 held = self._held.setdefault((event.stage, event.round_number), {})
                 owners = owners_of(before.round_of(event.stage, event.round_number), event)
                 held[event.peer] = held.get(event.peer, frozenset()) | owners
+            case RunRolledBack() if event.restore_round >= before.current_round:
+                known = sum(number == before.current_round for _, number in before.decisions)
+                self._unknown += self._stages * (event.round_number - before.current_round) - known
             case RoundDecided():
                 self._check_decision(before, event.decision, after)
             case PlanAdopted():
@@ -104,7 +109,7 @@ class Invariants:
         self._check_tiling(state)
         _require(bool(run_message(state)), "there is no sentence about what the run does")
         if state.phase is RunPhase.FINISHED:
-            all_decided = state.decided == self._stages * self._spec.rounds
+            all_decided = state.decided == self._stages * self._spec.rounds - self._unknown
             _require(all_decided, "the run is finished, and not all of its rounds are decided")
 
     def _check_rollback(self, state: State, round_number: int) -> None:

@@ -7,9 +7,12 @@ import copy
 
 import pytest
 
+from coordinator.run.rounds.rollback import problem_of
+from coordinator.run.state.commands import RollBack
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
-from tests.virtual.scenario import Play
+from protocol.types import Role
+from tests.virtual.scenario import FULL, MIXED, Play, attested, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -41,3 +44,80 @@ def test_nodes_that_know_more_than_their_coordinator_wait_and_keep_what_they_hav
     play(scenario)
     assert "[coordinator-behind]" in caplog.text
     assert "parameters before" not in caplog.text
+
+
+async def restored_from_a_copy(swarm: VirtualSwarm, copied: int, killed: int) -> None:
+    """The coordinator dies after round `killed`, and starts with the log as it was in round `copied`."""
+    await swarm.until_round(copied)
+    older = copy.deepcopy(swarm.coordinator.store)
+    await swarm.until(attested(killed, 3), "the anchors")
+    swarm.coordinator.kill()
+    swarm.coordinator.store = older
+    await swarm.coordinator.start()
+
+
+async def adopt(swarm: VirtualSwarm) -> int:
+    """Let the run go on from the newest round that most nodes hold. Returns that round."""
+    async with asyncio.timeout(200):
+        # Heartbeats are no events that could be waited for.
+        while not (found := [each for each in _ahead(swarm) if not problem_of(swarm.state, each)]):  # noqa: ASYNC110
+            await asyncio.sleep(1)
+    await swarm.coordinator.command_loop.execute(RollBack(max(found), ""))
+    return max(found)
+
+
+def _ahead(swarm: VirtualSwarm) -> set[int]:
+    told = (seen.ahead for seen in swarm.state.last_seen.values())
+    return {each for ahead in told for _, each, _ in ahead if each >= swarm.state.current_round}
+
+
+@pytest.mark.parametrize(
+    ("members", "settings"),
+    [(FULL, {}), (MIXED, {"outer.overlap": 1}), (MIXED, {"link.embedding_every": 2})],
+    ids=str,
+)
+def test_the_run_goes_on_from_the_newest_round_that_nodes_hold(
+    play: Play, caplog: pytest.LogCaptureFixture, members: dict[str, Role], settings: dict[str, int]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*members)
+        await restored_from_a_copy(swarm, 3, 6)
+        assert await adopt(swarm) == 6
+        assert swarm.state.restored == {7: 6}
+        await swarm.until_round(9)
+        swarm.start("late")
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert not swarm.diverged()
+
+    spec = swarm_spec(members, rounds=12, **settings)
+    play(scenario, {**members, "late": Role.REPLICA}, spec)
+    assert "goes back to round" not in caplog.text
+    assert "parameters before" not in caplog.text
+
+
+def test_members_that_stopped_one_round_apart_go_on_from_the_earlier_round(play: Play) -> None:
+    """One of two replicas has heard the last decision, and a third one was away all the time."""
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start(*FULL)
+        await swarm.until_round(3)
+        older = copy.deepcopy(swarm.coordinator.store)
+        swarm.kill("c")
+        await swarm.until_round(7)
+        swarm.network.isolate("b")
+        await swarm.until(attested(6, 1), "the anchor of one")
+        swarm.coordinator.kill()
+        swarm.network.heal()
+        swarm.coordinator.store = older
+        await swarm.coordinator.start()
+        assert await adopt(swarm) == 5
+        assert swarm.state.restored == {7: 5}
+        swarm.start("c")
+        await swarm.until_round(9)
+        swarm.coordinator.kill()
+        await swarm.coordinator.start()
+        await swarm.until_over()
+        swarm.assert_all_agree()
+
+    play(scenario, FULL, swarm_spec(FULL, rounds=12))

@@ -27,6 +27,10 @@ _OUTCOMES = {
 
 def explain_round(known: Known, number: int) -> Iterator[Statement]:
     """The title, then the statements."""
+    times, _ = known.times(number)
+    if number < known.state.current_round and (times is None or not times.is_decided):
+        # Unknown here: the folder is an older copy, and a later round goes on from what peers hold.
+        number = min((each for each in known.state.restored if each > number), default=number)
     story = RoundStory(known, number)
     if (restored := known.state.restored.get(number)) is not None:
         # No peer trains in a rollback, so the time of that round says nothing.

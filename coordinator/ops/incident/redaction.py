@@ -18,6 +18,7 @@ from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.pseudonyms import Labels, ReplacedAddresses, pseudonyms
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
+from coordinator.run.state.records import LastSeen
 from protocol.run_files.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
@@ -123,6 +124,7 @@ RULES: Mapping[tuple[type, str], Rule] = {
     (ResultClaim, "sha256"): Rule.DIGEST,
     (CommittedResult, "sha256"): Rule.DIGEST,
     (events.PeerStruck, "reason"): Rule.REASON,
+    (LastSeen, "ahead"): Rule.DIGEST,
     (events.DigestAttested, "part"): Rule.PART,
     (events.DigestAttested, "digest"): Rule.DIGEST,
     (events.AnchorDiverged, "part"): Rule.PART,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from coordinator.membership.ahead import note_ahead
 from coordinator.membership.validation import bad_request, behind, live_peer
 from coordinator.run.state.commands import Attest
 from coordinator.run.state.events import AnchorDiverged, DigestAttested
@@ -46,6 +47,7 @@ def attest(transaction: Transaction, command: Attest) -> None:
             return
         raise bad_request(f"{sender} attests the {part} of stage {stage}, which it does not hold")
     if round_number > 0 and not transaction.state.is_decided(stage, round_number):
+        note_ahead(transaction, command)
         raise behind(sender, round_number, transaction.state.current_round)
     if part in _SNAPSHOTS and not transaction.state.needs_snapshot(round_number):
         return

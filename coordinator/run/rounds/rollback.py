@@ -4,19 +4,23 @@ Round numbers only grow, and no decision changes: the rounds in between stay dec
 not trained again. Anchors and momentum become those after the former round, bit for bit. What replicas have
 learned since their last payload, their error feedback and the moments of their inner optimizers are dropped,
 because they come from the rounds that the rollback undoes.
+
+A coordinator whose folder was restored from an older copy goes on in the same way: it takes the anchors that
+its peers hold after a later round. That trusts more than half of them; the history in between is lost.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.membership.ahead import digest_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
 from coordinator.run.rounds.attestation import record_of, settled_digest
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch
 from coordinator.run.state.commands import PauseRun, RollBack
 from coordinator.run.state.events import AnchorDigest, RoundDecided, RunRolledBack
-from coordinator.run.state.state import State
+from coordinator.run.state.state import KEPT_ROUNDS, State
 from coordinator.run.state.text import listed
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
@@ -26,7 +30,7 @@ from protocol.types import Part, PausedBy, RolledBack
 
 @dataclass(frozen=True)
 class Restorable:
-    """A former round, and a sentence that says why its anchors cannot be restored now; or ""."""
+    """A round, and a sentence that says why its anchors cannot be restored now; or ""."""
 
     round_number: int
     problem: str
@@ -37,6 +41,9 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
 
     If some stages have decided the current round, the others abort it, and the rollback is the round after.
 
+    A `restore_round` that is not decided here is adopted, and the run is not paused: the rollback is a round
+    that no live peer knows yet, and the rounds up to it have no decisions here.
+
     Raises HetnodeError: BAD_REQUEST if no round is open; NO_ROLLBACK. Then nothing has changed.
     """
     state, restore_round = transaction.state, command.restore_round
@@ -46,10 +53,13 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
         stage for stage in range(state.stages) if (stage, state.current_round) not in state.decisions
     ]
     round_number = state.current_round + (len(undecided) < state.stages)
+    is_ahead = restore_round >= state.current_round
+    if is_ahead:
+        newest = max(told_ahead(state, restore_round + KEPT_ROUNDS), default=0)
+        round_number = max(restore_round + 1, min(newest + 1, state.spec.rounds))
     if round_number > state.spec.rounds:
-        raise _refused(
-            f"The last round of {state.spec.rounds} is half decided.", "Its result is the last one."
-        )
+        why = "decided" if is_ahead else "half decided"
+        raise _refused(f"The last round of {state.spec.rounds} is {why}.", "Its result is the last one.")
     if problem := problem_of(state, restore_round):
         possible = [str(each.round_number) for each in restorable_rounds(state) if not each.problem]
         raise _refused(
@@ -58,15 +68,18 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
             if possible
             else "Wait until nodes that kept anchors are back.",
         )
-    reason = f"the run goes back to round {restore_round}{': ' if command.reason else ''}{command.reason}"
-    pause(transaction, PauseRun(PausedBy.OPERATOR, reason))
-    if len(undecided) < state.stages:
-        for stage in undecided:
+    unknown = f"rounds {state.current_round} to {round_number - 1} are unknown here, and "
+    what = f"{unknown}the run goes on from what most peers hold after" if is_ahead else "the run goes back to"
+    reason = f"{what} round {restore_round}{': ' if command.reason else ''}{command.reason}"
+    if not is_ahead:
+        pause(transaction, PauseRun(PausedBy.OPERATOR, reason))
+        for stage in undecided if len(undecided) < state.stages else ():
             conclude(transaction, stage, (), reason)
+    digest_of = digest_ahead if is_ahead else settled_digest
     digests = tuple(
         AnchorDigest(stage, part, digest)
         for stage, part in _parts(state)
-        if (digest := settled_digest(state, stage, restore_round, part)) is not None
+        if (digest := digest_of(state, stage, restore_round, part)) is not None
     )
     epoch = next_epoch(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
@@ -76,10 +89,14 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
 
 
 def restorable_rounds(state: State) -> list[Restorable]:
-    """The former rounds after which nodes write checkpoints, and whose digests are known; newest first."""
+    """The former rounds after which nodes write checkpoints, and whose digests are known; newest first.
+
+    Before them are the rounds that peers have told of and that are not decided here.
+    """
     every = state.spec.recovery.checkpoint_every
     decided = {each for _, each, _ in state.digests if 0 < each < state.current_round}
     found = {0} | {each for each in decided if each % every == 0 or each in state.restored}
+    found |= told_ahead(state, state.spec.rounds)
     return [Restorable(each, problem_of(state, each)) for each in sorted(found, reverse=True)]
 
 
@@ -89,8 +106,10 @@ def problem_of(state: State, restore_round: int) -> str:
     Of each stage, the digest must be settled, and a live peer that has attested it must have said in its last
     heartbeat that it keeps the anchor. Every node computes or has received the initial parameters.
     """
-    if not 0 <= restore_round < state.current_round:
+    if restore_round < 0:
         return f"round {restore_round} is not decided"
+    if restore_round >= state.current_round:
+        return problem_ahead(state, restore_round, _parts(state))
     for stage, part in _parts(state):
         record = record_of(state, stage, part, restore_round)
         if record is None or settled_digest(state, stage, restore_round, part) != record.digest:

@@ -55,7 +55,8 @@ def _roll_back(state: State, event: events.RunRolledBack) -> State:
 
 def _see(state: State, event: events.PeerSeen) -> State:
     """A heartbeat changes `last_seen`, the one part of the state that a restart loses."""
-    seen = LastSeen(event.at, event.round_number, event.inner_step, True, event.waits, event.kept)
+    told = event.waits, event.kept, event.ahead
+    seen = LastSeen(event.at, event.round_number, event.inner_step, True, *told)
     return replace(state, last_seen=state.last_seen.set(event.peer, seen))
 
 

@@ -166,6 +166,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):
         return state  # a round ends for all stages at once
     oldest, oldest_decision = round_number + 1 - KEPT_ROUNDS, round_number + 1 - KEPT_DECISIONS
+    former = state.current_round  # an earlier one where a restored coordinator goes on from what peers hold
     state = replace(
         state,
         current_round=round_number + 1,
@@ -182,7 +183,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
     digests = {key: digests for key, digests in state.digests.items() if key[1] in kept}
     changes = {key: changes for key, changes in state.digest_changes.items() if key in digests}
     newest = state.plans[-1]
-    if newest.from_round == round_number + 1:
+    if former < newest.from_round <= round_number + 1:
         # Now peers without an assignment in the new plan have finished their last round.
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))

@@ -7,7 +7,8 @@ One file because each kind is a few fields, and all together are one union.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from protocol.status import Wait
@@ -15,6 +16,7 @@ from protocol.types import (
     Capacity,
     Decision,
     Estimates,
+    Part,
     PausedBy,
     PayloadDescriptor,
     PeerId,
@@ -93,13 +95,14 @@ class AddressesChanged(_Event):
 
 @dataclass(frozen=True)
 class PeerSeen(_Event):
-    """A heartbeat. The only event that is not stored."""
+    """A heartbeat; see records.LastSeen. The only event that is not stored."""
 
     peer: PeerId
     round_number: int
     inner_step: int
     waits: tuple[Wait, ...] = ()
     kept: tuple[int, ...] = ()
+    ahead: Mapping[tuple[int, int, Part], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

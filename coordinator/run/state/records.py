@@ -14,6 +14,7 @@ from protocol.types import (
     ExchangeGroup,
     Lifecycle,
     Member,
+    Part,
     PayloadDescriptor,
     PeerId,
     Reachability,
@@ -79,7 +80,8 @@ class Peer:
 class LastSeen:
     """When a peer gave its last sign of life, and what its last heartbeat said.
 
-    `has_sent_heartbeat` is false from the join until the first heartbeat.
+    `has_sent_heartbeat` is false from the join until the first heartbeat. `ahead`: by (stage, round, part),
+    the digests of its newest anchors after rounds that are not decided here.
     """
 
     at: float
@@ -88,6 +90,7 @@ class LastSeen:
     has_sent_heartbeat: bool = False
     waits: tuple[Wait, ...] = ()
     kept: tuple[int, ...] = ()
+    ahead: Mapping[tuple[int, int, Part], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,6 +82,7 @@ class MemberAnchors:
         self._waits = services.figures.waits
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
+        self._former: dict[tuple[int, Part], tuple[int, str]] = {}  # those before
 
     @property
     def position(self) -> int:
@@ -103,6 +105,7 @@ class MemberAnchors:
     async def refresh(self) -> None:
         """Ask the worker which anchors it has. Call this after it has loaded any."""
         self._anchors = dict(await self._worker.call(Digests()))
+        self._former.clear()
         self.commits.pending.clear()  # loading an anchor drops its proposal
         self.attestations.drop()
 
@@ -146,10 +149,22 @@ class MemberAnchors:
     async def attest_all(self) -> None:
         """Tell the coordinator the digests of everything that this member holds.
 
-        Raises HetnodeError: ANCHOR_DIVERGED where other replicas have another anchor.
+        Raises HetnodeError: ANCHOR_DIVERGED where other replicas have another anchor; COORDINATOR_BEHIND,
+        after all is told, also of the round before: members may have stopped one round apart.
         """
-        for stage, part in list(self._anchors):
-            await self._attest(stage, part)
+        behind: HetnodeError | None = None
+        for where, anchor in list(self._anchors.items()):
+            try:
+                await self._tell(*where, *anchor)
+            except HetnodeError as error:
+                if error.code is not ErrorCode.COORDINATOR_BEHIND:
+                    raise
+                behind = error
+                if where in self._former:
+                    with suppress(HetnodeError):  # it raises the same, and what is told counts
+                        await self._tell(*where, *self._former[where])
+        if behind is not None:
+            raise behind
         if self.snapshots is not None:
             has_stage_0 = (0, Part.STAGE) in self._anchors
             await self.snapshots.tell_held(self.round_of(0, Part.STAGE) if has_stage_0 else self.position)
@@ -234,18 +249,35 @@ class MemberAnchors:
                 changed = self._parts_changed_with(stage, Part.STAGE)
                 digests = {each: self._anchors[stage, each][1] for each in changed}
             for each, digest in digests.items():
+                self._former[stage, each] = self._anchors[stage, each]
                 self._anchors[stage, each] = (round_number, digest)
             if self.snapshots is not None and stage == 0:
                 await self.snapshots.write(round_number)
 
     async def _restore(self, stage: int, part: Part, rollback: Rollback, gates: RoundGates | None) -> None:
-        """Load the restored anchor of one part when overlapping steps are over; it is attested soon."""
+        """Load the restored anchor of one part when overlapping steps are over; it is attested soon.
+
+        Where no peer gives it and it is here, as after a restart of the coordinator from an older copy, it
+        stays, and so does all that was learned since.
+        """
         file: Path | None = None
+        kept = range(0)
         if rollback.restore_round:  # every worker makes the initial parameters itself
             wanted = stage, part, rollback.restore_round
-            file = await self.while_away(lambda: self.files.of_round(*wanted))
+            try:
+                file = await self.while_away(lambda: self.files.of_round(*wanted))
+            except HetnodeError as error:
+                is_here = self.round_of(stage, part) == rollback.restore_round
+                if not is_here or error.code is not ErrorCode.STATE_UNAVAILABLE:
+                    raise
+                kept = range(rollback.restore_round + 1, rollback.round_number + 1)
         if gates is not None:
             await gates.trained.wait()
+        if self.snapshots is not None:
+            self.snapshots.note_rollback(rollback.round_number)
+        for each in kept:
+            unchanged = Aborted(stage, each, 0, f"the anchor after round {rollback.restore_round} stays")
+            await run_to_the_end(self._apply_once(unchanged, part, (), {}))
         await run_to_the_end(self._restore_once(stage, part, rollback, file))
         await self._end_round(part, RoundEnd(stage, rollback.round_number, rolled_back=True))
         self._attest_if_recent(stage, part, rollback.round_number)
@@ -263,13 +295,12 @@ class MemberAnchors:
                     else LoadPart(stage, part, rollback.round_number, file)
                 )
                 self.commits.pending.pop(stage, None)
+                self._former.clear()
                 now = await self._worker.call(Digests())
                 for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]
-                if self.snapshots is not None:
-                    self.snapshots.note_rollback(rollback.round_number)
-                    if stage == 0:
-                        await self.snapshots.write(rollback.round_number)
+                if self.snapshots is not None and stage == 0:
+                    await self.snapshots.write(rollback.round_number)
         if file is not None:
             await asyncio.to_thread(self.files.remove, file)
 
@@ -279,7 +310,9 @@ class MemberAnchors:
             await self._transport.end_round(ended)
 
     async def _attest(self, stage: int, part: Part) -> None:
-        round_number, digest = self._anchors[stage, part]
+        await self._tell(stage, part, *self._anchors[stage, part])
+
+    async def _tell(self, stage: int, part: Part, round_number: int, digest: str) -> None:
         await self.while_away(lambda: self._coordinator.attest(stage, round_number, part, digest))
 
     def _attest_if_recent(self, stage: int, part: Part, round_number: int) -> None:

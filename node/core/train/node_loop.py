@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from enum import Enum
+from math import inf
 from pathlib import Path
 
 from node.checkpoint import parts
@@ -273,7 +274,8 @@ class NodeLoop:
         log.warning("%s", failure)
         await self._abandon()
         if is_behind := code_of(failure) is ErrorCode.COORDINATOR_BEHIND:
-            self._assignment = None  # the newest copy does not know what this coordinator is told
+            # The newest copy does not know what this coordinator is told, nor this one what was given up.
+            self._assignment, self._given_up_epoch = None, 0
         await self._give_up_assignment(failure)
         match remedy_for(failure):
             case Remedy.REJOIN:
@@ -285,7 +287,13 @@ class NodeLoop:
                 if not await self._recovery.jump_forward():
                     await asyncio.sleep(jittered(_RETRY_SECONDS))
             case Remedy.WAIT:
-                await asyncio.sleep(jittered(_OPERATOR_SECONDS if is_behind else _RETRY_SECONDS))
+                position = self._anchors.position if is_behind else inf
+                seconds = jittered(_OPERATOR_SECONDS if is_behind else _RETRY_SECONDS)
+                with suppress(TimeoutError):  # or until the coordinator goes on from what nodes hold
+                    async with asyncio.timeout(seconds):
+                        await self._services.membership.until(
+                            lambda view: view.round_number > position + 1 or None
+                        )
             case Remedy.FOLLOW | None:
                 pass
 

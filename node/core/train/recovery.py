@@ -38,11 +38,6 @@ class Recovery:
         if restored is not None:
             kept = f"{'with' if restored.has_private_state else 'without'} its own progress"
             log.info("this node's checkpoint of round %d is loaded, %s", restored.round_number, kept)
-        position = self._anchors.position
-        if position and position >= self._membership.run_view.round_number:
-            what = "[%s] waiting for a coordinator that knows round %d of this node's checkpoint"
-            log.error(what, ErrorCode.COORDINATOR_BEHIND.label, position)
-            await self._membership.until(lambda run_view: run_view.round_number > position or None)
         every, keep = self._recovery.checkpoint_every, self._recovery.keep_rounds
         await self.catch_up(every if restored is None else keep)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from node.cli.options import seconds_of
@@ -323,3 +324,24 @@ async def test_a_rollback_is_listed_confirmed_and_decided(run: Running) -> None:
     )
     assert (await run.status()).rounds_decided == 2
     assert "back to round 0: a [red]spike[/]" in (await run.status()).pause.reason
+
+
+async def test_what_nodes_hold_after_later_rounds_is_listed_confirmed_and_adopted(run: Running) -> None:
+    for peer in (A, B):
+        await run.join(peer)
+    for peer in (A, B):
+        for stage, part in ((0, "stage"), (1, "stage"), (0, "embedding")):
+            with pytest.raises(grpc.aio.AioRpcError, match="restored from an older copy"):
+                await run.attest(peer, stage, 2, part=part)
+    folder = str(run.folder)
+    status, out, _ = await hetnode("rollback", folder)
+    assert ["2", "0", "0", "yes,"] in [line.replace("│", "").split()[:4] for line in out.splitlines()]
+    status, out, _ = await hetnode("rollback", folder, "--to", "2")  # nobody answers the question
+    assert status != 0
+    assert "they are trusted" in out
+    assert await hetnode("rollback", folder, "--to", "2", "--yes") == (
+        0,
+        "round 3 is a rollback to round 2\nthe run goes on\n",
+        "",
+    )
+    assert ((await run.status()).rounds_decided, (await run.status()).pause) == (3, None)

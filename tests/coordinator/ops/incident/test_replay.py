@@ -259,3 +259,24 @@ def test_a_rollback_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     # A version that refuses it is found.
     monkeypatch.setattr("coordinator.run.rounds.rollback.problem_of", lambda *_: "a test")
     assert replay_incident(recorded(run)).differences
+
+
+def test_what_peers_hold_after_rounds_that_an_older_copy_lacks_replays() -> None:
+    run = Run(spec_of(2, 3, 0, 12, recovery__checkpoint_every=1))
+    peers = (A, B, C)
+    run.accept(commands.Start())
+    for peer in peers:
+        run.now += 0.25
+        run.accept(peer.join(run.spec))
+    for peer in peers:
+        attest(run, peer)
+    play(run)
+    for number, hosts in ((6, peers), (7, (A,))):
+        for peer in hosts:
+            for stage, part in ((0, "stage"), (1, "stage"), (0, "embedding")):
+                run.send(commands.Attest(peer.peer, stage, number, part, anchor_of(stage, number)))
+    run.now += 0.25
+    run.accept(commands.RollBack(6, "the copy was old"))
+    pass_time(run, 30.0, *peers, step=0.25)
+    assert run.state.restored == {8: 6}
+    assert replay_incident(recorded(run)).differences == ()

@@ -204,3 +204,74 @@ def test_the_status_says_so(run: Run) -> None:
     status = run_status(run.state, (), run.now, run.now)
     assert {each.state for each in status.replicas} == {ReplicaState.PAUSED}
     assert status.rollbacks == (Rollback(5, 2),)
+
+
+def hold(run: Run, number: int, *peers: Keyed, digest: str = "") -> None:
+    """Peers tell anchors after a round that is not decided here."""
+    for peer in peers:
+        for stage in range(STAGES):
+            told = Attest(peer.peer, stage, number, "stage", digest or anchor_of(stage, number))
+            run.refuse(told, ErrorCode.COORDINATOR_BEHIND)
+        embedding = Attest(peer.peer, 0, number, "embedding", digest or f"{number:064x}")
+        run.refuse(embedding, ErrorCode.COORDINATOR_BEHIND)
+
+
+def test_an_older_copy_goes_on_from_the_newest_round_that_most_peers_hold(run: Run) -> None:
+    hold(run, 8, A)
+    hold(run, 7, A, B, C)
+    assert not run.state.digests.keys() & {(0, 7, "stage"), (0, 8, "stage")}
+    found = {each.round_number: each.problem for each in restorable_rounds(run.state)}
+    assert (found[7], found[8]) == ("", "only 1 of 3 peers hold the same stage 0")
+    assert list(found)[:2] == [8, 7]
+    events = run.accept(RollBack(7, ""))
+    assert [type(event) for event in events] == [RunRolledBack, RoundDecided, RoundDecided]
+    # Nobody has seen a decision of round 9.
+    assert (run.state.restored, run.state.current_round, run.state.pause) == ({9: 7}, 10, None)
+    for stage in range(STAGES):
+        assert settled_digest(run.state, stage, 9, Part.STAGE) == anchor_of(stage, 7)
+    assert "rounds 5 to 8 are unknown here" in event_message(events[1])
+    for peer in PEERS:
+        for stage in range(STAGES):
+            run.accept(Attest(peer.peer, stage, 9, "stage", anchor_of(stage, 7)))
+    for stage in range(STAGES):
+        payloads = tuple(peer.payload(run.spec, stage, 10, anchor_of(stage, 7)) for peer in PEERS)
+        for payload, peer in zip(payloads, PEERS, strict=True):
+            run.accept(Offer(peer.peer, payload))
+        for peer in PEERS:
+            run.accept(Report(peer.peer, stage, 10, payloads))
+        assert isinstance(run.state.decisions[stage, 10], Committed)
+
+
+@pytest.mark.parametrize("round_number", [5, 6, 11])
+def test_what_half_of_the_peers_tell_is_not_adopted(run: Run, round_number: int) -> None:
+    hold(run, round_number, A)
+    hold(run, round_number, B, digest="another")
+    refusal = run.refuse(RollBack(round_number, ""), ErrorCode.NO_ROLLBACK)
+    assert "only 1 of 3 peers hold the same" in refusal.cause
+    assert run.state.current_round == 5
+
+
+def test_of_the_last_round_the_nodes_have_the_model(run: Run) -> None:
+    hold(run, 400, *PEERS)
+    hold(run, 12, *PEERS)
+    assert "round of 12 is decided" in run.refuse(RollBack(12, ""), ErrorCode.NO_ROLLBACK).cause
+
+
+def test_peers_that_are_gone_or_that_change_their_mind_have_no_vote(run: Run) -> None:
+    hold(run, 7, A, B)
+    hold(run, 11, B)
+    assert "only 1 of 3" in run.refuse(RollBack(7, ""), ErrorCode.NO_ROLLBACK).cause
+    hold(run, 7, B)
+    run.accept(Leave(A.peer, "a storm"))
+    assert "only 1 of 2" in run.refuse(RollBack(7, ""), ErrorCode.NO_ROLLBACK).cause
+    hold(run, 7, C)
+    run.accept(RollBack(7, ""))
+    assert run.state.restored == {8: 7}
+
+
+def test_a_liar_spends_few_rounds_of_a_run(run: Run) -> None:
+    hold(run, 6, A, B)
+    hold(run, 12, C)
+    run.accept(RollBack(6, ""))
+    assert run.state.restored == {12: 6}
+    assert run.state.current_round == 13

@@ -38,6 +38,7 @@ LAYERS = (
     "coordinator.placement",
     "coordinator.membership",
     "coordinator.ops.forecast coordinator.reduction coordinator.run.rounds",
+    "coordinator.rollback",
     "coordinator.run.decide coordinator.status",
     "coordinator.authority coordinator.store",
     "coordinator.ops.incident coordinator.run.command_loop",
@@ -88,6 +89,7 @@ PURE = [
     "coordinator.placement",
     "coordinator.reduction",
     "coordinator.run.rounds",
+    "coordinator.rollback",
     "coordinator.ops.forecast",
     "coordinator.ops.health",
     "coordinator.run.decide",
@@ -371,10 +373,12 @@ def test_long_files_say_why() -> None:
 
 
 MOST_CORE_LINES, MOST_CORE_FILES = 13_950, 105
-"""What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a root."""
-MOST_LINES = 71_000
+"""What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
+root."""
+MOST_LINES = 71_400
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
-contributions and what protects a volunteer's machine (2,000 lines) are worth more than their lines."""
+contributions, what protects a volunteer's machine (2,000 lines), and the way on from an older copy of a
+coordinator's folder (250) are worth more than their lines."""
 MOST_SETTINGS = 76
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last is
 outer.clip: without it, no run could repeat the paper's plain mean, and each recorded result would be lost."""

@@ -6,8 +6,8 @@ import hashlib
 import secrets
 
 from coordinator.membership.invites import open_invites_of
+from coordinator.rollback import restorable_rounds
 from coordinator.run.command_loop import CommandLoop
-from coordinator.run.rounds.rollback import restorable_rounds
 from coordinator.run.state import commands
 from coordinator.run.state.records import Invitation
 from coordinator.run.state.state import State

@@ -1,7 +1,7 @@
 """Anchors after rounds that this coordinator has not decided: its folder was restored from an older copy.
 
 What peers tell of them is in no log, and counts for one thing: the operator may let the run go on from what
-most peers hold (coordinator.run.rounds.rollback).
+most peers hold (coordinator.rollback).
 """
 
 from __future__ import annotations

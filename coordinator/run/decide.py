@@ -14,9 +14,9 @@ from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.membership.scores import weigh
 from coordinator.placement.reservations import reserve_assignments
+from coordinator.rollback import roll_back
 from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
-from coordinator.run.rounds.rollback import roll_back
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
 from coordinator.run.state import commands, events
 from coordinator.run.state.commands import Command

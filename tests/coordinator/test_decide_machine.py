@@ -15,8 +15,8 @@ from hypothesis.stateful import Bundle, initialize, multiple, precondition, rule
 
 from coordinator.membership.ahead import digest_ahead
 from coordinator.placement.rules import filled_replicas
+from coordinator.rollback import problem_of
 from coordinator.run.rounds.attestation import expected_digest, settled_digest
-from coordinator.run.rounds.rollback import problem_of
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import (
     AppointArbiter,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from coordinator.run.rounds.rollback import problem_of
+from coordinator.rollback import problem_of
 from coordinator.run.state.events import PeerLost
 from protocol.types import Role
 from tests.virtual.scenario import (

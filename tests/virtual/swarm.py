@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from coordinator.run.rounds.rollback import problem_of
+from coordinator.rollback import problem_of
 from coordinator.run.state.events import AnchorDiverged, Event
 from coordinator.run.state.state import State
 from coordinator.status.messages import run_message

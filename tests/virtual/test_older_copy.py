@@ -7,7 +7,7 @@ import copy
 
 import pytest
 
-from coordinator.run.rounds.rollback import problem_of
+from coordinator.rollback import problem_of
 from coordinator.run.state.commands import RollBack
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode

@@ -257,7 +257,7 @@ def test_a_rollback_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.state.restored == {4: 2}
     assert replay_incident(recorded(run)).differences == ()
     # A version that refuses it is found.
-    monkeypatch.setattr("coordinator.run.rounds.rollback.problem_of", lambda *_: "a test")
+    monkeypatch.setattr("coordinator.rollback.problem_of", lambda *_: "a test")
     assert replay_incident(recorded(run)).differences
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.rollback import problem_of
 from coordinator.run.rounds.attestation import MOST_CHANGES, locate, required_digest
-from coordinator.run.rounds.rollback import problem_of
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Heartbeat, Leave, RollBack
 from coordinator.run.state.events import PeerSeen

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.rollback import restorable_rounds
 from coordinator.run.rounds.attestation import locate, record_of, settled_digest
-from coordinator.run.rounds.rollback import restorable_rounds
 from coordinator.run.state.commands import (
     Attest,
     Heartbeat,

@@ -72,9 +72,9 @@ def join(transaction: Transaction, command: Join) -> None:
             return
         raise HetnodeError(
             ErrorCode.ALREADY_ACTIVE,
-            f"Peer {command.peer} already takes part.",
-            "Stop the other node of this identity; if it has just died, "
-            f"try again in {takeover_seconds:g} s.",
+            f"Peer {command.peer} already takes part, perhaps on a machine with a copy of its key.",
+            "Stop the other node, or give this machine an identity of its own: hetnode join INVITE "
+            f"--identity NEW-FILE. If the other has just died, try again in {takeover_seconds:g} s.",
         )
     if transaction.state.phase is RunPhase.FINISHED:
         raise HetnodeError(

@@ -148,6 +148,8 @@ def main() -> None:
     # pydantic would look for plugins in the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     open_output()
+    if os.path.expanduser("~") == "~":  # no HOME, and no entry of this user, as in containers
+        os.environ["HOME"] = "/nonexistent"
     try:
         try:
             app(prog_name="hetnode")

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Self
 
 from node.ipc.modules import CHILD_MODULES
+from protocol.server.descriptors import raise_descriptor_limit
 
 REPORT = struct.Struct("<i")  # the template reports two of them: the pid, then the exit status
 REQUEST_SIZE = struct.Struct("<I")
@@ -156,6 +157,7 @@ class Template:
     @classmethod
     def start(cls, modules: Sequence[str] = CHILD_MODULES) -> Self:
         """Start a template that imports `modules`. Returns at once; forks wait until the imports are done."""
+        raise_descriptor_limit()  # also that of all processes that it forks
         ours, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(

@@ -30,7 +30,6 @@ from node.ipc.template import DEFAULTS_OF_LIBRARIES, REPORT, REQUEST_SIZE, ForkR
 
 _IS_LINUX = sys.platform == "linux"
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
-_FIRST_FREE = 512  # above all descriptors that a requester names
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -133,7 +132,8 @@ def _read_request(control: socket.socket) -> ForkRequest:
             os._exit(1)  # the requester has ended
     request = ForkRequest.from_json(text)
     # Move all of them first: a received descriptor may have the number that another one must get.
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for each in received]
+    free = max(request.descriptors) + 1
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, free) for each in received]
     for each in received:
         os.close(each)
     for each, number in zip(moved, request.descriptors, strict=True):
@@ -165,7 +165,7 @@ def run(request: ForkRequest) -> None:
     _call(request.module)
 
 
-_exit_status = 0
+_exit_status = 1  # until the module is called
 
 
 def _call(module: str) -> None:
@@ -173,6 +173,7 @@ def _call(module: str) -> None:
     global _exit_status  # noqa: PLW0603  # the handler that needs it has no argument
     try:
         importlib.import_module(module).main()
+        _exit_status = 0
     except SystemExit as error:
         _exit_status = error.code if isinstance(error.code, int) else int(error.code is not None)
         raise

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 2.0
 _CLOCK_SECONDS = 2.0
 _FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this node for lost
+_MOST_PAUSE = 8.0
 
 
 async def obtain_credentials(
@@ -208,7 +209,7 @@ async def join_run(
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise
             log.info("%s", error.cause)
-        pause = jittered(1.0)
+        pause = jittered(min(max(1.0, waited), _MOST_PAUSE))  # a few: the coordinator limits how many
         await asyncio.sleep(pause)
         waited += pause
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
+_MOST_FOLDER = 60
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
@@ -47,8 +49,9 @@ class HostProcess:
 
         Raises HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, TRANSPORT_DIED; leaves nothing behind.
         """
-        # In the system's folder of temporary files: the path of a socket has at most 104 bytes.
-        folder = Path(tempfile.mkdtemp(prefix="hetnode-"))
+        # The path of a socket has at most 104 bytes, of which the name below takes 40.
+        is_short = len(os.fsencode(tempfile.gettempdir())) <= _MOST_FOLDER
+        folder = Path(tempfile.mkdtemp(prefix="hetnode-", dir=None if is_short else "/tmp"))
         try:
             child = await start_child(
                 "node.exchange.hive.host",

@@ -30,7 +30,7 @@ from protocol.trust.host_port import host_port, multiaddress, tcp_place
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-_SPARE_DESCRIPTORS = 256
+_SPARE_DESCRIPTORS, _OPEN_AT_LEAST = 256, 32
 """Open files of the DHT process that are no connections of the port."""
 # A peer has one connection to another one, or a few while both dial; many peers may share an address.
 _BURST, _PER_SECOND, _WAITING = 256, 50.0, 256
@@ -74,7 +74,8 @@ class PublicPort:
         self._unknown = FairShare(_UNKNOWN_EACH, _UNKNOWN_IN_ALL)
         self._carried: dict[SpliceEnd, str] = {}  # the peer of each connection
         self._refusals = RefusalLog(log)
-        most = (raise_descriptor_limit() - _SPARE_DESCRIPTORS) // 2  # a connection takes two of them
+        # A connection takes two of them. Where there are too few for the usual number, some may fail.
+        most = max(_OPEN_AT_LEAST, (raise_descriptor_limit() - _SPARE_DESCRIPTORS) // 2)
         limits = ConnectionLimits(_BURST, _PER_SECOND, _WAITING, _OPEN_EACH, min(_OPEN_IN_ALL, most))
         self._gateway = Gateway(listener, limits, self._admitted.admits, self._refusals)
 

@@ -180,3 +180,19 @@ def test_options_that_exclude_each_other_make_no_folder(
     result = hetnode("coordinator", *options, "--folder", str(tmp_path / "run"))
     check(result, 2, "bad-option", wrong)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "code"),
+    [("status", 2, "bad-option"), ("join tiny", 7, "no-credentials"), ("health", 7, "no-credentials")],
+)
+def test_a_user_without_a_home_gets_the_same_messages(line: str, status: int, code: str) -> None:
+    """As in a container that runs as a number: no HOME, and no entry of the user."""
+    without = (
+        "import os, pwd, sys\n"
+        "for name in ('HOME', 'XDG_DATA_HOME', 'XDG_CONFIG_HOME'): os.environ.pop(name, None)\n"
+        "pwd.getpwuid = lambda uid: {}[uid]\n"
+        "from node.__main__ import main; main()"
+    )
+    command = [sys.executable, "-c", without, *line.split()]
+    check(subprocess.run(command, capture_output=True, text=True, check=False), status, code)

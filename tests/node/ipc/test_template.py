@@ -256,3 +256,19 @@ def wait_gone(processes: Sequence[psutil.Process]) -> None:
             process.wait(SECONDS)
         except psutil.NoSuchProcess:
             continue
+
+
+@pytest.mark.parametrize("limit", ["-S", ""], ids=["soft", "hard"])
+def test_a_template_forks_where_few_files_may_be_open(limit: str) -> None:
+    """Of 256, it needs none with a high number; a soft limit is raised, as macOS has it."""
+    code = (
+        "import resource, sys; from node.ipc.template import Template; template = Template.start([]);"
+        "print(template.fork('timeit', ['-n1', '-r1']).wait(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    shell = f'ulimit {limit} -n 256 && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    status, soft, hard = done.stdout.split()[-3:]
+    assert (status, soft) == ("0", hard), done.stderr
+    assert "loop" in done.stdout, done.stderr

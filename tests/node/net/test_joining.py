@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from node.net import joining
 from node.net.coordinator_channel import fetch_status
-from node.net.joining import obtain_credentials
+from node.net.coordinator_client import CoordinatorClient
+from node.net.joining import join_run, obtain_credentials
 from node.net.waiting import CoordinatorWait
 from node.security import credentials as kept
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import Invite
-from protocol.types import Role
+from protocol.trust.reachability import Addresses
+from protocol.types import Capacity, Role
 from protocol.wire.operator_calls import WithdrawInvite
 from tests.builders import spec_of
 from tests.support.certificates import credentials
@@ -101,3 +107,27 @@ async def test_an_invite_for_another_run_is_used(run: Running, identity: Identit
         two = await obtained(await other.invite(), identity)
     assert one.run != two.run == other.run
     assert kept.load(one.folder) == one
+
+
+async def test_a_copied_identity_ends_with_what_to_do(
+    run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks less often than the coordinator allows, and not without end."""
+    identity = open_identity(tmp_path / "peer-0.key")
+    coordinator = CoordinatorClient(await obtained(await run.invite(), identity), identity)
+    pauses: list[float] = []
+
+    async def no_pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    try:
+        await join_run(coordinator, None, Capacity("cpu", 10**9, 2), Addresses(), "", 20.0)
+        waiting = SimpleNamespace(sleep=no_pause, CancelledError=asyncio.CancelledError)
+        monkeypatch.setattr(joining, "asyncio", waiting)
+        with pytest.raises(HetnodeError) as caught:
+            await join_run(coordinator, None, Capacity("cpu", 10**9, 3), Addresses(), "", 20.0)
+    finally:
+        await coordinator.close()
+    assert caught.value.code is ErrorCode.ALREADY_ACTIVE
+    assert "--identity" in caught.value.remedy
+    assert len(pauses) < 15

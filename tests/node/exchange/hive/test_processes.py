@@ -112,3 +112,14 @@ async def test_sigkill_of_the_parent_leaves_no_process_and_no_file(
     finally:
         if parent.returncode is None:
             parent.kill()
+
+
+async def test_a_long_folder_for_temporary_files_is_no_obstacle(
+    tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = sockets / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    node = await start_node(tmp_path, "node", (0,))
+    await node.transport.close()
+    assert not any(long.iterdir())

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo
 
+from node.exchange.hive import public_port
 from node.exchange.hive.public_port import announced_addresses, listen
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -33,6 +35,23 @@ async def guarded(folder: Path, name: str, initial_peers: tuple[str, ...] = ()) 
         yield Node(identity, transport)
     finally:
         await transport.close()
+
+
+async def test_where_256_files_may_be_open_connections_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING)
+
+    async def no_peers() -> list[PeerInfo]:
+        return []
+
+    monkeypatch.setattr(public_port, "raise_descriptor_limit", lambda: 256)
+    listener = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as p2pd:
+        port = public_port.PublicPort(listener, p2pd.sockets[0].getsockname()[1], ("127.0.0.1",))
+        port.open(no_peers)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await greeting(reader, writer) == GREETING
+        writer.close()
 
 
 def connections_of(node: Node) -> list[object]:

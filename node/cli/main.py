@@ -98,10 +98,7 @@ class LazyGroup(TyperGroup):
         return command and TyperCommand(cmd_name, help=command.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        from node.cli.removed import refuse_removed  # noqa: PLC0415  asyncio: the help needs none of it
-
         name, *rest = args
-        refuse_removed(args)
         if name in COMMANDS:
             return name, COMMANDS[name].load(name), rest
         return super().resolve_command(ctx, args)  # says that there is no such command

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.ops.incident.redaction import peers_in
-from coordinator.run.state.events import Event, RoundDecided
+from coordinator.run.state.events import Event
 from coordinator.store.event_codec import encode
 from protocol.spec.run import RunSpec
 
@@ -57,13 +56,3 @@ def to_bytes(incident: Incident) -> bytes:
     for kind, body in map(encode, incident.events):
         parts.append(compressor.compress(f'{{"kind":"{kind}","event":{body}}}\n'.encode()))
     return b"".join([*parts, compressor.flush()])
-
-
-def up_to_round(log: Sequence[Event], round_number: int) -> tuple[Event, ...]:
-    """The beginning of `log`, with all decisions of `round_number` if it has them."""
-    decisions = (
-        number
-        for number, event in enumerate(log, start=1)
-        if isinstance(event, RoundDecided) and event.decision.round_number <= round_number
-    )
-    return tuple(log[: max(decisions, default=0)])

@@ -6,9 +6,8 @@ import json
 import lzma
 from functools import cache
 
-from coordinator.ops.incident.file import Incident, to_bytes, up_to_round
+from coordinator.ops.incident.file import Incident, to_bytes
 from coordinator.ops.incident.redaction import redacted_log, redacted_spec
-from coordinator.run.state.events import RoundDecided
 from coordinator.store.event_codec import decode
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
@@ -34,13 +33,3 @@ def test_the_lines_are_json_that_people_can_read() -> None:
     assert first["why"] == "a test"
     assert first["events"] == len(incident().events) == len(lines()) - 1
     assert second["kind"] == type(incident().events[0]).__name__
-
-
-def test_a_log_is_cut_after_the_last_decision_of_a_round() -> None:
-    log = incident().events
-    cut = up_to_round(log, 2)
-    assert cut == log[: len(cut)]
-    assert isinstance(cut[-1], RoundDecided)
-    left = log[len(cut) :]
-    assert all(e.decision.round_number > 2 for e in left if isinstance(e, RoundDecided))
-    assert up_to_round(log, 0) == ()

@@ -49,6 +49,7 @@ from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
 from node.options import NodeOptions
 from node.security.identity import Identity
+from node.snapshots.embedding_snapshots import EmbeddingSnapshots
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.server.backoff import pause_after
@@ -359,7 +360,7 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         local = LocalData(
             options.compute, options.source, options.tokenizer, options.initial_folder, tuple(search_paths)
         )
-        training = NodeLoop(services, local, node.folder, node.leaving)
+        training = NodeLoop(services, local, node.folder, node.leaving, EmbeddingSnapshots)
         try:
             end = await training.run()
             if end is not End.FINISHED:

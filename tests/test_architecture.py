@@ -56,6 +56,7 @@ LAYERS = (
     "node.agreement node.home.guest node.measure node.monitoring node.core.worker",
     "node.home.relay node.home.router node.machine",
     "node.core.train node.experiment node.options",
+    "node.snapshots",
     "node.runtime node.hugging_face node.worker",
     "node.process",
     # faces: they alone see both sides
@@ -134,6 +135,7 @@ LEAVES = {
     "guest": ("node.home.guest",),
     "router": ("node.home.router",),
     "hosts": ("node.hosts",),
+    "snapshots": ("node.snapshots",),
     "experiment": ("node.experiment",),
     "hugging_face": ("node.hugging_face",),
 }

@@ -9,7 +9,7 @@ import signal
 import sys
 from traceback import format_exception
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.terminal import visible
@@ -73,7 +73,7 @@ def open_output() -> None:
     sys.excepthook = _show_failure
     for name in ("stdout", "stderr"):
         if isinstance(plain := getattr(sys, name), io.TextIOWrapper):
-            form = {"encoding": plain.encoding, "line_buffering": plain.line_buffering}
+            form: dict[str, Any] = {"encoding": plain.encoding, "line_buffering": plain.line_buffering}
             # Opened anew: a fork's streams believe that they are the files of its template.
             file = io.BufferedWriter(io.FileIO(plain.fileno(), "wb", closefd=False))
             setattr(sys, name, CommandOutput(file, errors="replace", **form))

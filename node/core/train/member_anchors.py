@@ -17,7 +17,7 @@ from typing import TypeVar
 from node.core.train.anchor_files import AnchorFiles
 from node.core.train.cancellation import run_to_the_end
 from node.core.train.commits import Commits
-from node.core.train.embedding_snapshots import EmbeddingSnapshots
+from node.core.train.link_snapshots import LinkSnapshots, MakeSnapshots
 from node.core.train.round_gates import RoundGates
 from node.core.train.round_payloads import RoundPayloads
 from node.core.train.services import Services
@@ -68,15 +68,22 @@ class MemberAnchors:
         snapshots: of the embedding, where links use them.
     """
 
-    def __init__(self, services: Services, stages: StageRange, stage_info: StageInfo, folder: Path) -> None:
+    def __init__(
+        self,
+        services: Services,
+        stages: StageRange,
+        stage_info: StageInfo,
+        folder: Path,
+        make_snapshots: MakeSnapshots,
+    ) -> None:
         self.stages, self.stage_info, self.parts = stages, stage_info, list(stage_info.parts)
         self.files = AnchorFiles(services, stage_info, folder)
         self.payloads, self.commits = RoundPayloads(services, stage_info), Commits(services)
         self.between_steps = asyncio.Lock()
         self.attestations = Attestations(self._attest, self._peers)
-        self.snapshots: EmbeddingSnapshots | None = None
+        self.snapshots: LinkSnapshots | None = None
         if services.spec.link.embedding_every:
-            self.snapshots = EmbeddingSnapshots(services, stages, self.files, folder)
+            self.snapshots = make_snapshots(services, stages, self.files, folder)
         self._spec, self._worker, self._transport = services.spec, services.worker, services.transport
         self._coordinator, self._membership = services.coordinator, services.membership
         self._waits = services.figures.waits

@@ -16,6 +16,7 @@ from pathlib import Path
 from node.checkpoint import parts
 from node.checkpoint.layout import round_folder
 from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
+from node.core.train.link_snapshots import MakeSnapshots
 from node.core.train.member_anchors import MemberAnchors, run_is_over
 from node.core.train.recovery import Recovery
 from node.core.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
@@ -62,9 +63,16 @@ class NodeLoop:
         newest_checkpoint: folder of the newest checkpoint; before the first, the folder of all of them.
     """
 
-    def __init__(self, services: Services, local: LocalData, folder: Path, leaving: asyncio.Event) -> None:
+    def __init__(
+        self,
+        services: Services,
+        local: LocalData,
+        folder: Path,
+        leaving: asyncio.Event,
+        make_snapshots: MakeSnapshots,
+    ) -> None:
         self._spec, self._services, self._local = services.spec, services, local
-        self._folder, self._leaving = folder, leaving
+        self._folder, self._leaving, self._make_snapshots = folder, leaving, make_snapshots
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self.newest_checkpoint = self._checkpoints
         self._assignment: PeerAssignment | None = None
@@ -163,7 +171,7 @@ class NodeLoop:
         )
         await services.transport.host_stages(hosted)
         await services.directory.take_stages(stages)
-        self._anchors = MemberAnchors(services, stages, stage_info, self._checkpoints)
+        self._anchors = MemberAnchors(services, stages, stage_info, self._checkpoints, self._make_snapshots)
         self._recovery = Recovery(services, self._anchors, self._checkpoints)
         await self._note_kept()
         await self._recovery.load_at_start()

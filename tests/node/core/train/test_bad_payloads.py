@@ -32,6 +32,7 @@ from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
+from node.snapshots.embedding_snapshots import EmbeddingSnapshots
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
@@ -202,7 +203,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             membership,
             Directory(peer.transport, record),
         )
-        anchors = MemberAnchors(services, StageRange(0, 1), stage_info, folder)
+        anchors = MemberAnchors(services, StageRange(0, 1), stage_info, folder, EmbeddingSnapshots)
         await anchors.refresh()
         exchange = RoundExchange(services, anchors)
         honest.append(Honest(peer.identity, peer.coordinator, peer.transport, exchange, worker))

@@ -22,9 +22,7 @@ _RETRY_SECONDS = 1.0
 
 
 class EmbeddingSnapshots:
-    """Keeps the snapshots that links need on the disk, and gives the active one to the worker.
-
-    Only for runs with ``link.embedding_every``.
+    """A :class:`node.core.train.link_snapshots.LinkSnapshots`: on the disk, and the active one at the worker.
 
     Args:
         stages: those that this member hosts.
@@ -42,10 +40,6 @@ class EmbeddingSnapshots:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def write(self, round_number: int) -> None:
-        """Write the snapshot of a round that stage 0 has just applied, where links need it; attest it soon.
-
-        Called before stage 0 applies another round. Raises HetnodeError DISK_FULL, ...
-        """
         next_round = max(round_number + 1, self._services.membership.run_view.round_number)
         is_due = is_snapshot_round(round_number, self._every, self._rollbacks)
         if self._is_host and is_due and round_number in self._needed(next_round):
@@ -65,18 +59,15 @@ class EmbeddingSnapshots:
             await self.write(position)
 
     def note_rollback(self, round_number: int) -> None:
-        """Anchors were restored in this round, of which the coordinator may tell all nodes later."""
         self._rollback = max(self._rollback, round_number)
 
     def fetch_for(self, round_number: int) -> None:
-        """Fetch in the background what links need in `round_number` or soon after it."""
         if not self._is_host:
             for each in self._needed(round_number):
                 if each and not self._is_coming(each):
                     self._fetching[each] = asyncio.create_task(self._fetch(each))
 
     async def use(self, round_number: int) -> None:
-        """Derive T_perp from the snapshot that is active in a round, before its inner phase begins."""
         active = active_snapshot(round_number, self._every, self._rollbacks)
         if self._is_host or active == self._used:
             return

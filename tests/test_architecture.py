@@ -374,7 +374,7 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 13_950, 105
+MOST_CORE_LINES, MOST_CORE_FILES = 13_800, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root."""
 MOST_LINES = 71_400

@@ -66,6 +66,15 @@ LEAVES = {
             )
         },
     ),
+    "snapshots": Leaf(
+        ("node/snapshots",),
+        {
+            "node/runtime.py": (
+                "from node.snapshots.embedding_snapshots import EmbeddingSnapshots",
+                "EmbeddingSnapshots: Any = None",
+            )
+        },
+    ),
     "relay": Leaf(
         ("protocol/relay", "coordinator/ops/relay", "node/home/relay"),
         {

@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from coordinator.membership import strikes
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
+from node.core.train.link_snapshots import LinkSnapshots
 from node.core.train.member_anchors import MemberAnchors
 from node.core.train.services import Services
 from node.exchange.hive.transport import HiveTransport
@@ -32,7 +33,6 @@ from node.net.directory import Directory
 from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
-from node.snapshots.embedding_snapshots import EmbeddingSnapshots
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
@@ -203,7 +203,7 @@ async def _start(folder: Path, coordinator: Running, stack: AsyncExitStack) -> R
             membership,
             Directory(peer.transport, record),
         )
-        anchors = MemberAnchors(services, StageRange(0, 1), stage_info, folder, EmbeddingSnapshots)
+        anchors = MemberAnchors(services, StageRange(0, 1), stage_info, folder, _no_snapshots)
         await anchors.refresh()
         exchange = RoundExchange(services, anchors)
         honest.append(Honest(peer.identity, peer.coordinator, peer.transport, exchange, worker))
@@ -322,3 +322,7 @@ def assert_struck(caplog: pytest.LogCaptureFixture, peer: PeerId, why: str) -> N
     """The coordinator's log names the peer and the reason."""
     strikes_told = [message for message in caplog.messages if "STRIKE" in message and peer[-8:] in message]
     assert any(why in message for message in strikes_told), caplog.messages
+
+
+def _no_snapshots(*_: object) -> LinkSnapshots:
+    raise AssertionError("the links of this run use none")

@@ -6,11 +6,13 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -215,10 +217,13 @@ def split_address(address: str, option: str) -> tuple[str, int]:
 def bare_host(host: str | None, option: str) -> str | None:
     """A name or an address, an IPv6 address without its brackets. Raises BAD_ADDRESS naming the option."""
     try:
-        return host and host_port.bare_host(host)
-    except ValueError as error:
+        bare = host and host_port.bare_host(host)
+        if bare and not re.fullmatch(r"[\w.-]{1,253}", bare):  # containers have names with underscores
+            IPv6Address(bare)
+        return bare
+    except ValueError:
         raise HetnodeError(
             ErrorCode.BAD_ADDRESS,
-            f"{option} '{host}' is no host: {error}.",
-            "Give a name or an address, without a port.",
+            f"{option} '{host}' is neither the name of a host nor an address.",
+            "Give a name or an address alone, without a port and without http://.",
         ) from None

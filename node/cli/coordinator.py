@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import dataclass
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 from platformdirs import user_data_path
@@ -33,7 +38,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
-from protocol.trust.host_port import host_port
+from protocol.trust.host_port import host_port, split_host_port
 from protocol.trust.private_file import write_whole
 
 if TYPE_CHECKING:
@@ -43,7 +48,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DASHBOARD = "127.0.0.1:7780"
+_LISTEN, _DASHBOARD = "127.0.0.1:7700", "127.0.0.1:7780"
+_DIAL_SECONDS = 5.0
+_KEY = "identity.key"
+_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found"}
+"""Names in the folder of a coordinator that has not started yet."""
+_PLACES = "places.json"
+"""In the folder of a coordinator: the options that say where it listens, with the ports that it had."""
 
 health = panel("Health of the training")
 
@@ -53,8 +64,12 @@ class CoordinatorOptions:
     """How the coordinator is reached, where it keeps the run, and what it does about alarms."""
 
     listen: Annotated[
-        str, network("HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6.")
-    ] = "127.0.0.1:7700"
+        str | None,
+        network(
+            "HOST:PORT of the API. 0.0.0.0 accepts other machines, [::] also over IPv6. Default: all places "
+            "that the run in --folder had the last time, else 127.0.0.1:7700."
+        ),
+    ] = None
     advertise: Annotated[str | None, network("Host under which others reach this machine.")] = None
     dht_port: Annotated[int, network("TCP port of the DHT bootstrap peer; 0 takes a free one.")] = 0
     enrollment_port: Annotated[
@@ -110,7 +125,25 @@ class CoordinatorOptions:
 
     @property
     def host(self) -> str:
-        return command_runner.split_address(self.listen, "--listen")[0]
+        return command_runner.split_address(self.listen or _LISTEN, "--listen")[0]
+
+    def as_before(self, folder: Path) -> CoordinatorOptions:
+        """These options; without --listen, what they leave out is as it was in `folder` the last time."""
+        if self.listen is not None or not (places := folder / _PLACES).exists():
+            return self
+        usual, known = vars(CoordinatorOptions()), dict[str, Any]()
+        with suppress(ValueError, AttributeError):  # a crash has left half of the file
+            known = {name: each for name, each in json.loads(places.read_text()).items() if name in usual}
+        return replace(
+            self, **{name: each for name, each in known.items() if vars(self)[name] == usual[name]}
+        )
+
+    def places(self, address: str, enrollment: str) -> str:
+        """JSON for :meth:`as_before`, of a coordinator that is reached at `address` and `enrollment`."""
+        ports = [split_host_port(each)[1] for each in (address, enrollment)]
+        kept = {name: getattr(self, name) for name in ("advertise", "relay", "relay_ports", "dashboard")}
+        own = {"one_port": self.one_port, "enrollment_port": None if self.one_port else ports[1]}
+        return json.dumps({"listen": host_port(self.host, ports[0]), **kept, **own})
 
     def addresses(self) -> ListenAddresses:
         """Where the coordinator shall listen. Raises BAD_ADDRESS, BAD_OPTION, MISSING_EXTRA."""
@@ -142,7 +175,7 @@ class CoordinatorOptions:
             )
         relay = RelayOptions("" if self.relay == "auto" else self.relay, ports, self.relay_uplink * MEGABIT)
         return ListenAddresses(
-            self.listen,
+            self.listen or _LISTEN,
             None if self.enrollment_port is None else host_port(host, self.enrollment_port),
             advertise or host,
             None if self.relay == "none" else relay,
@@ -168,8 +201,10 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     if folder is not None and kept is not None:
         options = SpecOptions(config=folder / "run.toml")  # resumes the run in the folder
     spec = pinned(kept or options.spec(), options.config)
-    addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
+    chosen = chosen.as_before(folder)
+    addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
+    _warn_of_strangers(folder)
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
     own_template()  # imports the transport while this process imports the coordinator
@@ -180,7 +215,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
 
     advertise = addresses.advertise or chosen.host
     bootstrap = _BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
-    announce = _CoordinatorFolder(folder, spec).announce
+    announce = _CoordinatorFolder(folder, spec, chosen).announce
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
     running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm))
@@ -206,11 +241,31 @@ def _dashboard(given: str | None) -> dict[str, Any]:
     return {"dashboard": _DASHBOARD, "near_dashboard": True}
 
 
+def _warn_of_strangers(folder: Path) -> None:
+    others = {each.name for each in folder.iterdir()} - _BEFORE_A_RUN if folder.is_dir() else set[str]()
+    if others and not (folder / _KEY).exists():
+        log.warning("%s holds other files, such as %s: those of the run come to them", folder, min(others))
+
+
+def _dial(addresses: Iterable[str]) -> None:
+    """Warn of addresses of this coordinator that this machine cannot reach: invites will contain them."""
+    for address in addresses:
+        try:
+            socket.create_connection(split_host_port(address), _DIAL_SECONDS).close()
+        except OSError as error:
+            log.warning(
+                "this machine does not reach itself at %s: %s. Check --advertise and the router's ports "
+                "before you send an invite; some routers let nobody inside call the home's own address",
+                address,
+                error,
+            )
+
+
 class _CoordinatorFolder:
     """The files by which others find the coordinator that runs in `folder`."""
 
-    def __init__(self, folder: Path, spec: RunSpec) -> None:
-        self._folder, self._spec = folder, spec
+    def __init__(self, folder: Path, spec: RunSpec, chosen: CoordinatorOptions) -> None:
+        self._folder, self._spec, self._chosen = folder, spec, chosen
         address = folder / "address"
         self._former = address.read_text() if address.exists() else ""
         forget_url(folder)
@@ -221,15 +276,24 @@ class _CoordinatorFolder:
         folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
         write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
-        for name, text in (("enrolment-address", enrollment), ("address", address)):
+        for name, text in (
+            (_PLACES, self._chosen.places(address, enrollment)),
+            ("enrolment-address", enrollment),
+            ("address", address),
+        ):
             write_whole(folder / name, text)
         console.print(f"run  {run}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
+        # As a thread, and no task: it may wait for a resolver, and nobody waits for it.
+        Thread(target=_dial, args=({address, enrollment},), daemon=True).start()
         if (url := url_in(folder)) is not None:
             console.print(f"dashboard {url}", markup=False)
         if self._former not in ("", address):
-            console.print(f"[yellow]the peers of this run look for it at {self._former}[/]")
+            console.print(
+                f"[yellow]the peers of this run look for it at {self._former}: start it there again, or send "
+                "each of them a new invite[/]"
+            )
         console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)
 
 
@@ -291,7 +355,7 @@ def _open_identity(folder: Path) -> Identity:
     from node.security.identity import open_identity  # noqa: PLC0415
 
     try:
-        return open_identity(folder / "identity.key")
+        return open_identity(folder / _KEY)
     except HetnodeError as error:
         if error.code is not ErrorCode.ALREADY_ACTIVE:
             raise

@@ -48,6 +48,10 @@ def check(result: subprocess.CompletedProcess[str], status: int, code: str, *wor
         ("spec show none.toml", 2, "bad-spec", ("none.toml",)),
         ("coordinator --folder run --metrics 7790", 4, "bad-address", ("--metrics", "7790")),
         ("coordinator --folder run --listen localhost", 4, "bad-address", ("localhost",)),
+        ("coordinator --folder run --advertise http://host", 4, "bad-address", ("--advertise", "http://")),
+        ("coordinator --folder run --advertise host:7700", 4, "bad-address", ("--advertise", "host:7700")),
+        ("join a-run --advertise host:7700", 4, "bad-address", ("--advertise", "host:7700")),
+        ("relay a-run --advertise a/b", 4, "bad-address", ("--advertise", "a/b")),
         ("join a-run --metrics 7790", 4, "bad-address", ("--metrics", "7790")),
         ("join a-run --relay ::1:7703", 4, "bad-address", ("--relay", "::1:7703")),
         ("join a-run --role stage --folder /proc/nowhere", 2, "bad-option", ("/proc/nowhere",)),
@@ -77,6 +81,12 @@ def test_a_port_in_use(busy_port: int, tmp_path: Path) -> None:
     result = hetnode("coordinator", "--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path / "run"))
     check(result, 4, "port-in-use", str(busy_port))
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+
+
+def test_other_files_in_the_folder_of_a_coordinator_are_named(busy_port: int, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    taken = ("--listen", f"127.0.0.1:{busy_port}", "--folder", str(tmp_path))
+    check(hetnode("coordinator", *taken), 4, "port-in-use", "thesis.tex")
 
 
 def test_a_metrics_port_in_use(busy_port: int, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("protocol", "coordinator", "node", "tests", "benchmarks")
+PACKAGES = ("protocol", "coordinator", "node", "tests", "benchmarks", "docs")
 FEW = ("tests/coordinator/run/rounds/test_rounds.py", "tests/virtual/test_exchange.py")
 CORE_TESTS = (
     "tests/protocol/math",

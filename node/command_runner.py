@@ -100,6 +100,8 @@ class _Ending:
             self.leave()
         else:
             self.leave_at_once()
+        if self.stage is _Stage.LEAVING:
+            log.warning("asked to end: this process ends in order; asked again, it ends at once")
         self._is_urgent = self.stage is _Stage.LEAVING
 
 

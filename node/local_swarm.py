@@ -19,7 +19,7 @@ from pathlib import Path
 from node.command_runner import LIFELINE
 from node.data.sources import names_files
 from node.ipc.modules import COMMAND_MODULES
-from node.ipc.template import ForkedProcess, own_template
+from node.ipc.template import ForkedProcess, close_own_template, own_template
 from node.measure.hardware import available_threads
 from node.net.coordinator_channel import CoordinatorChannel, fetch_status
 from node.security.credentials import Credentials, exist, folder_of, load_operator
@@ -87,6 +87,9 @@ class Swarm:
 
     async def close(self) -> None:
         """End every process: SIGTERM, then SIGKILL for what is left of its session."""
+        if self.coordinator is None or not self.coordinator.process.has_begun:
+            close_own_template()  # nobody waits for its imports; what it forks just now sees the lifeline end
+            self.coordinator = None
         # The coordinator ends last: the nodes tell it that they leave.
         for group in (list(self.nodes.values()), [self.coordinator] if self.coordinator else []):
             await _end(group)

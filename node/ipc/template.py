@@ -92,6 +92,11 @@ class ForkedProcess:
             self._receive(None)
         return int(REPORT.unpack_from(self._reports)[0])
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its template has imported its modules and forked this process."""
+        return self.poll() is not None or len(self._reports) >= REPORT.size
+
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while the process runs. Does not wait."""
         while self.returncode is None and self._receive(0.0):

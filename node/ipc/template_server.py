@@ -45,6 +45,25 @@ def import_modules(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
+def _import_while_wanted(modules: Sequence[str], requests: socket.socket) -> None:
+    """:func:`import_modules`, which takes many seconds; ends this process if the requester ends meanwhile."""
+    place = select.poll()
+    place.register(requests, 0)
+
+    def look(*_: object) -> None:
+        if any(event & select.POLLHUP for _, event in place.poll(0)):
+            os._exit(0)
+
+    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
+    signal.signal(signal.SIGIO, look)
+    fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
+    look()
+    import_modules(modules)
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+
+
 def serve_forks(requests: socket.socket) -> ForkRequest:
     """Fork a process for each request. Returns in the forked processes only; the template exits here."""
     # A supervisor may signal all processes of a service: only the main process decides when they end.
@@ -98,7 +117,7 @@ def _report_ended(controls: dict[int, socket.socket]) -> None:
 
 def _become(control: socket.socket, template: int) -> ForkRequest:
     """Set up this forked process as the request on `control` says, and return the request."""
-    for number in (signal.SIGTERM, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGIO):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
@@ -200,7 +219,7 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(requests.fileno(), False)
     if _IS_LINUX:
-        import_modules(sys.argv[2:])
+        _import_while_wanted(sys.argv[2:], requests)
     run(serve_forks(requests))
 
 

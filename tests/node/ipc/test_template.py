@@ -272,3 +272,11 @@ def test_a_template_forks_where_few_files_may_be_open(limit: str) -> None:
     status, soft, hard = done.stdout.split()[-3:]
     assert (status, soft) == ("0", hard), done.stderr
     assert "loop" in done.stdout, done.stderr
+
+
+def test_a_template_that_imports_ends_with_its_requester() -> None:
+    """Its imports take seconds, in which it would keep the requester's outputs open."""
+    code = "import os; from node.ipc.template import Template; Template.start(['tests.support.slow_import']);"
+    command = [sys.executable, "-c", f"{code} os._exit(7)"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=False)
+    assert done.returncode == 7

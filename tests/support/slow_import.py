@@ -1,0 +1,5 @@
+"""A module whose import takes longer than any test waits."""
+
+import time
+
+time.sleep(600)

@@ -206,7 +206,7 @@ async def _enter(
     credentials.remember(wanted, name)
     remember_node_folder(credentials.folder, options.folder)
     await worker.call(RequireInitial(spec := admission.spec, options.initial_folder))
-    log_admission(admission, credentials.run, identity.peer, ports)
+    log_admission(admission, credentials.run, identity.peer, ports, -coordinator.clock_offset())
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
     reach.relays = lambda: membership.run_view.relays or admission.relays
     await reach.take()
@@ -313,7 +313,7 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
             stays_connected=node.own_address.has_moved or node.reach.is_indirect,
             sources=tuple(sources),
             members=(*member_peers(node.membership.run_view), credentials.coordinator),
-            clock_offset=admission.clock_offset,
+            clock_offset=node.coordinator.clock_offset(),
         )
 
     transport = await transport_in_use().start(node.identity, enter, node.link_server.line)

@@ -49,6 +49,7 @@ from coordinator.status.run_status import run_status
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.calls import Context
+from protocol.server.clock import steady_from
 from protocol.trust.envelope import Signer, spec_message
 from protocol.trust.names import identity_of, peer_of
 from protocol.trust.reachability import Addresses
@@ -122,7 +123,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
     ) -> None:
         self._command_loop = command_loop
         self._spec, self._run = command_loop.spec, command_loop.state.run
-        self._records = records
+        self._records, self._time = records, steady_from(time.time())
         self._scores = Scores()
         self._access = access
         self._sources = sources
@@ -168,7 +169,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             run=self._run,
             dht_peers=self._dht_peers,
             spec_signature=self._spec_signature,
-            time=time.time(),  # a node compares its clock: certificates and records expire by it
+            time=self._time(),  # a node compares its clock: certificates and records expire by it
             relays=map(relay_to_pb, self._announcements.relays(self._command_loop.state)),
             reached=reached_to_pb(found),
             role=joined.role,

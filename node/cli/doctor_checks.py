@@ -32,10 +32,12 @@ from node.measure.measure import (
     training_speed,
 )
 from node.net.coordinator_channel import CoordinatorChannel, fetch_status
+from node.net.enrollment import clock_ahead
 from node.net.probe import probe_peer
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.clock import off_text
 from protocol.server.descriptors import MORE_DESCRIPTORS, few_descriptors, raise_descriptor_limit
 from protocol.server.gateway import listen_on
 from protocol.spec.fixed import MEMORY_RESERVE
@@ -48,6 +50,7 @@ from protocol.types import Capacity, StageRange
 _CLOSE_SECONDS = 3.0
 _REACH_SECONDS = 5.0
 _CLOCK_SECONDS = 2.0
+_SET_CLOCK = "A node allows for it, certificates do not for more than an hour: set the clock."
 _SLOW_UPLINK = 1e6 / 8
 _LEAST_DISK = 1 << 30
 _DISK_PER_PARAMETER = 40  # two checkpoints, with moments and error feedback, and payloads
@@ -250,6 +253,10 @@ async def check_reachable(invite: Invite) -> list[CheckResult]:
                 "Check that the coordinator runs, and that no firewall stands in between.",
             )
             findings.append(problem(name, silence))
+    with suppress(HetnodeError, OSError, TimeoutError):
+        async with asyncio.timeout(_REACH_SECONDS):
+            if off := off_text(await clock_ahead(invite), "at least "):
+                findings.append(warning("clock", off.removeprefix(", which is "), _SET_CLOCK))
     unmeasured = ok(
         "connections",
         "not measured: that takes a certificate, for which the invite would be spent",
@@ -267,8 +274,7 @@ async def check_coordinator(address: str, tls: Credentials) -> tuple[RunStatus, 
     text = f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the coordinator's"
     if abs(offset) <= _CLOCK_SECONDS:
         return status, [answer, ok("clock", text)]
-    remedy = "A node allows for it, certificates do not for more than an hour: set the clock."
-    return status, [answer, warning("clock", text, remedy)]
+    return status, [answer, warning("clock", text, _SET_CLOCK)]
 
 
 def check_libraries(spec: RunSpec) -> list[CheckResult]:

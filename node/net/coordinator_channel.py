@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
@@ -22,6 +22,7 @@ from protocol.errors import ErrorCode, HetnodeError, faulty_peer
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2, operator_pb2_grpc
+from protocol.server.clock import off_text
 from protocol.status import Explanation, RunStatus
 from protocol.trust.names import COORDINATOR_NAME
 from protocol.wire.operator_calls import AskWhy
@@ -54,10 +55,15 @@ _OPTIONS = (
 
 
 class CoordinatorChannel:
-    """A connection to the coordinator at `address`. It shows the same certificate until it is closed."""
+    """A connection to the coordinator at `address`. It shows the same certificate until it is closed.
 
-    def __init__(self, address: str, tls: Credentials) -> None:
-        self._address, self._tls = address, tls
+    `clock_offset`: by how many seconds the coordinator's clock is ahead, if that is known.
+    """
+
+    def __init__(
+        self, address: str, tls: Credentials, clock_offset: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._address, self._tls, self._clock_offset = address, tls, clock_offset
         self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
         self._calls = 0
@@ -106,7 +112,8 @@ class CoordinatorChannel:
             return refusal
         if why := tls_failure(error):
             own = f"; the one of this machine ends at {stamp(self._tls.expires)}"
-            return tls_error(self._address, "the coordinator of this run", why, own)
+            off = off_text(-self._clock_offset())
+            return tls_error(self._address, "the coordinator of this run", why, off, own)
         return self.unreachable(f"{error.code().name}: {text_of(error)}")
 
     def unreachable(self, why: str) -> HetnodeError:

@@ -31,6 +31,7 @@ from node.security.credentials import RunCredentials, check_in_date
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.server.clock import steady
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, Wait
 from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
@@ -67,14 +68,14 @@ from protocol.wire.status import measurement_to_pb
 log = logging.getLogger(__name__)
 
 _CALL_SECONDS = 15.0
-_LONGEST_SLEEP = 600.0  # certificates expire by the wall clock, which continues on a suspended machine
+_LONGEST_SLEEP = 600.0  # certificates also expire while a machine is suspended
 _RETRY_SECONDS = 0.3
 _LONGEST_HEARTBEAT = 600.0
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The coordinator's answer to a peer that joins. Its clock is ahead by `clock_offset` seconds.
+    """The coordinator's answer to a peer that joins.
 
     `reached` is what answered when it dialled this node back, `endpoint` where others open links to it.
     `role` is that of this node; `role_reason` says why, if the coordinator has chosen it.
@@ -82,7 +83,6 @@ class Admission:
 
     spec: RunSpec
     dht_peers: tuple[str, ...]
-    clock_offset: float = 0.0
     relays: tuple[RelayAddress, ...] = ()
     reached: Reached = NOT_REACHED
     endpoint: str = ""
@@ -113,7 +113,8 @@ class CoordinatorClient:
         self.credentials = credentials
         self._identity = identity
         self._peer = identity.peer
-        self._channel = CoordinatorChannel(self.address, credentials.tls)
+        self._ahead: float | None = None  # the coordinator's Unix time less the steady clock of this machine
+        self._channel = CoordinatorChannel(self.address, credentials.tls, self.clock_offset)
         self._reports = GroupReports(self._peer)
 
     async def join(
@@ -140,11 +141,11 @@ class CoordinatorClient:
             addresses=addresses_to_pb(addresses),
             name=name,
         )
-        asked = hooks.current().time()
+        asked = steady()
         # Before it answers, the coordinator dials back.
         reply = await self._first_call(request, deadline + DIAL_BACK_SECONDS)
         # The coordinator read its clock about half a round trip after the request was sent.
-        clock_offset = reply.time - (asked + hooks.current().time()) / 2
+        self._ahead = reply.time - (asked + steady()) / 2
         signed = spec_message(reply.run, reply.spec_json)
         if not is_signed_by(self.credentials.coordinator, signed, reply.spec_signature):
             raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
@@ -163,7 +164,15 @@ class CoordinatorClient:
         relays = relays_from_pb(reply.relays)
         role, reason = role_from_pb(reply.role), sentence_from_pb(reply.role_reason)
         peers = tuple(reply.dht_peers)
-        return Admission(spec, peers, clock_offset, relays, reached, endpoint, role, reason)
+        return Admission(spec, peers, relays, reached, endpoint, role, reason)
+
+    def clock_offset(self) -> float:
+        """Seconds by which the coordinator's clock is ahead of this machine's, as that is set at present."""
+        return 0.0 if self._ahead is None else steady() + self._ahead - hooks.current().time()
+
+    def now(self) -> float:
+        """Unix time of the coordinator; before it has answered a join, that of this machine."""
+        return time.time() if self._ahead is None else steady() + self._ahead
 
     async def update_addresses(self, addresses: Addresses) -> Reached:
         """Tell where others reach this node from now on; returns what answered there."""
@@ -200,12 +209,18 @@ class CoordinatorClient:
         renewed = replace(tls, certificate=reply.certificate_pem)
         check_own(renewed, authority, self._peer)  # before it replaces the one that still works
         self.credentials = self.credentials.renewed(reply.certificate_pem)
-        old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
+        old, self._channel = (
+            self._channel,
+            CoordinatorChannel(self.address, self.credentials.tls, self.clock_offset),
+        )
         await old.retire()
 
     async def reconnect(self) -> None:
         """Begin a new connection. Open calls raise COORDINATOR_UNREACHABLE, as if it had failed."""
-        old, self._channel = self._channel, CoordinatorChannel(self.address, self.credentials.tls)
+        old, self._channel = (
+            self._channel,
+            CoordinatorChannel(self.address, self.credentials.tls, self.clock_offset),
+        )
         await old.drop()
 
     async def keep_renewed(self) -> NoReturn:
@@ -214,7 +229,7 @@ class CoordinatorClient:
         Raises HetnodeError: BANNED or another refusal; CERTIFICATE_REFUSED if it expired without a renewal.
         """
         while True:
-            wait = self.credentials.tls.seconds_to_renewal(time.time())
+            wait = self.credentials.tls.seconds_to_renewal(self.now())
             await asyncio.sleep(min(wait, _LONGEST_SLEEP))
             if wait > _LONGEST_SLEEP:
                 continue
@@ -224,7 +239,7 @@ class CoordinatorClient:
             except HetnodeError as error:
                 if error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
                     raise
-                check_in_date(self.credentials, time.time())  # no renewal is possible after the end
+                check_in_date(self.credentials, self.now())  # no renewal is possible after the end
                 log.warning("the certificate could not be renewed yet: %s", error)
 
     async def watch(self) -> AsyncIterator[PlanUpdate]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 
 import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from node.security.channels import DIRECT, tls_error, tls_failure
+from node.security.channels import DIRECT, WrongClock, tls_error, tls_failure
 from node.security.credentials import Credentials, RunCredentials, folder_of, new_tls_key, stamp
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
+from protocol.server.clock import bound_by, off_text
 from protocol.trust.envelope import enrollment_message, public_key_of
 from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import Invite
@@ -48,9 +50,7 @@ async def enroll(invite: Invite, identity: Identity, deadline: float) -> RunCred
             authority = authority_of(shown, invite.pin)
             authority_pem = authority.public_bytes(Encoding.PEM)
             tls = Credentials(authority_pem, b"", key)
-            issued = x509.load_der_x509_certificate(shown).not_valid_before_utc.timestamp()
-            told = f"; it was issued after {stamp(issued)}"
-            reply = await _enroll(invite, identity, tls, told)
+            reply = await _enroll(invite, identity, tls, shown)
     except TimeoutError:
         raise _unreachable(invite.enrollment, f"no answer within {deadline:.0f} s") from None
     run = _checked_run(reply.run, invite.pin)
@@ -111,7 +111,37 @@ async def _shown_certificate(address: str) -> bytes:
         return bytes(shown or b"")
 
 
-async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: str) -> pb.EnrollReply:
+async def clock_error(
+    credentials: RunCredentials, what: str, deadline: float, more: str = ""
+) -> WrongClock | None:
+    """What to say where the clock of this machine is off by what the coordinator shows; None if it is not.
+
+    `what` is not in date by this clock, as in WrongClock. Raises HetnodeError as :func:`enroll`.
+    """
+    try:
+        async with asyncio.timeout(deadline):
+            shown = await _shown_certificate(credentials.api)
+    except TimeoutError:
+        raise _unreachable(credentials.api, f"no answer within {deadline:.0f} s") from None
+    authority_of(shown, credentials.tls.pin)
+    ahead = _ahead_by(shown)
+    return WrongClock(what, off_text(ahead, "at least "), more) if ahead else None
+
+
+async def clock_ahead(invite: Invite) -> float:
+    """Seconds by which the clock of this machine is at least ahead. Raises HetnodeError, OSError."""
+    shown = await _shown_certificate(invite.enrollment)
+    authority_of(shown, invite.pin)
+    return _ahead_by(shown)
+
+
+def _ahead_by(shown: bytes) -> float:
+    certificate = x509.load_der_x509_certificate(shown)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return bound_by(begins.timestamp(), ends.timestamp(), time.time())
+
+
+async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: bytes) -> pb.EnrollReply:
     public_key = tls.public_key
     request = pb.EnrollRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -137,7 +167,9 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: s
     except grpc.aio.AioRpcError as error:
         refusal, address = error_from_rpc(error), invite.enrollment
         if refusal is None and (why := tls_failure(error)):
-            refusal = tls_error(address, "the invite's coordinator", why, shown)
+            issued = x509.load_der_x509_certificate(shown).not_valid_before_utc.timestamp()
+            off, told = off_text(_ahead_by(shown), "at least "), f"; it was issued after {stamp(issued)}"
+            refusal = tls_error(address, "the invite's coordinator", why, off, told)
         raise refusal or _unreachable(address, f"{error.code().name}: {error.details()}"[:300]) from None
     finally:
         await channel.close()

@@ -17,13 +17,15 @@ from node.folder import agreed_spec, remember_agreed
 from node.net.addresses import ClaimedPorts
 from node.net.coordinator_channel import fetch_status
 from node.net.coordinator_client import Admission, CoordinatorClient
-from node.net.enrollment import enroll, is_unknown_name, unknown_address
+from node.net.enrollment import clock_error, enroll, is_unknown_name, unknown_address
 from node.net.membership import Membership, jittered
 from node.net.waiting import CoordinatorWait
-from node.security.credentials import RunCredentials, check_in_date, folder_of, load, of_authority
+from node.security.channels import WrongClock
+from node.security.credentials import RunCredentials, check_in_date, folder_of, load, of_authority, stamp
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
+from protocol.server.clock import off_text
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.host_port import split_host_port
@@ -35,7 +37,6 @@ from protocol.types import Capacity, PeerId, Role
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-_CLOCK_SECONDS = 2.0
 _FORMER_SECONDS = 30.0  # until the coordinator takes a former process of this node for lost
 _MOST_PAUSE = 8.0
 
@@ -50,7 +51,7 @@ async def obtain_credentials(
     """
     if invite is None:
         credentials = load(folder_of(identity.path, run))
-        check_in_date(credentials, time.time())
+        await wait.answer(partial(_in_date, credentials, time.time))
         return credentials
     known = of_authority(identity.path, invite.pin)
     if known is not None and known.is_of_relay is relays and time.time() < known.tls.expires:
@@ -62,6 +63,20 @@ async def obtain_credentials(
     credentials = await wait.answer(lambda seconds: enroll(invite, identity, seconds))
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
     return credentials if known is None else replace(credentials, name=known.name)
+
+
+async def _in_date(credentials: RunCredentials, clock: Callable[[], float], seconds: float) -> None:
+    """Check the node's own certificate by `clock`; where it has expired, also by what the coordinator shows.
+
+    Raises HetnodeError CERTIFICATE_REFUSED; COORDINATOR_UNREACHABLE for a clock that is off.
+    """
+    try:
+        check_in_date(credentials, clock())
+    except HetnodeError as expired:
+        more = f"; it ends at {stamp(credentials.tls.expires)}"
+        raise (
+            await clock_error(credentials, "This node's certificate has expired", seconds, more) or expired
+        ) from None
 
 
 async def _answering_address(known: RunCredentials, addresses: Sequence[str], seconds: float) -> str:
@@ -199,12 +214,16 @@ async def join_run(
     """
     waited = 0.0
     while True:
-        check_in_date(coordinator.credentials, time.time())  # this may be called again and again, for days
+        # This may be called again and again, for days.
+        await _in_date(coordinator.credentials, coordinator.now, join_seconds)
         try:
             return await coordinator.join(role, capacity, addresses, spec_hash, join_seconds, name)
         except asyncio.CancelledError:
             await leave_run(coordinator, "stopped before the end")  # it may be admitted, with no answer yet
             raise
+        except WrongClock as error:
+            known = coordinator.credentials
+            raise await clock_error(known, error.what, join_seconds, error.more) or error from None
         except HetnodeError as error:
             if error.code is not ErrorCode.ALREADY_ACTIVE or waited > _FORMER_SECONDS:
                 raise
@@ -214,14 +233,14 @@ async def join_run(
         waited += pause
 
 
-def log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedPorts) -> None:
+def log_admission(admission: Admission, run: str, peer: PeerId, ports: ClaimedPorts, ahead: float) -> None:
     """Tell the volunteer the role of this node, who reaches it, and whether its clock is wrong."""
     log.info("joined run %s, peer %s, spec %s", run, peer, admission.spec.hash)
     policy, why = POLICIES[admission.role], admission.role_reason
     log.info("this node is a %s: %s%s", policy.noun, policy.summary, why and f"; {why}")
     ports.note_reached(admission.reached)
-    if abs(admission.clock_offset) > _CLOCK_SECONDS:
-        log.warning("this machine's clock is wrong by %.0f s", -admission.clock_offset)
+    if off := off_text(ahead):
+        log.warning("set the clock of this machine%s", off)
 
 
 async def announce_leaving(

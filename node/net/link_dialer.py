@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,8 +14,8 @@ from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_mes
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
-from node.security.channels import open_channel, tls_failure
-from node.security.credentials import Credentials
+from node.security.channels import open_channel, out_of_date, tls_failure
+from node.security.credentials import Credentials, stamp
 from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode
 from protocol.server.line import UNLIMITED, Line
@@ -110,6 +111,8 @@ async def _why_to_retry(call: Any, endpoint: str, neighbour: LinkEndpoint) -> st
     """
     status = await status_of(call)
     if why := tls_failure(status):
+        if out_of_date(why):
+            why += f"; the clock of this machine says {stamp(time.time())}"
         raise refusal(
             ErrorCode.CERTIFICATE_REFUSED,
             f"what answers at {endpoint} has no certificate of {neighbour.peer} ({why})",

@@ -15,6 +15,7 @@ from typing import NoReturn, TypeVar
 from node.net.coordinator_client import CoordinatorClient
 from node.net.live_estimates import LiveEstimates
 from node.net.plan_updates import PlanUpdate
+from node.security.channels import WrongClock
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Wait
 from protocol.types import (
@@ -305,7 +306,8 @@ class Membership:
             raise error
         elif not self._is_away:
             self._is_away = True
-            log.warning("waiting for the coordinator; no action is needed here: %s", error.cause)
+            action = error.remedy if isinstance(error, WrongClock) else "no action is needed here"
+            log.warning("waiting for the coordinator; %s: %s", action, error.cause)
 
     async def _adopt(self, update: PlanUpdate) -> None:
         """Make `update` the newest view. The allow list comes first: other peers may act before this node."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from node.net.joining import local_address_towards
 from node.net.membership import TEMPORARY, Membership, RunView, has_moved, until_answered
 from node.net.reach import DirectReach
 from protocol.errors import HetnodeError
+from protocol.server.clock import steady
 from protocol.server.interfaces import interface_addresses
 from protocol.trust.reachability import Addresses
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
-wall_clock = time.time  # goes on while this machine is suspended; the event loop's clock stands still
+wall_clock = steady  # goes on while this machine is suspended; the event loop's clock stands still
 _POLL_SECONDS = 1.0
 _SLEPT_SECONDS = 5.0
 """So much less than the wall clock shows that this machine was suspended."""

@@ -16,6 +16,7 @@ from protocol.trust.names import wrong_authority
 DIRECT = ("grpc.enable_http_proxy", 0)
 """The option of each channel: a proxy is for the hub, and reaches neither a home nor this machine."""
 _TLS_FAILURES = ("handshake", "Peer name", "certificate", "CERTIFICATE", "Hostname Verification")
+_DATES = {"has expired": "has expired", "not yet valid": "is not yet valid"}
 
 
 def open_channel(
@@ -36,20 +37,36 @@ def server_tls(credentials: Credentials) -> ServerTls:
     return ServerTls(credentials.key, credentials.certificate, credentials.authority)
 
 
-def tls_error(address: str, who: str, why: str, own: str = "") -> HetnodeError:
+class WrongClock(HetnodeError):
+    """A certificate, as `what` says, is not in date by the clock of this machine. That ends by itself.
+
+    `off` tells by how much the clock of this machine is off, `more` what else is known.
+    """
+
+    def __init__(self, what: str, off: str = "", more: str = "") -> None:
+        clock = f"by the clock of this machine, which says {stamp(time.time())}{off}{more}"
+        whose = "the clock of this machine" if off else "the clock of this machine, or that of the other"
+        super().__init__(
+            ErrorCode.COORDINATOR_UNREACHABLE,
+            f"{what} {clock}.",
+            f"Set {whose}: this node waits, and goes on then.",
+        )
+        self.what, self.more = what, more
+
+
+def tls_error(address: str, who: str, why: str, off: str = "", own: str = "") -> HetnodeError:
     """What to raise after :func:`tls_failure`: a wrong clock ends by itself, another authority does not.
 
-    `who` ends the sentence "What answers at ADDRESS is not ..."; `own` tells the time of another clock.
+    `who` ends the sentence "What answers at ADDRESS is not ..."; `off` and `own` are as of WrongClock.
     """
-    if not any(sign in why for sign in ("has expired", "not yet valid")):
+    if not (dated := out_of_date(why)):
         return wrong_authority(f"What answers at {address} is not {who}: {why}.")
-    sign = "has expired" if "has expired" in why else "is not yet valid"
-    now = stamp(time.time())
-    return HetnodeError(
-        ErrorCode.COORDINATOR_UNREACHABLE,
-        f"The certificate of {address} {sign} by the clock of this machine, which says {now}{own}.",
-        "Set the clock of this machine, or that of the coordinator: one of them is wrong.",
-    )
+    return WrongClock(f"The certificate of {address} {dated}", off, own)
+
+
+def out_of_date(why: str) -> str:
+    """What a message of TLS says about the dates of a certificate; "" if nothing."""
+    return next((text for sign, text in _DATES.items() if sign in why), "")
 
 
 def tls_failure(error: grpc.RpcError) -> str:

@@ -3,8 +3,8 @@
 Its arguments are FOLDER CERTIFICATE AUTHORITY OFFSET PEER ADDRESS. Its test gives it a wrong clock; it takes
 the coordinator's to be OFFSET seconds ahead. It joins the DHT at ADDRESS, publishes its record there, and
 prints whether it has found that of PEER. Then it exchanges a payload with PEER: the descriptors go over stdin
-and stdout as lines of hex. At the end it prints the number of payloads that it holds, and waits for one more
-line before it ends.
+and stdout as lines of hex. At the end it prints the number of payloads that it holds, and whether it still
+finds PEER, and waits for one more line before it ends.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ async def main(
         group = ExchangeGroup("group", canonical([own, theirs]))
         gathered = await hivemind.exchange(payload, own, group, expected=0, deadline=PATIENT)
         print(len(gathered.held), flush=True)
+        print(peer in await hivemind.lookup(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     finally:
         await hivemind.close()

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from node import hooks
+from protocol.server.clock import steady_from
 
 
-def coordinator_time(offset: float) -> float:
-    """Unix time of the coordinator, whose clock is `offset` seconds ahead of this machine's."""
-    return hooks.current().time() + offset
+def coordinator_clock(offset: float) -> Callable[[], float]:
+    """Unix time of the coordinator, whose clock is `offset` seconds ahead of this machine's at present."""
+    return steady_from(hooks.current().time() + offset)
 
 
 def correct_dht_time(offset: float) -> None:
@@ -23,10 +25,7 @@ def correct_dht_time(offset: float) -> None:
 
     Call it after all imports and before anything is started.
     """
-
-    def get_dht_time() -> float:
-        return coordinator_time(offset)
-
+    get_dht_time = coordinator_clock(offset)
     # hivemind's get_dht_time is time.time itself, so this finds every module that imported it.
     for module in list(sys.modules.values()):
         if getattr(module, "get_dht_time", None) is time.time:

@@ -34,7 +34,7 @@ from node.exchange.hive.calls import (
     Lookup,
     Publish,
 )
-from node.exchange.hive.clock import coordinator_time
+from node.exchange.hive.clock import coordinator_clock
 from node.exchange.hive.host_process import HostProcess
 from node.exchange.transport import (
     Enter,
@@ -80,7 +80,7 @@ class HiveTransport(Transport):
 
     def __init__(self, identity: Identity, enter: Enter, line: Line, host: HostProcess, entry: Entry) -> None:
         self._identity, self._enter, self._line = identity, enter, line
-        self._host, self._entry = host, entry
+        self._host, self._entry, self._now = host, entry, coordinator_clock(entry.clock_offset)
         self._authority = x509.load_pem_x509_certificate(entry.authority.read_bytes())
         self.port = next((place[1] for place in map(tcp_place, host.addresses) if place), 0)
         self._clock = asyncio.get_running_loop().time
@@ -243,9 +243,6 @@ class HiveTransport(Transport):
         sealed = seal_record(record, self._entry.run, self._identity.sign, expires, certificate)
         return Publish(self._identity.peer, sealed, expires, deadline=_DHT_SECONDS)
 
-    def _now(self) -> float:
-        return coordinator_time(self._entry.clock_offset)
-
     async def _call(self, request: HiveRequest[Answer], code: ErrorCode, ends: float | None = None) -> Answer:
         """The answer of the present processes, or of those that replace them, before `ends`.
 
@@ -302,6 +299,7 @@ class HiveTransport(Transport):
         try:
             entry = await self._enter()
             self._entry = entry if entry.listen_port else replace(entry, listen_port=self.port)
+            self._now = coordinator_clock(entry.clock_offset)
             self._host = await HostProcess.start(self._identity, self._entry, self._line)
             # The allow list comes first: other peers may call at once.
             for request in (self._admitted, self._hosted, self._arbiter, self._admitted):

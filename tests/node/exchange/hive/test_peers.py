@@ -165,21 +165,24 @@ async def test_the_embedding_is_fetched_from_its_host_or_its_follower(
 # Clocks
 
 
+@pytest.mark.parametrize("step", [0.0, 600.0, -600.0])
 @pytest.mark.parametrize("skew", [-600.0, 600.0])
-async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part(
-    swarm: Swarm, tmp_path: Path, skew: float
+async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part_also_when_its_clock_is_set(
+    swarm: Swarm, tmp_path: Path, skew: float, step: float
 ) -> None:
     alice = swarm["alice"]
     await alice.transport.publish(record_of(alice.identity), ttl=60.0)
     async with skewed(swarm, tmp_path, skew, offset=-skew) as (identity, process):
         await alice.transport.admit([alice.identity.peer, identity])
         assert await line_of(process) == "True"
+        (tmp_path / "step").write_text(str(step))
         theirs = descriptor_from_bytes(bytes.fromhex(await line_of(process)))
         payload = os.urandom(100_000)
         own = alice.descriptor(payload, 0, 1)
         tell(process, descriptor_to_bytes(own).hex())
         assert await alice.exchange(payload, own, [own, theirs]) == canonical([own, theirs])
         assert await line_of(process) == "2"
+        assert await line_of(process) == "True"
         assert identity in await alice.transport.lookup()
         tell(process, "the end")
     await swarm.admit()
@@ -194,8 +197,12 @@ async def test_a_node_with_an_unknown_clock_error_is_refused(swarm: Swarm, tmp_p
 async def skewed(
     swarm: Swarm, folder: Path, skew: float, offset: float
 ) -> AsyncIterator[tuple[PeerId, asyncio.subprocess.Process]]:
-    """A node in processes whose clocks are `skew` seconds ahead."""
-    clock = f"import time\nreal = time.time\ntime.time = lambda: real() + {skew}\n"
+    """A node in processes whose clocks are `skew` seconds ahead, and as many more as the file "step" says."""
+    clock = f"""import os, time
+real, file = time.time, {str(folder / "step")!r}
+step = lambda: float(open(file).read() or 0) if os.path.exists(file) else 0.0
+time.time = lambda: real() + {skew} + step()
+"""
     (folder / "sitecustomize.py").write_text(clock)
     identity = open_identity(folder / "skewed.key")
     shown = certified(identity)
@@ -206,7 +213,7 @@ async def skewed(
         *(swarm["alice"].identity.peer, swarm.addresses[0]),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
     )
     try:
         yield identity.peer, process

@@ -1,8 +1,9 @@
 """A run's model as a model of transformers: the names of its tensors, and ``config.json``.
 
 The layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections.
-So only the names of tensors change. A model with biases is exported as Qwen2, one with norms of queries and
-keys as Qwen3, any other one as Llama, to which a Mistral without a sliding window is equal.
+So only the names of tensors change. A model with norms of queries and keys is exported as Qwen3, any other
+one as Llama, to which a Mistral without a sliding window is equal. So is a Qwen2: it is a Llama with biases,
+of which that of the output is zero. AutoTokenizer of transformers 5 changes the ids of a Qwen2's tokenizer.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ def published_name(name: str) -> str:
     return f"model.layers.{layer}.{_OF_LAYER[short]}"
 
 
+def output_biases(model: ModelSpec) -> list[str]:
+    """Names in transformers of tensors [width] that are zero: Llama has all biases of attention or none."""
+    layers = range(model.layers) if model.qkv_bias else ()
+    return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in layers]
+
+
 def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
     """The content of ``config.json``.
 
@@ -70,7 +77,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         dtype: name of the element type of the weights, as in torch.
         end: id of the end-of-text token, or None.
     """
-    kind = "qwen3" if model.qk_norm else "qwen2" if model.qkv_bias else "llama"
+    kind = "qwen3" if model.qk_norm else "llama"
     rope = _rope_of(model)
     return {
         "architectures": [_CLASSES[kind]],
@@ -85,7 +92,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         "rope_theta": model.rope_base,
         **({"rope_scaling": rope} if model.rope_scaling != "none" else {}),
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": model.qkv_bias,
         "attention_dropout": 0.0,
         "mlp_bias": False,
         "tie_word_embeddings": False,
@@ -130,7 +137,7 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
     fields |= {
         "context": context,
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "qkv_bias": kind == "qwen2",
+        "qkv_bias": kind == "qwen2" or config.get("attention_bias", False),
         "qk_norm": kind == "qwen3",
     }
     try:
@@ -185,7 +192,8 @@ def _problems(config: Mapping[str, Any], context: int) -> list[str]:
         found.append(f"its architectures are {config.get('architectures')!r:.80}, not one of {known}")
     if problem := _window_problem(config, context):
         found.append(problem)
-    found += [f"it has {name}" for name in ("attention_bias", "mlp_bias") if config.get(name)]
+    biases = ("mlp_bias",) if kind == "llama" else ("attention_bias", "mlp_bias")
+    found += [f"it has {name}" for name in biases if config.get(name)]
     if config.get("hidden_act", "silu") != "silu":
         found.append(f"its hidden_act is {config['hidden_act']!r:.40}, not silu")
     for rope in _ropes(config):

@@ -1,7 +1,7 @@
 """A checkpoint as a complete Hugging Face folder, which transformers loads without remote code.
 
 ==============================  ==================================================================
-config.json                     LlamaForCausalLM
+config.json                     LlamaForCausalLM or Qwen3ForCausalLM
 generation_config.json          the end token, and ids that are never generated
 model*.safetensors              weights; several files with an index if they exceed the size of a shard
 tokenizer.json ...              a tokenizer with the run's ids
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from node.checkpoint.files import Shapes, publish, write_bytes
@@ -27,7 +28,7 @@ from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_comple
 from node.core.model.shapes import parameter_shapes
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.architecture import config_of, published_name
+from node.hugging_face.architecture import config_of, output_biases, published_name
 from node.hugging_face.card import CardFacts, Measured, card
 from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
@@ -113,13 +114,16 @@ def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
 def _published_shapes(spec: RunSpec) -> Shapes:
     stages = range(spec.swarm.stages)
     shapes = (item for stage in stages for item in parameter_shapes(spec, stage).items())
-    return {published_name(name): shape for name, shape in shapes}
+    biases = dict.fromkeys(output_biases(spec.model), (spec.model.width,))
+    return {published_name(name): shape for name, shape in shapes} | biases
 
 
 def _published(stored: Verified) -> Iterator[tuple[str, Tensor]]:
     for stage in range(stored.spec.swarm.stages):
         for name, tensor in stored.tensors(stage):
             yield published_name(name), tensor
+    for name in output_biases(stored.spec.model):
+        yield name, torch.zeros(stored.spec.model.width)
 
 
 def _end_of_text(tokenizer: ByteTokenizer | FileTokenizer) -> int | None:

@@ -24,7 +24,7 @@ from node.checkpoint.global_model import Checkpoint
 from node.core.model.shapes import parameter_shapes
 from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer
 from node.folder import disk_errors_reported
-from node.hugging_face.architecture import model_of, published_name, unsupported
+from node.hugging_face.architecture import model_of, output_biases, published_name, unsupported
 from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from protocol.errors import ErrorCode, HetnodeError
@@ -47,11 +47,13 @@ class Published:
     Attributes:
         model: the fields of `ModelSpec`.
         tied: its head is its embedding. A run trains a copy of the embedding as a separate head.
+        output_bias: its attention has a bias of the output, too, which must be zero.
     """
 
     folder: Path
     model: Mapping[str, Any]
     tied: bool
+    output_bias: bool
 
 
 def inspect(folder: Path, context: int | None = None) -> Published:
@@ -65,7 +67,7 @@ def inspect(folder: Path, context: int | None = None) -> Published:
     if type(longest) is not int:
         raise unsupported(path, f"max_position_embeddings is {longest!r:.40}")
     model, tied = model_of(config, context or min(longest, MOST_CONTEXT), path)
-    return Published(folder, model, tied)
+    return Published(folder, model, tied, config["model_type"] == "llama" and model["qkv_bias"])
 
 
 def tokenizer_of(published: Published) -> FileTokenizer | None:
@@ -161,7 +163,12 @@ def _stage_reader(published: Published, spec: RunSpec) -> Callable[[int], dict[s
     expected = {published_name(name): shape for shapes in of_stage for name, shape in shapes.items()}
     if published.tied:
         del expected[_HEAD]
+    zero = output_biases(spec.model) if published.output_bias else []
+    expected |= dict.fromkeys(zero, (spec.model.width,))
     weights = Weights(published.folder, expected, ignored=[_HEAD] if published.tied else [])
+    for name in zero:
+        if weights.read(name).any():
+            raise unsupported(published.folder, f"{name} is not zero")
 
     def source(name: str) -> str:
         theirs = published_name(name)

@@ -44,6 +44,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3": ("llama", {"rope_parameters": STRETCHED}),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 900.0}}),
     "llama 3.2, tied": ("llama", {"rope_parameters": STRETCHED, "tie_word_embeddings": True}),
+    "llama, biases": ("llama", {"attention_bias": True, "rope_parameters": STRETCHED}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral, window": ("mistral", {"sliding_window": 64}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
@@ -58,9 +59,11 @@ def published(kind: str, folder: Path, **config: Any) -> PreTrainedModel:
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **config})).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             parameter.copy_(1 + 0.3 * noise if parameter.mean() == 1 else 0.2 * noise)
+            if name.endswith("o_proj.bias"):  # a run has none
+                parameter.zero_()
     model.save_pretrained(folder)
     return model
 

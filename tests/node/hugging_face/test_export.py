@@ -219,6 +219,33 @@ def test_a_tokenizer_file_gives_the_ids_of_training(tmp_path: Path, special: boo
     _assert_no_trace(tmp_path / "hf", tmp_path)
 
 
+@pytest.mark.parametrize("variant", ["qkv_bias", "qk_norm"])
+@pytest.mark.parametrize("file", [False, True])
+def test_ids_do_not_depend_on_the_architecture(tmp_path: Path, variant: str, file: bool) -> None:
+    """AutoTokenizer of transformers takes a class of its own for some of them, whatever the folder says."""
+    changes = {f"model.{variant}": True, "model.layers": 2, "model.vocabulary": 300}
+    own: ByteTokenizer | FileTokenizer = ByteTokenizer()
+    if file:
+        _trained_tokenizer(False).save(str(tmp_path / "tokenizer.json"))
+        own = FileTokenizer((tmp_path / "tokenizer.json").read_bytes())
+        changes |= {"data.tokenizer": str(tmp_path / "tokenizer.json"), "data.tokenizer_sha256": own.sha256}
+    spec = resolve("nano", overrides=changes)
+    global_model.write(tmp_path / "run", spec, 1, random_model(spec))
+    export(global_model.verify(tmp_path / "run"), tmp_path / "hf", DTYPES["fp32"], GB)
+    theirs = _load_tokenizer(tmp_path / "hf")
+    for text in (
+        "cafe\u0301",
+        "caf\u00e9",
+        "it's 12345",
+        "  the\n\n thing ",
+        "\u212b \ufb01",
+        "的 é😀",
+        "a\u200bb",
+    ):
+        assert theirs(text).input_ids == own.encode(text).tolist()
+        assert theirs.decode(own.encode(text).tolist()) == text
+
+
 def _assert_no_trace(folder: Path, place: Path) -> None:
     for path in folder.iterdir():
         assert str(place).encode() not in path.read_bytes(), path.name

@@ -45,7 +45,8 @@ def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
         ({"num_key_value_heads": 2}, "shape"),
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"num_key_value_heads": "all"}, "key_value_heads"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": True}, "lacks 12 tensors"),
+        ({"attention_bias": "some"}, "qkv_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no 'low_freq_factor'"),
@@ -88,6 +89,19 @@ def _with_a_bias(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
     save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_bias_of_the_output_must_be_zero(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hf", random_model(PLAIN), attention_bias=True)
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(PLAIN.model.layers):
+        for each, width in (("q", 64), ("k", 64), ("v", 64), ("o", 64)):
+            tensors[f"model.layers.{layer}.self_attn.{each}_proj.bias"] = torch.zeros(width)
+    save_file(tensors, folder / "model.safetensors")
+    imported(folder, tmp_path / "good")
+    tensors["model.layers.1.self_attn.o_proj.bias"][5] = 1e-3
+    save_file(tensors, folder / "model.safetensors")
+    _assert_refused(folder, tmp_path / "new", "layers.1.self_attn.o_proj.bias is not zero")
 
 
 def _with_an_integer_tensor(folder: Path) -> None:

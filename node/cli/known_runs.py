@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -157,10 +158,19 @@ def member(run: str) -> tuple[str, Credentials] | None:
     return None if known is None else (known.api, known.tls)
 
 
+def node_name(folder: Path) -> str:
+    """How commands call the node of these credentials, by its key: ``peer-0``."""
+    return folder.parent.name.removesuffix(".runs")
+
+
 def memberships(run: str) -> Iterator[RunCredentials]:
-    """What the peers of this machine hold for a run: that in the folder `run`, then all for that name."""
+    """What the peers of this machine hold for a run: that in the folder `run`, then all for that name.
+
+    `run` may be a :func:`node_name`, too.
+    """
     run = _run_named(run)
-    for folder in (Path(run), *(credentials.folder_of(path, run) for path in _identities_in(run))):
+    own = sorted(user_config_path("hetnode").glob(f"{run}.runs/*")) if re.fullmatch(r"peer-\d+", run) else []
+    for folder in (Path(run), *own, *(credentials.folder_of(path, run) for path in _identities_in(run))):
         if credentials.exist(folder):
             yield credentials.load(folder)
 

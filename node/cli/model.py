@@ -50,11 +50,11 @@ def _place_of(run: Path) -> Path:
     """
     if run.exists() and not credentials.exist(run):
         return run
-    noted = {node_folder_of(known.folder): known.run for known in known_runs.memberships(str(run))}
-    found = [folder for folder, name in noted.items() if folder is not None and run_in(folder) == name]
+    noted = {node_folder_of(known.folder): known for known in known_runs.memberships(str(run))}
+    found = [folder for folder, own in noted.items() if folder is not None and run_in(folder) == own.run]
     if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise bad_option(f"Several nodes of this machine are in {run}: {names}.", "Name the folder of one.")
+        names = ", ".join(known_runs.node_name(noted[each].folder) for each in found)
+        raise bad_option(f"Several nodes of this machine are in {run}: {names}.", "Name one of them.")
     return found[0] if found else run
 
 

@@ -15,6 +15,7 @@ import typer
 from platformdirs import user_config_path
 
 from node import command_runner
+from node.cli.known_runs import named_by, node_name
 from node.cli.options import option
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import node_folder_of, run_in, running_process
@@ -43,7 +44,7 @@ class Node:
         return None if self.credentials is None else self.credentials.parent.with_suffix(".key")
 
     def __str__(self) -> str:
-        return f"{self.run} ({self.credentials or self.folder})"
+        return node_name(self.credentials) if self.credentials else str(self.folder)
 
 
 Run = Annotated[
@@ -133,7 +134,7 @@ def nodes_here() -> Iterator[Node]:
 
 
 def chosen(wanted: str | None, known: list[Node]) -> Node:
-    """The node that `wanted` names by its run or folder; None means the only one that runs.
+    """The node that `wanted` names: by its run, its folder, or as messages do; None: the only one that runs.
 
     Raises HetnodeError: NO_CREDENTIALS where there is none, BAD_OPTION where there are several.
     """
@@ -144,19 +145,22 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
         if run := run_in(folder):
             own = (node for node in known if node.folder == folder.absolute() and node.run == run)
             return next(own, Node(run, None, folder.absolute()))
-    candidates = [node for node in known if wanted in (None, node.run)]
+        wanted = named_by(
+            wanted, [each for node in known for each in (node.run, str(node))], "nodes and runs"
+        )
+    candidates = [node for node in known if wanted in (None, node.run, str(node))]
     running = [node for node in candidates if node.pid is not None]
     # Where nodes of several containers share a volume, the one of this container is meant.
     running = [node for node in running if node.pid] or running
     if len(running) == 1 or (wanted is not None and not running and len(candidates) == 1):
         return (running or candidates)[0]
-    names = ", ".join(str(node) for node in running or candidates)
+    choices = ", ".join(str(node) for node in running or candidates)
     if running or (wanted is not None and candidates):
-        raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name the folder of one.")
+        raise bad_option(f"Several nodes of this machine are meant: {choices}.", "Name one of them.")
     raise HetnodeError(
         ErrorCode.NO_CREDENTIALS,
         f"This machine is in no run {wanted!r:.80}." if wanted else "No node runs on this machine.",
-        f"Name one of these: {names}." if names else "'hetnode join INVITE' takes part in a run.",
+        f"Name one of these: {choices}." if choices else "'hetnode join INVITE' takes part in a run.",
     )
 
 

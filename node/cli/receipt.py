@@ -108,8 +108,8 @@ def _membership(run: str | None) -> RunCredentials:
             f"This machine was let into no run {run!r:.80}." if run else "This machine was in no run.",
             "Name a run that a node of this user was in, or the folder of its credentials.",
         )
-    names = ", ".join(str(each.folder) for each in found)
-    raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name the folder of one.")
+    names = ", ".join(known_runs.node_name(each.folder) for each in found)
+    raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name one of them, or its folder.")
 
 
 def _text(receipt: Receipt) -> str:

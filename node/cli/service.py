@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from node import command_runner
 from node.cli.join import join
+from node.cli.known_runs import named_by
 from node.cli.own_node import nodes_here
 from node.command_runner import TerminalConsole, bad_option
 from node.home.guest.hours import parse_hours
@@ -54,11 +55,15 @@ def install(
     text = launchd_agent(service) if _IS_MAC else systemd_unit(service).encode()
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, text)
-    if _IS_MAC:
-        _tell("launchctl", "bootstrap", f"gui/{os.getuid()}", str(file))
-    else:
-        _tell("systemctl", "--user", "daemon-reload")
-        _tell("systemctl", "--user", "enable", "--now", file.name)
+    try:
+        if _IS_MAC:
+            _tell("launchctl", "bootstrap", f"gui/{os.getuid()}", str(file))
+        else:
+            _tell("systemctl", "--user", "daemon-reload")
+            _tell("systemctl", "--user", "enable", "--now", file.name)
+    except HetnodeError:
+        _remove(file)
+        raise
     console = TerminalConsole(highlight=False, soft_wrap=True)
     console.print(f"{service.name} runs, and starts again with this machine: {file}", markup=False)
     if not _IS_MAC and not _lingers():
@@ -73,11 +78,13 @@ def uninstall(name: Name = None) -> None:
     """End the service in order, and remove it. The node keeps its folder and its place in the run."""
     command_runner.configure_logging()
     file = _installed(name)
-    if _IS_MAC:
-        _tell("launchctl", "bootout", f"gui/{os.getuid()}", str(file))
-    else:
-        _tell("systemctl", "--user", "disable", "--now", file.name)
-    file.unlink()
+    try:
+        if _IS_MAC:
+            _tell("launchctl", "bootout", f"gui/{os.getuid()}", str(file))
+        else:
+            _tell("systemctl", "--user", "disable", "--now", file.name)
+    finally:
+        _remove(file)  # also where no session can be told: it would start again with the machine
     if not _IS_MAC:
         _tell("systemctl", "--user", "daemon-reload")
     TerminalConsole(highlight=False).print(f"{file.stem} is removed", markup=False)
@@ -97,6 +104,12 @@ def status(name: Name = None) -> None:
     console.print(f"{file.stem}: {', '.join(facts.split())}", markup=False)
     if not _lingers():
         console.print(f"it ends when you log out: loginctl enable-linger {getpass.getuser()}", markup=False)
+
+
+def _remove(file: Path) -> None:
+    """Remove the file of a service, and what makes it start with the machine."""
+    for each in (file, *_folder().glob(f"*.wants/{file.name}")):
+        each.unlink(missing_ok=True)
 
 
 def _service(run: str, options: Sequence[str]) -> Service:
@@ -144,6 +157,8 @@ def _ending() -> str:
 def _installed(name: str | None) -> Path:
     """The file of the service that `name` means. Raises BAD_OPTION."""
     found = sorted(_folder().glob(f"hetnode-*{_ending()}"))
+    if name is not None:
+        name = named_by(name, [file.stem.removeprefix("hetnode-") for file in found], "services")
     meant = [file for file in found if name is None or file.stem in (name, f"hetnode-{name}")]
     if len(meant) == 1:
         return meant[0]

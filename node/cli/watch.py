@@ -71,10 +71,15 @@ def watched(run: str | None) -> tuple[tuple[Node, Path] | None, Find | None, Pat
 
 
 def _node(run: str | None) -> tuple[Node, Path] | None:
-    """The running node that `run` means, if exactly one does; without `run` the only one here."""
+    """The running node that `run` means, if there is one; without `run` the only one here.
+
+    Raises BAD_OPTION with the choices if there are several.
+    """
     try:
         node = chosen(run, list(nodes_here()))
-    except HetnodeError:
+    except HetnodeError as error:
+        if error.code is ErrorCode.BAD_OPTION:
+            raise
         return None
     return None if node.folder is None or node.pid is None else (node, node.folder.absolute())
 

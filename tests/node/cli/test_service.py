@@ -24,7 +24,7 @@ echo "$(basename "$0") $*" >> "$SAID"
 case "$*" in
   *--property=Linger) echo Linger=no;;
   *ActiveState*) echo ActiveState=active;;
-  *enable*) [ -z "$REFUSES" ] || { echo "no bus" >&2; exit 1; };;
+  *enable*|*disable*) [ -z "$REFUSES" ] || { echo "no bus" >&2; exit 1; };;
 esac
 """
 
@@ -92,8 +92,16 @@ def test_what_cannot_be_a_service_is_refused(hetnode: Hetnode, tmp_path: Path) -
     assert not (tmp_path / "config" / "systemd").exists()
 
 
-def test_a_service_manager_that_refuses_is_named(hetnode: Hetnode) -> None:
+def test_a_service_manager_that_refuses_is_named(hetnode: Hetnode, tmp_path: Path) -> None:
+    """What was written is removed again, at an install and at an uninstall."""
     done = hetnode("service", "install", "nano-1", REFUSES="1")
     assert done.returncode == 7
     assert "service-failed" in done.stderr
     assert "no bus" in done.stderr
+    units = tmp_path / "config" / "systemd" / "user"
+    assert not list(units.iterdir())
+    assert hetnode("service", "install", "nano-1").returncode == 0
+    (units / "default.target.wants").mkdir()
+    (units / "default.target.wants" / "hetnode-nano-1.service").symlink_to("../hetnode-nano-1.service")
+    assert hetnode("service", "uninstall", "nano", REFUSES="1").returncode == 7
+    assert [each.name for each in units.rglob("*")] == ["default.target.wants"]

@@ -10,7 +10,7 @@ import pytest
 
 from node.cli import known_runs, watch
 from node.cli.own_node import Node
-from protocol.errors import HetnodeError
+from protocol.errors import ErrorCode, HetnodeError
 from tests.support.commands import hetnode
 
 
@@ -47,14 +47,18 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
 
 
 def test_the_only_node_here_and_its_run_are_watched(nodes: list[Node], tmp_path: Path) -> None:
-    nodes += [Node("other", tmp_path / "kept", None), Node("run", tmp_path / "kept", tmp_path)]
+    kept, other = tmp_path / "peer-0.runs" / "run", tmp_path / "peer-1.runs" / "third"
+    nodes += [Node("other", kept, None), Node("run", kept, tmp_path)]
     node, find, folder = watch.watched(None)
     assert node == (nodes[1], tmp_path)
     assert find is not None
-    assert find()[0] == f"address of {tmp_path / 'kept'}"
+    assert find()[0] == f"address of {kept}"
     assert folder is None
-    nodes.append(Node("third", tmp_path / "kept", tmp_path / "third"))
-    assert watch.watched(None)[0] is None  # which of the two is not said
+    nodes.append(Node("third", other, tmp_path / "third"))
+    with pytest.raises(HetnodeError, match="peer-0, peer-1") as caught:
+        watch.watched(None)
+    assert caught.value.code is ErrorCode.BAD_OPTION
+    assert watch.watched("peer-1")[0] == (nodes[2], tmp_path / "third")
     assert watch.watched("third")[0] == (nodes[2], tmp_path / "third")
 
 

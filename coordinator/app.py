@@ -37,6 +37,7 @@ from coordinator.authority import (
     write_bootstrap,
     write_operator,
 )
+from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.sources import MemberSources
 from coordinator.ops.dashboard.dashboard import Dashboard
 from coordinator.ops.explain.explainer import Explainer
@@ -121,6 +122,7 @@ async def run_coordinator(
     certificate_seconds: float = CERTIFICATE_SECONDS,
     dial_back: DialBack | None = None,
     alarm: AlarmMode = AlarmMode.WARN,
+    terms: OpenTerms = CLOSED,
 ) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
@@ -135,7 +137,7 @@ async def run_coordinator(
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.
         dial_back: tries what peers claim; None dials over the network.
-        alarm: what happens if the training looks unhealthy.
+        alarm, terms: what happens if the training looks unhealthy, and who may come without an invite.
 
     Raises:
         HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
@@ -157,9 +159,8 @@ async def run_coordinator(
         health = _health(restored)
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
         sources = MemberSources()
-        servers = _public_servers(
-            command_loop, records, store, sources, authority, identity, bootstrap, dial_back, ports, relay
-        )
+        own = command_loop, records, store, sources, authority, identity, bootstrap
+        servers = _public_servers(*own, dial_back, ports, relay, terms)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay)
         if endpoint is not None:
             await endpoint.start(RunMetrics(store.files, command_loop, servers, records).read)
@@ -237,9 +238,10 @@ def _public_servers(
     dial_back: DialBack | None,
     ports: PublicPorts,
     relay: Relay | None,
+    terms: OpenTerms,
 ) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
-    gateway, newcomers_gateway = ports.api, ports.enrollment
+    gateway, entrance = ports.api, ports.enrollment
     access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of)
     certificate = ServerCertificate(authority)
     members = CoordinatorService(
@@ -252,6 +254,7 @@ def _public_servers(
         bootstrap.addresses,
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
         relay.address if relay else None,
+        terms,
     )
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     operator = OperatorService(
@@ -260,14 +263,12 @@ def _public_servers(
         (ExplanationDesk(records.explain), receipts),
     )
     newcomers = EnrollmentService(
-        command_loop, authority, identity.peer, ports.advertised[0], newcomers_gateway.source_of
+        command_loop, authority, identity.peer, ports.advertised[0], entrance.source_of, terms
     )
     api_admission = member_server.admission(
         access, command_loop.spec, gateway.source_of, gateway.close_connection
     )
-    newcomers_admission = enrollment.admission(
-        newcomers_gateway.source_of, newcomers_gateway.close_connection
-    )
+    newcomers_admission = enrollment.admission(entrance.source_of, entrance.close_connection)
 
     def api(*options: tuple[str, int]) -> grpc.aio.Server:
         server = member_server.new_server(api_admission, command_loop.spec, *options)
@@ -280,10 +281,10 @@ def _public_servers(
         pb_grpc.add_EnrollmentServicer_to_server(newcomers, server)
         return server
 
-    own_gateways = (None, None) if ports.is_shared else (gateway, newcomers_gateway)
+    own = (None, None) if ports.is_shared else (gateway, entrance)
     return (
-        public_server(own_gateways[0], api, certificate, authority, True, api_admission.refused),
-        public_server(own_gateways[1], enrolling, certificate, authority, False, newcomers_admission.refused),
+        public_server(own[0], api, certificate, authority, True, api_admission.refused),
+        public_server(own[1], enrolling, certificate, authority, False, newcomers_admission.refused),
     )
 
 

@@ -87,6 +87,8 @@ class _Visitor:
     def contact(self) -> Contact:
         """How this node stands with its coordinator."""
         joined = self.figures.membership
+        if self.figures.place:  # the coordinator has told it
+            return Contact()
         if joined is None:
             return Contact(silent_seconds=asyncio.get_running_loop().time() - self._began)
         return Contact(True, joined.away, joined.run_view.round_number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -80,7 +80,7 @@ async def take_part(
     async with AsyncExitStack() as stack:
         # The processes that are replaced when this node gets other stages.
         processes = await stack.enter_async_context(AsyncExitStack())
-        wait = CoordinatorWait(options.join_seconds)
+        figures.wait = wait = CoordinatorWait(options.join_seconds)
         try:
             entering = _enter(options, identity, wait, leaving, stack, processes)
             node, worker = await cancel_when_leaving(leaving, entering)
@@ -196,7 +196,7 @@ async def _enter(
     async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
         me = wanted, estimates.capacity, reach.ports.addresses, options.spec_hash
-        admission = await join_run(coordinator, *me, seconds, name)
+        admission = await _in_turn(wait, coordinator, lambda: join_run(coordinator, *me, seconds, name))
         reach.ports.reached = admission.reached
 
     await wait.answer(join)
@@ -226,6 +226,17 @@ async def _enter(
         OwnAddress(identity.peer, coordinator, membership, reach, here, forwarded.reclaim),
         leaving,
     ), worker
+
+
+async def _in_turn(
+    wait: CoordinatorWait, coordinator: CoordinatorClient, join: Callable[[], Awaitable[Admission]]
+) -> Admission:
+    """The admission when an open run has room; until then, perhaps for days, the certificate is renewed."""
+    renewing = asyncio.create_task(coordinator.keep_renewed())
+    try:
+        return await wait.turn(join)
+    finally:
+        renewing.cancel()
 
 
 def _limit_probes(server: LinkServer, membership: Membership, me: PeerId) -> None:

@@ -140,6 +140,8 @@ class ErrorCode(Enum):
     """This peer sent invalid payloads too often."""
     RATE_LIMITED = ("rate-limited", ExitCode.REFUSED)
     """Too many requests in a short time, or too many at once; try again later."""
+    WAITING_LIST = ("waiting-list", ExitCode.REFUSED)
+    """An open run has no room yet for a peer without an invite; names its place. The node waits."""
     COORDINATOR_BEHIND = ("coordinator-behind", ExitCode.REFUSED)
     """A node knows later rounds than the coordinator, whose folder is an older copy. The node waits."""
     SEAT_LOST = ("seat-lost", ExitCode.REFUSED)

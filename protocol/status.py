@@ -222,6 +222,19 @@ class Measurement:
         return self.error_norm / both if 0 < both < math.inf else None
 
 
+@dataclass(frozen=True)
+class Waiting:
+    """A peer without an invite that waits until an open run has room. Places count from 1.
+
+    Attributes:
+        seconds: until its turn, as far as that can be told.
+    """
+
+    peer: PeerId
+    place: int
+    seconds: float | None
+
+
 class PeerActivity(StrEnum):
     """What a peer does for its run."""
 
@@ -502,6 +515,7 @@ class RunStatus:
         alarm: what an alarm has seen; None without one, and after the operator has decided to go on.
         committed_at: Unix time of the last commit; 0 before the first.
         rollbacks: the last ones, the newest first.
+        waiting: peers without an invite that wait for room in an open run, in order.
     """
 
     run: str
@@ -528,6 +542,7 @@ class RunStatus:
     alarm: Cause | None = None
     committed_at: float = 0.0
     rollbacks: tuple[Rollback, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
 
     @property
     def heartbeat(self) -> float:

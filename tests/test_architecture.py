@@ -374,21 +374,21 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 13_800, 105
+MOST_CORE_LINES, MOST_CORE_FILES = 13_880, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
-root."""
-MOST_LINES = 71_400
+root. That strangers have no say is a rule of rounds."""
+MOST_LINES = 71_800
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
-contributions, what protects a volunteer's machine (2,000 lines), and the way on from an older copy of a
-coordinator's folder (250) are worth more than their lines."""
+contributions, what protects a volunteer's machine (2,000 lines), open runs (400), and the way on from an
+older copy of a coordinator's folder (250) are worth more than their lines."""
 MOST_SETTINGS = 76
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last is
 outer.clip: without it, no run could repeat the paper's plain mean, and each recorded result would be lost."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
-MOST_OPTIONS = 151
-"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last is
---yes: what asks a person needs an answer for scripts."""
+MOST_OPTIONS = 154
+"""Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
+--open and its two bounds: how many strangers a run takes depends on its size."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

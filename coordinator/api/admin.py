@@ -12,7 +12,7 @@ from coordinator.run.state import commands
 from coordinator.run.state.records import Invitation
 from coordinator.run.state.state import State
 from protocol.server.calls import Context
-from protocol.trust.invite import ID_BYTES, SECRET_BYTES, Invite
+from protocol.trust.invite import ID_BYTES, OPEN_INVITE, SECRET_BYTES, Invite
 from protocol.types import PausedBy, PeerId
 from protocol.wire import operator_calls as calls
 from protocol.wire.convert.fields import name_from_pb, peer_from_pb, sentence_from_pb
@@ -125,7 +125,7 @@ def _enrolled_peer(state: State, peer: PeerId) -> calls.EnrolledPeer:
     known = state.peers.get(peer)
     return calls.EnrolledPeer(
         peer=peer,
-        invite=state.enrolled.get(peer, ""),
+        invite="open" if state.enrolled.get(peer) == OPEN_INVITE else state.enrolled.get(peer, ""),
         lifecycle=known.lifecycle if known else None,
         role=known.role if known else None,
         banned=peer in state.banned,

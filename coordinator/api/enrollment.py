@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from coordinator.authority import Authority
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.joining import check_compatible
+from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.validation import bad_request
 from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.state import commands
@@ -21,6 +22,7 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.server.calls import CallInterceptor, CallPolicy, Context, rate_limited
 from protocol.server.limits import FairShare
 from protocol.trust.envelope import enrollment_message, is_signed_by, renewal_message
+from protocol.trust.invite import OPEN_INVITE
 from protocol.trust.rate_limit import RateLimit
 from protocol.trust.tls import tls_key_from_der
 from protocol.types import PeerId
@@ -46,6 +48,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         coordinator: peer id of the key that signs specs and plans.
         api_address: advertised ``host:port`` of the coordinator's API.
         source_of: the source of a connection, by gRPC's name of the client.
+        terms: for peers without an invite.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         coordinator: PeerId,
         api_address: str,
         source_of: Callable[[str], str],
+        terms: OpenTerms = CLOSED,
     ) -> None:
+        self._terms = terms
         self._command_loop = command_loop
         self._authority = authority
         self._coordinator = coordinator
@@ -66,14 +71,18 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
 
     async def Enroll(self, request: pb.EnrollRequest, context: Context) -> pb.EnrollReply:
         secret_sha256 = hashlib.sha256(request.secret).hexdigest()
+        source = self._source_of(context.peer())
         # Before any signature is verified.
-        self._check_rate(request.invite_id, secret_sha256, self._source_of(context.peer()))
+        self._check_rate(request.invite_id, secret_sha256, source)
         check_compatible(self._command_loop.spec, request.protocol_version, "")
         invite = name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)
         # Durable before the certificate exists: a crash must not give an invite one use too many.
-        await self._command_loop.execute(commands.Enroll(peer, invite, secret_sha256))
+        if invite == OPEN_INVITE:
+            await self._command_loop.execute(self._terms.ask(peer, source))
+        else:
+            await self._command_loop.execute(commands.Enroll(peer, invite, secret_sha256))
         role = permitted_role(self._command_loop.state, peer)
         return pb.EnrollReply(
             certificate_pem=self._authority.for_peer(peer, key),

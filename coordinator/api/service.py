@@ -29,6 +29,7 @@ from coordinator.api.run_records import RunRecords
 from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
 from coordinator.membership.joining import check_compatible
+from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.presence import HeartbeatInterval
 from coordinator.membership.scores import Scores
 from coordinator.membership.sources import MemberSources
@@ -107,6 +108,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dht_peers: multiaddresses of the DHT bootstrap peer, told to every node that joins.
         dial_back: tries the addresses that a peer claims.
         relay: the coordinator's own.
+        terms: for peers without an invite.
     """
 
     def __init__(
@@ -120,7 +122,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dht_peers: Sequence[str],
         dial_back: DialBack,
         relay: RelayAddress | None = None,
+        terms: OpenTerms = CLOSED,
     ) -> None:
+        self._terms = terms
         self._command_loop = command_loop
         self._spec, self._run = command_loop.spec, command_loop.state.run
         self._records, self._time = records, steady_from(time.time())
@@ -144,6 +148,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         spec_hash = request.spec_hash[:64]
         # Before the other fields are read: another version may give them another meaning.
         check_compatible(self._spec, request.protocol_version, spec_hash)
+        if self._terms.concern(self._command_loop.state, peer):
+            # Its certificate may be older than its place. Nothing is dialled for who waits.
+            await self._command_loop.execute(self._terms.ask(peer, self._access.caller(context)[0]))
         role = None if request.any_role else role_from_pb(request.role)
         capacity = capacity_from_pb(request.capacity)
         claims = Addresses(endpoint_from_pb(request.endpoint))
@@ -376,7 +383,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             await self._command_loop.execute(change)
         measurement = believed(self._command_loop.state, measurement)
         self._records.metrics.record_measurement(self._command_loop.now(), measurement)
-        self._records.health.record(measurement)
+        if not self._command_loop.state.is_unproven(measurement.peer):
+            self._records.health.record(measurement)
         return pb.MeasureReply()
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:

@@ -34,8 +34,8 @@ def note_ahead(transaction: Transaction, command: Attest) -> None:
 
 def told_ahead(state: State, most: int) -> set[int]:
     """The rounds up to `most` that are not decided here, and after which live peers hold anchors."""
-    live = (state.last_seen[peer].ahead for peer, known in state.peers.items() if known.is_live)
-    return {each for ahead in live for _, each, _ in ahead if state.current_round <= each <= most}
+    told = (state.last_seen[peer].ahead for peer in state.peers if _has_a_say(state, peer))
+    return {each for ahead in told for _, each, _ in ahead if state.current_round <= each <= most}
 
 
 def problem_ahead(state: State, round_number: int, parts: Sequence[tuple[int, Part]]) -> str:
@@ -64,6 +64,10 @@ def _most_alike(state: State, stage: int, round_number: int, part: Part) -> tupl
     told = [
         state.last_seen[peer].ahead.get(key, attested.get(peer))
         for peer, held in state.reservations.items()
-        if state.peers[peer].is_live and (part is Part.EMBEDDING or stage in held.stages)
+        if _has_a_say(state, peer) and (part is Part.EMBEDDING or stage in held.stages)
     ]
     return (Counter(each for each in told if each).most_common(1) or [("", 0)])[0], len(told)
+
+
+def _has_a_say(state: State, peer: PeerId) -> bool:
+    return state.peers[peer].is_live and not state.is_unproven(peer)

@@ -79,8 +79,8 @@ def open_invites_of(state: State, peer: PeerId, now: float) -> list[Invitation]:
 
 def permitted_role(state: State, peer: PeerId) -> Role | None:
     """The only role in which `peer` may join, by its newest invite; None for any role."""
-    invite = state.enrolled.get(peer)
-    return state.invitations[invite].role if invite is not None else None
+    invitation = state.invitations.get(state.enrolled.get(peer, ""))
+    return invitation.role if invitation is not None else None
 
 
 def _known(state: State, invite: str) -> Invitation:

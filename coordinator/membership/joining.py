@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.reachability import check_claims
-from coordinator.membership.validation import bad_request, check_not_excluded, check_peer_id
+from coordinator.membership.validation import (
+    bad_request,
+    check_not_excluded,
+    check_not_finished,
+    check_peer_id,
+)
 from coordinator.placement.cost_model import relay_uplinks
 from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
@@ -76,10 +81,7 @@ def join(transaction: Transaction, command: Join) -> None:
             "Stop the other node, or give this machine an identity of its own: hetnode join INVITE "
             f"--identity NEW-FILE. If the other has just died, try again in {takeover_seconds:g} s.",
         )
-    if transaction.state.phase is RunPhase.FINISHED:
-        raise HetnodeError(
-            ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
-        )
+    check_not_finished(transaction.state)
     if former is not None and former.is_live:  # it was killed and restarted before it counted as lost
         transaction.add(PeerLost(transaction.now, command.peer, silent))
     # Read before the join, which clears it: a peer that comes back gets its former position, if it is free.

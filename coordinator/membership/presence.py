@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.membership.invites import open_invites_of
+from coordinator.membership.open_places import keep_place
 from coordinator.membership.validation import check_peer_id, live_peer
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
@@ -72,6 +73,7 @@ def remove_silent_peers(transaction: Transaction, tick: Tick) -> bool:
     lost = [(peer, silence) for peer, silence in silences if silence > state.spec.timing.lost_after]
     for peer, silence in lost:
         transaction.add(events.PeerLost(now, peer, silence))
+        keep_place(transaction, peer)
     return bool(lost)
 
 
@@ -85,6 +87,7 @@ def leave(transaction: Transaction, command: Leave) -> None:
     has_attested = transaction.state.has_attested(command.peer, transaction.state.spec.rounds)
     finished = command.reason == FINISHED and has_attested
     transaction.add(events.PeerLeft(transaction.now, command.peer, command.reason, finished))
+    keep_place(transaction, command.peer)
 
 
 def drain(transaction: Transaction, command: Drain) -> None:

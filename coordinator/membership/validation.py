@@ -33,6 +33,14 @@ def check_not_excluded(state: State, peer: PeerId) -> None:
         )
 
 
+def check_not_finished(state: State) -> None:
+    """Raises RUN_STARTED if the run is over."""
+    if state.phase is RunPhase.FINISHED:
+        raise HetnodeError(
+            ErrorCode.RUN_STARTED, "The run has finished.", "Join another run, or start one in a new folder."
+        )
+
+
 def check_peer_id(peer: PeerId) -> None:
     """Raises BAD_REQUEST if `peer` is not a peer id."""
     try:

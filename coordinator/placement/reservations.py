@@ -20,17 +20,17 @@ from functools import cache
 
 from coordinator.placement.rules import (
     apart_until,
-    can_be_neighbours,
     fits,
     is_overdue,
     may_be_neighbours,
     memory_for,
+    neighbour_obstacle,
     peer_rests_until,
 )
 from coordinator.run.state.events import AssignmentReserved
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
-from coordinator.run.state.text import short, stages_of
+from coordinator.run.state.text import stages_of
 from coordinator.run.state.transaction import Transaction
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange
@@ -168,10 +168,8 @@ class Vacancies:
         if not self._fits(peer.peer, vacancy.stages, left):
             return self._memory(peer, vacancy.stages, left)
         for each in self._neighbours(vacancy):
-            if not can_be_neighbours(peer, each):
-                return f"neither it nor its neighbour {short(each.peer)} has an endpoint"
-            if until := apart_until(self._state, peer, each):
-                return f"its link to {short(each.peer)} has failed; it is tried again from round {until} on"
+            if why := neighbour_obstacle(self._state, peer, each):
+                return why
         return ""
 
     def _memory(self, peer: Peer, stages: StageRange, members_left: int) -> str:

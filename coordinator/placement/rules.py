@@ -28,6 +28,7 @@ from math import ceil
 from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
+from coordinator.run.state.text import short
 from protocol.math.batch import whole_batch, work_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
@@ -70,9 +71,22 @@ def may_be_neighbours(
 ) -> bool:
     """Whether one of the two accepts connections, and no link between them has failed lately.
 
-    `is_lenient`: a failed link may be tried again at once.
+    `is_lenient`: a failed link may be tried again at once. A peer whose scores do not speak for it yet is
+    only next to its like: the work of others beside it would count for nothing.
     """
+    if state.is_unproven(one.peer) is not state.is_unproven(other.peer):
+        return False
     return can_be_neighbours(one, other) and (is_lenient or not apart_until(state, one, other))
+
+
+def neighbour_obstacle(state: State, peer: Peer, other: Peer) -> str:
+    """Why `peer` may not be the neighbour of `other` now; "" if it may."""
+    if not can_be_neighbours(peer, other):
+        return f"neither it nor its neighbour {short(other.peer)} has an endpoint"
+    if until := apart_until(state, peer, other):
+        return f"its link to {short(other.peer)} has failed; it is tried again from round {until} on"
+    is_mixed = not may_be_neighbours(state, peer, other)
+    return f"one of it and its neighbour {short(other.peer)} counts for nothing yet" if is_mixed else ""
 
 
 def apart_until(state: State, one: Peer | Member, other: Peer | Member) -> int:

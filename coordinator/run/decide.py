@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
+from coordinator.membership.open_places import ask_place
 from coordinator.membership.scores import weigh
 from coordinator.placement.reservations import reserve_assignments
 from coordinator.rollback import roll_back
@@ -97,6 +98,7 @@ _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.CreateInvite: invites.create,
     commands.RevokeInvite: invites.revoke,
     commands.Enroll: invites.enroll,
+    commands.AskPlace: ask_place,
     commands.Ban: presence.ban,
     commands.Unban: presence.unban,
     commands.Unname: naming.unname,

@@ -76,7 +76,8 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
     CauseCode.DIGESTS_LACKING: lambda it: f"waiting for the last digests {_digests(it)}",
     CauseCode.NO_EXCHANGE: lambda it: f"but nothing can be committed: {_no_exchange(it.peers)}",
     CauseCode.NO_REPLICA: lambda it: (
-        f"no complete replica is left: {listed([cause_text(each) for each in it.causes])}"
+        f"no complete replica {'is left: ' if it.causes else 'whose payloads count is left'}"
+        f"{listed([cause_text(each) for each in it.causes])}"
     ),
     CauseCode.PAUSED: lambda it: "",
     CauseCode.DISK_FULL: lambda it: f"waiting for space on the coordinator's disk: {it.detail.rstrip('.')}",
@@ -115,7 +116,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         "the folder of this one is an older copy, restore the newest, or see 'hetnode rollback'"
     ),
     CauseCode.DISCOUNTED: lambda _: (
-        "its payloads count for nothing until they agree with those of the others again"
+        "its payloads count for nothing until they have agreed with those of the others for some rounds"
     ),
     CauseCode.ALARM: lambda it: alarm_text(it.detail, it.count),
 }

@@ -120,6 +120,10 @@ def _invite_message(event: events.InviteEvent) -> str:
             return f"{short(event.peer)} is enrolled with invite {event.invite}"
         case events.InviteRevoked():
             return f"invite {event.invite} is revoked"
+        case events.PlaceAsked(admitted=True):
+            return f"{short(event.peer)} may take part without an invite"
+        case events.PlaceAsked():
+            return f"{short(event.peer)} waits for its turn, without an invite"
 
 
 def _exchange_message(event: events.ExchangeEvent) -> str:
@@ -206,7 +210,7 @@ def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR09
         case events.PeerStruck():
             return f"{short(event.peer)} gets a STRIKE in round {event.round_number}: {event.reason}"
         case events.PeerWeighed(counts=True):
-            return f"the payloads of {short(event.peer)} count again: their score is {event.score:.2f}"
+            return f"the payloads of {short(event.peer)} count from now on: their score is {event.score:.2f}"
         case events.PeerWeighed():
             return (
                 f"the payloads of {short(event.peer)} count for NOTHING from now on: up to round "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from coordinator.membership.open_places import waiting
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
@@ -82,6 +83,7 @@ def run_status(
         alarm=alarm_cause(state),
         committed_at=state.committed_at,
         rollbacks=_rollbacks(state),
+        waiting=waiting(state, now),
     )
 
 

@@ -34,15 +34,18 @@ from node.command_runner import TerminalConsole, bad_option
 from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
+from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.host_port import host_port, split_host_port
+from protocol.trust.invite import open_invite
 from protocol.trust.private_file import write_whole
 
 if TYPE_CHECKING:
     from coordinator.api.public_ports import ListenAddresses
+    from coordinator.membership.open_places import OpenTerms
     from node.exchange.transport import ArbiterPeer
     from node.security.identity import Identity
 
@@ -57,6 +60,7 @@ _PLACES = "places.json"
 """In the folder of a coordinator: the options that say where it listens, with the ports that it had."""
 
 health = panel("Health of the training")
+open_run = panel("Peers without an invite")
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,20 @@ class CoordinatorOptions:
             min=0.0,
         ),
     ] = 0.0
+    open: Annotated[
+        bool,
+        open_run(
+            "Anyone may join without an invite, with what this command prints. The payloads of such a peer "
+            "count as soon as three replicas of members with invites have found them good for some rounds.",
+            "--open",
+        ),
+    ] = False
+    open_members: Annotated[
+        int, open_run("Peers without an invite that take part at once; others wait for their turn.", min=1)
+    ] = 64
+    open_joins: Annotated[
+        int, open_run("Such peers that come from one address, or IPv6 /64, in an hour.", min=1)
+    ] = 8
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h"
     metrics: Metrics = None
     dashboard: Annotated[
@@ -122,6 +140,17 @@ class CoordinatorOptions:
         Path | None,
         option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
     ] = None
+
+    def terms(self, spec: RunSpec) -> OpenTerms:
+        """For peers without an invite. Raises BAD_OPTION for a run in which no payload can be left out."""
+        from coordinator.membership.open_places import CLOSED, OpenTerms  # noqa: PLC0415
+
+        if self.open and spec.outer.exchange != "gathered":
+            raise bad_option(
+                f"This run cannot be open: outer.exchange = '{spec.outer.exchange}' leaves out no payload.",
+                "Leave out --open, or make a run with outer.exchange = 'gathered'.",
+            )
+        return OpenTerms(self.open_members, self.open_joins) if self.open else CLOSED
 
     @property
     def host(self) -> str:
@@ -201,6 +230,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     if folder is not None and kept is not None:
         options = SpecOptions(config=folder / "run.toml")  # resumes the run in the folder
     spec = pinned(kept or options.spec(), options.config)
+    terms = chosen.terms(spec)
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     chosen = chosen.as_before(folder)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
@@ -218,7 +248,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     announce = _CoordinatorFolder(folder, spec, chosen).announce
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
-    running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm))
+    running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm, terms=terms))
     if not command_runner.run(running):
         TerminalConsole(highlight=False, soft_wrap=True).print(
             finished.coordinator_text(folder), markup=False
@@ -295,6 +325,9 @@ class _CoordinatorFolder:
                 "each of them a new invite[/]"
             )
         console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)
+        if self._chosen.open:
+            invite = open_invite(address, enrollment, load_operator(folder)[1].pin).encode()
+            console.print(f"anyone may come with: hetnode join {invite}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 from node.net.membership import Membership
+from node.net.waiting import CoordinatorWait
 from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.status import Measurement, Wait
@@ -68,6 +69,7 @@ class NodeFigures:
 
     Attributes:
         run, peer, device: "" before the node has joined for the first time.
+        wait: of the present visit for its coordinator, and for room in the run.
         membership: that of the present visit, once the node has joined; else None.
         inner_steps: trained, also those beyond H.
         rounds, tokens, payload_bytes, phase_seconds: sums over the rounds that this node has measured;
@@ -82,6 +84,7 @@ class NodeFigures:
         self.activity = Activity.STARTING
         self.waits = Waits()
         self.run, self.peer, self.device = "", "", ""
+        self.wait: CoordinatorWait | None = None
         self.membership: Membership | None = None
         self.spec: RunSpec | None = None
         self.line, self._sent, self._received = Line(), 0, 0
@@ -96,6 +99,11 @@ class NodeFigures:
         membership.waits = lambda: self.waits.now
         self._sent, self._received = self.sent_bytes, self.received_bytes
         self.line = membership.estimates.line
+
+    @property
+    def place(self) -> str:
+        """In the waiting list of an open run, with an estimate; "" while this node does not wait there."""
+        return self.wait.place if self.wait else ""
 
     @property
     def sent_bytes(self) -> int:

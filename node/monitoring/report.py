@@ -21,6 +21,7 @@ class NodeReport:
         run, peer, device: "" before the node has joined for the first time.
         activity: "starting", "following", "training" or "resting" (node.monitoring.figures.Activity).
         waits: what it waits for now, by the names of protocol.status.Wait.
+        place: in the waiting list of an open run, with an estimate; "" while it has none.
         away: seconds for which the coordinator has not answered, beyond what is usual.
         round_number, inner_step: where the node is; 0 before it has joined.
         rounds_total, steps_per_round, tokens_per_step: of the run, and of this node's replica; 0 if
@@ -39,6 +40,7 @@ class NodeReport:
     device: str = ""
     activity: str = ""
     waits: tuple[str, ...] = ()
+    place: str = ""
     away: float = 0.0
     round_number: int = 0
     inner_step: int = 0
@@ -74,6 +76,7 @@ def report_of(figures: NodeFigures) -> NodeReport:
         device=figures.device,
         activity=figures.activity.value,
         waits=tuple(wait.value for wait in figures.waits.now),
+        place=figures.place,
         away=membership.away if membership else 0.0,
         round_number=round_number,
         inner_step=inner_step,

@@ -29,7 +29,7 @@ from protocol.server.clock import off_text
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.host_port import split_host_port
-from protocol.trust.invite import Invite
+from protocol.trust.invite import OPEN_INVITE, Invite
 from protocol.trust.reachability import Addresses
 from protocol.trust.run_id import check_run_id
 from protocol.types import Capacity, PeerId, Role
@@ -60,8 +60,15 @@ async def obtain_credentials(
             return known
         api = await wait.answer(partial(_answering_address, known, (known.api, invite.api)))
         return known.moved(api)
-    credentials = await wait.answer(lambda seconds: enroll(invite, identity, seconds))
+    credentials = await wait.turn(
+        lambda: wait.answer(lambda seconds: enroll(invite, identity, seconds)),
+    )
     log.info("enrolled in run %s; its credentials are in %s", credentials.run, credentials.folder)
+    if invite.id == OPEN_INVITE:
+        log.info(
+            "this node has no invite: its payloads count for nothing until they have agreed with those of "
+            "the others for some rounds"
+        )
     return credentials if known is None else replace(credentials, name=known.name)
 
 

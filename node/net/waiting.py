@@ -1,4 +1,4 @@
-"""A node that starts before its coordinator waits for it, and says so."""
+"""A node waits for a coordinator that does not answer, and for room in an open run, and says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from node.net.coordinator_client import CoordinatorClient
 from node.net.membership import TEMPORARY, jittered, until_answered
-from protocol.errors import HetnodeError
+from protocol.errors import ErrorCode, HetnodeError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -20,6 +20,8 @@ _FIRST_SECONDS, _ATTEMPT_SECONDS = 3.0, 15.0
 _RETRY_SECONDS = 2.0
 _REST_SECONDS = 30.0
 """Between two attempts of a node that rests."""
+_TURN_SECONDS = 30.0
+"""Between two questions of a node that has a place in the waiting list."""
 _LEAST_SILENCE, _MOST_SILENCE = 10.0, 600.0
 """Seconds between two messages; they grow with the time waited."""
 
@@ -32,11 +34,35 @@ class CoordinatorWait:
 
     Attributes:
         is_waiting: no answer has come to the current call, and its first attempt has failed.
+        place: of this node in the waiting list of an open run, with an estimate; "" while it has none.
     """
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = math.inf if seconds is None else seconds
         self.is_waiting = False
+        self.place = ""
+
+    async def turn(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of `call`, repeated until an open run has room for this node.
+
+        Raises every error of `call` but WAITING_LIST.
+        """
+        while True:
+            try:
+                answer = await call()
+            except HetnodeError as error:
+                if error.code is not ErrorCode.WAITING_LIST:
+                    raise
+                former, self.place = self.place, error.cause.rstrip(".")
+                # The estimate changes all the time.
+                if _place_alone(former) != _place_alone(self.place):
+                    log.info("waiting for room in the run: %s. %s", self.place, error.remedy)
+            else:
+                if self.place:
+                    log.info("the run has room for this node")
+                self.place = ""
+                return answer
+            await asyncio.sleep(jittered(_TURN_SECONDS))
 
     async def answer(self, call: Callable[[float], Awaitable[T]]) -> T:
         """The result of `call`, which gets the seconds that it may take, repeated while that may help.
@@ -80,6 +106,11 @@ def span(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _place_alone(place: str) -> str:
+    """Such as "place 3" of "place 3 of 12 in the waiting list, about 40 min at the present pace"."""
+    return place.partition(" of ")[0]
 
 
 def _report(error: HetnodeError, waited: float) -> None:

@@ -24,6 +24,8 @@ def node_line(report: NodeReport, rates: Rates, reason: str = "") -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     if reason:
         return line.append(f"rests: {plain(reason, 200)}", "yellow")
+    if report.place:
+        return line.append(f"waits: {plain(report.place, 200)}", "yellow")
     line.append(report.activity, "green" if report.activity == "training" else "yellow")
     if report.round_number:
         line.append(f" round {report.round_number}")

@@ -26,6 +26,7 @@ from protocol.status import (
     RunStatus,
     StageHealth,
     TrainingHealth,
+    Waiting,
 )
 from protocol.types import Estimates, Lifecycle, Replica
 
@@ -66,6 +67,7 @@ def status_view(status: RunStatus, live: bool = True, notes: Sequence[Renderable
         "",
         PeerTable(status, live),
         *(["", *found] if (found := [*replica_notes(status.replicas), *peer_notes(status.peers)]) else ()),
+        *waiting_lines(status.waiting),
     )
 
 
@@ -106,6 +108,15 @@ def replica_notes(replicas: Sequence[ReplicaStatus]) -> Iterator[Text]:
     """A line for each replica that trains and delivers nothing."""
     notes = [each.cause for each in replicas if each.cause and each.cause.code is CauseCode.NO_PAYLOAD]
     yield from (as_text(cause_text(cause), "yellow") for cause in notes[:_MOST_NOTES])
+
+
+def waiting_lines(waiting: Sequence[Waiting]) -> Iterator[Text]:
+    """The peers without an invite that wait for their turn, the first at first."""
+    for each in waiting[:_MOST_NOTES]:
+        when = "" if each.seconds is None else f", about {duration(each.seconds)} at the present pace"
+        yield Text.assemble(
+            (short_id(each.peer), "bold"), f" place {each.place} of {len(waiting)} in the waiting list{when}"
+        )
 
 
 def peer_notes(peers: Sequence[PeerStatus]) -> Iterator[Text]:

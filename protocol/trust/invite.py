@@ -23,6 +23,8 @@ PIN_BYTES = 32
 ID_BYTES = 6
 SECRET_BYTES = 16
 MAX_TEXT = 1000
+OPEN_INVITE = "0" * 2 * ID_BYTES
+"""The id of the invite that an open run publishes. Its secret is known to all."""
 _CHECKSUM_BYTES = 4
 _MAX_ADDRESS = 255
 
@@ -51,6 +53,11 @@ class Invite:
         body += _sized(self.secret, SECRET_BYTES)
         body += _address_bytes(self.api) + _address_bytes(self.enrollment)
         return PREFIX + base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
+
+
+def open_invite(api: str, enrollment: str, pin: bytes) -> Invite:
+    """The invite of an open run, for everyone."""
+    return Invite(api, enrollment, pin, OPEN_INVITE, bytes(SECRET_BYTES))
 
 
 def is_invite(text: str) -> bool:

@@ -203,6 +203,7 @@ _CANDIDATES: tuple[tuple[type[Event], _Candidates], ...] = (
     (events.InviteCreated, _create_invite),
     (events.InviteUsed, _use_invite),
     (events.InviteRevoked, _revoke_invite),
+    (events.PlaceAsked, lambda state, event, *_: [commands.AskPlace(event.peer, event.source, 2**31, 2**31)]),
     (events.PeerBanned, lambda state, event, *_: [commands.Ban(event.peer, event.reason)]),
     (events.PeerUnbanned, lambda state, event, *_: [commands.Unban(event.peer)]),
     (events.PayloadOffered, _offer),

@@ -17,6 +17,7 @@ from coordinator.api.operator import OperatorService
 from coordinator.api.run_records import RunRecords
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
+from coordinator.membership.open_places import CLOSED
 from coordinator.membership.sources import MemberSources
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
@@ -73,6 +74,8 @@ class VirtualCoordinator:
     ) -> None:
         self._spec, self._folder, self._rpc, self._observe = spec, folder, rpc, observe
         self._dht = dht
+        self.terms = CLOSED
+        """For peers without an invite, from the next start on."""
         self.store = MemoryStore()
         self.process: VirtualProcess | None = None
         self.command_loop: CommandLoop
@@ -151,6 +154,7 @@ class VirtualCoordinator:
                     COORDINATOR.sign,
                     ("virtual",),
                     believe,
+                    terms=self.terms,
                 ),
                 server,
             )

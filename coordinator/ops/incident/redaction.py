@@ -18,7 +18,7 @@ from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.pseudonyms import Labels, ReplacedAddresses, pseudonyms
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
-from coordinator.run.state.records import LastSeen
+from coordinator.run.state.records import LastSeen, OpenPlace
 from protocol.run_files.presets import PRESETS
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
@@ -117,6 +117,8 @@ RULES: Mapping[tuple[type, str], Rule] = {
     (events.InviteCreated, "secret_sha256"): Rule.SECRET,
     (events.InviteUsed, "invite"): Rule.INVITE,
     (events.InviteRevoked, "invite"): Rule.INVITE,
+    (events.PlaceAsked, "source"): Rule.ADDRESS,
+    (OpenPlace, "source"): Rule.ADDRESS,
     (events.PeerBanned, "reason"): Rule.REASON,
     (events.GroupClosed, "group_id"): Rule.GROUP,
     (events.GroupClosed, "anchor_digest"): Rule.DIGEST,

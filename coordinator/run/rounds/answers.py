@@ -36,7 +36,9 @@ def _missing_reports(state: State, round_state: Round) -> Iterator[PeerId]:
     return (
         d.owner
         for d in unreported
-        if state.takes_part(d.owner, d.round_number) and state.peers[d.owner].is_live
+        if state.takes_part(d.owner, d.round_number)
+        and state.peers[d.owner].is_live
+        and not state.is_unproven(d.owner)
     )
 
 
@@ -97,7 +99,7 @@ def lacks_weight(state: State, stage: int, group: ExchangeGroup, entries: Sequen
     withheld, weight, offered, live_weight = state.round_of(stage, round_number).withheld, 0.0, 0.0, 0.0
     for replica in state.plan_for(round_number).replicas:
         host = replica.host_of(stage).peer
-        if host in state.discounted:
+        if state.is_weightless(host, round_number):
             continue
         weight += (host in owners) * replica.weight
         offered += (host in offering) * replica.weight

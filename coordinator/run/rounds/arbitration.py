@@ -65,7 +65,7 @@ def holdings_of(state: State, round_state: Round) -> Holdings:
         for owner in owners:
             holders[owner].append(peer)
     # A single replica has no second holder.
-    least = max(1, min(2, len(state.complete_replicas(state.current_round))))
+    least = max(1, min(2, sum(map(state.has_weight, state.complete_replicas(state.current_round)))))
     return Holdings(holders, len(live), least)
 
 

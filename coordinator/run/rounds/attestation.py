@@ -95,6 +95,14 @@ def _is_known(state: State, peer: PeerId, key: AnchorKey, digest: str) -> bool:
     return is_synced or (peer, *key) in state.diverged
 
 
+def _votes(state: State, key: AnchorKey) -> PersistentMap[PeerId, str]:
+    """The digests of the peers that have a say: none that is unproven."""
+    digests = _attested(state, key)
+    if state.discounted.isdisjoint(state.open_places):
+        return digests
+    return digests.keep(lambda peer, _: not state.is_unproven(peer))
+
+
 def expected_digest(state: State, stage: int, round_number: int, part: str) -> str | None:
     """The digest that most peers attested, on a tie the first of them; None if no peer has attested.
 
@@ -102,7 +110,7 @@ def expected_digest(state: State, stage: int, round_number: int, part: str) -> s
     """
     if (restored := state.restored_digests.get((stage, round_number, part))) is not None:
         return restored
-    digests = state.digests.get((stage, round_number, part))
+    digests = _votes(state, (stage, round_number, part))
     return Counter(digests.values()).most_common(1)[0][0] if digests else None
 
 
@@ -115,7 +123,7 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
     """
     if (restored := state.restored_digests.get((stage, round_number, part))) is not None:
         return restored
-    digests = state.digests.get((stage, round_number, part))
+    digests = _votes(state, (stage, round_number, part))
     if not digests:
         return None
     if len(found := digests.distinct()) == 1:
@@ -128,6 +136,7 @@ def settled_digest(state: State, stage: int, round_number: int, part: str) -> st
             return first
     members = _live_members(state, round_number)
     holders = {member.peer for member in members if part == Part.EMBEDDING or stage in member.stages}
+    holders = {peer for peer in holders if not state.is_unproven(peer)}
     return expected_digest(state, stage, round_number, part) if digests.keys() >= holders else None
 
 

@@ -42,7 +42,8 @@ def closes_at(state: State) -> float | None:
     """
     if state.opened_at is None:
         return None
-    timing, replicas = state.spec.timing, state.complete_replicas(state.current_round)
+    timing, complete = state.spec.timing, state.complete_replicas(state.current_round)
+    replicas = [each for each in complete if state.has_weight(each)]
     weight = sum(replica.weight for replica in replicas)
     answers = [
         (state.answered[replica.index] - state.began_at, replica.weight)

@@ -188,8 +188,9 @@ def report(transaction: Transaction, command: Report) -> None:
             and transaction.now >= earliest(transaction.state, descriptor)
         ):
             _admit(transaction, descriptor)
-    note_rejections(transaction, sender, stage, round_number, command.rejected)
-    record_holdings(transaction, command)
+    if not state.is_unproven(sender):  # it has no say
+        note_rejections(transaction, sender, stage, round_number, command.rejected)
+        record_holdings(transaction, command)
     advance(transaction, stage)
 
 
@@ -260,7 +261,7 @@ def resume(transaction: Transaction) -> None:
     if newest.from_round == round_number and transaction.now < state.began_at + state.spec.timing.heartbeat:
         return
     successor = next_plan(state, round_number)
-    if isinstance(successor, Plan):
+    if isinstance(successor, Plan) and any(map(state.has_weight, successor.replicas)):
         reason = f"round {round_number} starts anew, nothing was committed of its samples: {successor.reason}"
         transaction.add(events.PlanAdopted(transaction.now, replace(successor, reason=reason)))
     else:
@@ -279,7 +280,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
         return with_most_uplink({peer: uplink_of(state, peer) for peer in holders})
 
     for position, descriptor in enumerate(group.descriptors):
-        if descriptor.owner in state.discounted:
+        if state.is_weightless(descriptor.owner, descriptor.round_number):
             discounted.append(descriptor.owner)
             continue
         if not counts(round_state, holdings, descriptor.owner):
@@ -306,7 +307,7 @@ def _decide(transaction: Transaction, stage: int, round_state: Round, group: Exc
     else:
         reason = f"all {len(entries)} payloads are held by at least {peers}"
     if discounted:
-        reason += f"; without {counted(len(discounted), 'payload')} of peers with bad scores"
+        reason += f"; without {counted(len(discounted), 'payload')} of peers with bad scores or none"
     judge(transaction, state.current_round, round_state)
     conclude(transaction, stage, tuple(entries), reason)
 
@@ -376,10 +377,11 @@ def _admit(transaction: Transaction, descriptor: PayloadDescriptor) -> str | Non
 
 def _close_group(transaction: Transaction, stage: int, round_number: int) -> None:
     """Close the group over the common anchor. Offers from another anchor are recorded as diverged."""
-    key = (stage, round_number - 1, Part.STAGE)
-    offers = transaction.state.round_of(stage, round_number).offers.values()
-    votes = Counter(descriptor.anchor_digest for descriptor in offers)
-    anchor = settled_digest(transaction.state, *key) or votes.most_common(1)[0][0]
+    state, key = transaction.state, (stage, round_number - 1, Part.STAGE)
+    offers = state.round_of(stage, round_number).offers.values()
+    voters = [each for each in offers if not state.is_unproven(each.owner)] or offers
+    votes = Counter(descriptor.anchor_digest for descriptor in voters)
+    anchor = settled_digest(state, *key) or votes.most_common(1)[0][0]
     nbytes = 0
     for descriptor in offers:
         if descriptor.anchor_digest == anchor:

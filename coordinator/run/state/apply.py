@@ -94,6 +94,7 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.InviteCreated: apply_peers.create_invitation,
     events.InviteUsed: apply_peers.use_invitation,
     events.InviteRevoked: apply_peers.revoke_invitation,
+    events.PlaceAsked: apply_peers.ask_place,
     events.AssignmentReserved: apply_plans.reserve,
     events.PayloadOffered: apply_rounds.offer,
     events.PayloadWithheld: apply_rounds.withhold,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from coordinator.run.state import events
-from coordinator.run.state.records import FailedLink, Invitation, LastSeen, Peer
+from coordinator.run.state.records import FailedLink, Invitation, LastSeen, OpenPlace, Peer
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import APART_ROUNDS, State
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
+from protocol.trust.invite import OPEN_INVITE
 from protocol.types import Estimates, Lifecycle, PeerId, Reachability
 
 
@@ -226,8 +229,28 @@ def create_invitation(state: State, event: events.InviteCreated) -> State:
 
 def use_invitation(state: State, event: events.InviteUsed) -> State:
     former = state.invitations[event.invite]
+    if event.peer in state.open_places:  # the operator vouches for it now
+        state = _without_places(state, {event.peer})
     state = replace(state, enrolled=state.enrolled.set(event.peer, event.invite))
     return _with_invitation(state, replace(former, peers=(*former.peers, event.peer)))
+
+
+def ask_place(state: State, event: events.PlaceAsked) -> State:
+    """Who is new counts for nothing. A certificate outlives a place, so `enrolled` keeps who had one."""
+    state, peer = _without_places(state, set(event.ended)), event.peer
+    known = state.open_places.get(peer)
+    place = OpenPlace(known.since if known else event.at, event.at, event.source, event.admitted)
+    return replace(
+        state,
+        open_places={**state.open_places, peer: place},
+        discounted=state.discounted if known else state.discounted | {peer},
+        enrolled=state.enrolled.set(peer, OPEN_INVITE) if event.admitted else state.enrolled,
+    )
+
+
+def _without_places(state: State, peers: Set[PeerId]) -> State:
+    places = {peer: each for peer, each in state.open_places.items() if peer not in peers}
+    return replace(state, open_places=places, discounted=state.discounted - peers)
 
 
 def revoke_invitation(state: State, event: events.InviteRevoked) -> State:

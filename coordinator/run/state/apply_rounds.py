@@ -32,7 +32,9 @@ def offer(state: State, event: events.PayloadOffered) -> State:
     key = (descriptor.stage, descriptor.round_number)
     round_state = state.round_of(*key)
     offers = round_state.offers.set(descriptor.owner, descriptor)
-    opened_at = event.at if state.opened_at is None else state.opened_at
+    opened_at = state.opened_at
+    if opened_at is None and not state.is_weightless(descriptor.owner, descriptor.round_number):
+        opened_at = event.at
     state = _answer(state, event.at, descriptor.round_number, descriptor.owner, descriptor.weight)
     assignment = state.assignment(descriptor.owner, descriptor.round_number)
     if state.failed_links and assignment is not None:  # the replica has trained, so its links are open

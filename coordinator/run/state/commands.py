@@ -94,6 +94,20 @@ class Enroll:
 
 
 @dataclass(frozen=True)
+class AskPlace:
+    """`peer`, which comes from `source` without an invite, asks to take part.
+
+    `members`: such peers that the run takes at once; 0 if it is not open. `joins`: new ones that it takes
+    from one source in an hour.
+    """
+
+    peer: PeerId
+    source: str
+    members: int
+    joins: int
+
+
+@dataclass(frozen=True)
 class Ban:
     """`revoke_invites`: revoke the invites of the peer that still let others in."""
 
@@ -282,6 +296,6 @@ class Tick:
 Command: TypeAlias = (
     Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
     | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
-    | Enroll | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
+    | Enroll | AskPlace | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
     | Offer | Await | Report | Attest | Weigh
 )  # fmt: skip

@@ -195,6 +195,20 @@ class InviteUsed(_Event):
 
 
 @dataclass(frozen=True)
+class PlaceAsked(_Event):
+    """`peer`, which has no invite, keeps its place among such peers, or gets the last one.
+
+    `source`: from where it came. `admitted`: it may join now; else it waits. `ended`: the peers whose places
+    end, since they were away for too long.
+    """
+
+    peer: PeerId
+    source: str
+    admitted: bool
+    ended: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True)
 class InviteRevoked(_Event):
     invite: str
 
@@ -407,7 +421,7 @@ ExclusionEvent: TypeAlias = (
     PeerRetreated | PeerStruck | PeerWeighed | PeerQuarantined | PeerBanned | PeerUnbanned
 )
 PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
-InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked
+InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked | PlaceAsked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated

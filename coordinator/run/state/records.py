@@ -254,6 +254,19 @@ class Round:
 
 
 @dataclass(frozen=True)
+class OpenPlace:
+    """The place of a peer without an invite, which it has had `since`, and asked for last at `asked`.
+
+    `source`: from where it came. `admitted`: it may join; else it waits for its turn.
+    """
+
+    since: float
+    asked: float
+    source: str
+    admitted: bool
+
+
+@dataclass(frozen=True)
 class Invitation:
     """An invite. `role` None permits any role; `peers` have used it, each once."""
 

@@ -20,6 +20,7 @@ from coordinator.run.state.records import (
     FailedLink,
     Invitation,
     LastSeen,
+    OpenPlace,
     Peer,
     Round,
     Silence,
@@ -102,12 +103,13 @@ class State:
         settled: by peer, two numbers that the settlement of the run keeps and reads alone
             (coordinator.run.state.settlement).
         strikes: by peer, the rounds for which it got a strike.
-        discounted: the peers whose payloads count for nothing until their scores are good again.
+        discounted: the peers whose payloads count for nothing until their scores are good.
         digests, digest_changes: by (stage, round, part) and peer; how often the peer has replaced its digest.
         committed, committed_at: decisions that committed payloads, and when the newest of them was made.
         skipped: decisions about stages that had no turn in their round.
         diverged: (peer, stage, round, part) whose anchor differed, until the peer attests the right digest.
         enrolled: the peers that may have certificates, with the last invite of each.
+        open_places: of peers without an invite, in the order in which they came.
         banned: the peers that the operator excludes, with the reasons.
         names: public names that peers have chosen; None where the operator refuses the peer any.
         arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
@@ -168,6 +170,7 @@ class State:
     diverged: frozenset[tuple[PeerId, int, int, str]] = frozenset()
     invitations: Mapping[str, Invitation] = field(default_factory=dict)
     enrolled: PersistentMap[PeerId, str] = field(default_factory=PersistentMap)
+    open_places: Mapping[PeerId, OpenPlace] = field(default_factory=dict)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
     names: PersistentMap[PeerId, str | None] = field(default_factory=PersistentMap)
     arbiter: PeerId | None = None
@@ -289,8 +292,24 @@ class State:
         return list(self._complete(round_number))
 
     def has_complete_replica(self, round_number: int) -> bool:
-        """Whether :meth:`complete_replicas` has any; every tick asks this, of up to thousands of replicas."""
-        return next(self._complete(round_number), None) is not None
+        """Whether :meth:`complete_replicas` has any with weight; every tick asks this, of up to thousands."""
+        return any(map(self.has_weight, self._complete(round_number)))
+
+    def has_weight(self, replica: Replica) -> bool:
+        """Whether payloads of `replica` count: it has a member with weight, and none that is unproven."""
+        peers = [member.peer for member in replica.members]
+        return not self.discounted or not (any(map(self.is_unproven, peers)) or self.discounted >= {*peers})
+
+    def is_unproven(self, peer: PeerId) -> bool:
+        """Whether `peer` came without an invite, and its scores do not speak for it."""
+        return peer in self.discounted and peer in self.open_places
+
+    def is_weightless(self, owner: PeerId, round_number: int) -> bool:
+        """Whether a payload of `owner` counts for nothing."""
+        assignment = self.assignment(owner, round_number)
+        return owner in self.discounted or (
+            assignment is not None and not self.has_weight(assignment.replica)
+        )
 
     def _complete(self, round_number: int) -> Iterator[Replica]:
         plan = self.plan_for(round_number)

@@ -24,6 +24,10 @@ from protocol.types import (
 
 log = logging.getLogger(__name__)
 
+_MOST_OMITTED = 2
+"""A payload that others have, and that is left out so often in a row, counts for nothing. What it held is not
+kept: payloads would grow from round to round, agree with the others less and less, and count at last."""
+
 
 @dataclass(frozen=True)
 class OwnPayload:
@@ -54,6 +58,7 @@ class Commits:
         self.pending: dict[int, OwnPayload] = {}
         # The round and result of the last commit of each stage, and what was measured of others' payloads.
         self._measured: dict[int, tuple[int, CommitResult, list[PayloadAgreement]]] = {}
+        self._omitted: dict[int, int] = {}  # commits in a row without this member's payload, by stage
 
     def measured_in(self, round_number: int) -> list[tuple[CommitResult, list[PayloadAgreement]]]:
         """Of each stage that was committed in this round last: norms, and what was measured."""
@@ -101,6 +106,10 @@ class Commits:
         if position is None and any(descriptor.owner == self._peer for descriptor in descriptors):
             # A payload that this node sent before its restart is in the anchor now. The restored error
             # feedback and local parameters still contain it, and it would count twice.
+            await self._worker.call(ResetError(stage))
+        is_omitted = proposal is not None and position is None and proposal.descriptor in gathered
+        self._omitted[stage] = self._omitted.get(stage, 0) + 1 if is_omitted else 0
+        if self._omitted[stage] >= _MOST_OMITTED:
             await self._worker.call(ResetError(stage))
         digests = {Part.STAGE: result.digest}
         if result.embedding_digest is not None:

@@ -28,6 +28,7 @@ LATER_KINDS = {
     "PayloadsContested",
     "PayloadArbitrated",
     "PeerWeighed",
+    "PlaceAsked",
     "AddressesChanged",
     "LinkFailed",
     "RoleChanged",

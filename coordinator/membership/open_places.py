@@ -64,6 +64,7 @@ class OpenTerms:
 CLOSED = OpenTerms(0, 0)
 """For a run that nobody joins without an invite."""
 _KEPT = "No action is needed: this node keeps its place, also across restarts, and asks again by itself."
+_ASKS = "No action is needed: this node asks again by itself."
 
 
 def ask_place(transaction: Transaction, command: AskPlace) -> None:
@@ -97,7 +98,7 @@ def ask_place(transaction: Transaction, command: AskPlace) -> None:
     if not is_admitted:
         everyone = waiting(transaction.state, now)
         own = next(each for each in everyone if each.peer == peer)
-        raise _not_yet(place_text(own, len(everyone)))
+        raise _not_yet(place_text(own, len(everyone)), _KEPT)
 
 
 def keep_place(transaction: Transaction, peer: PeerId) -> None:
@@ -109,7 +110,8 @@ def keep_place(transaction: Transaction, peer: PeerId) -> None:
 def waiting(state: State, now: float) -> tuple[Waiting, ...]:
     """The peers that wait for their turn, in order; others that keep a place are not there at present.
 
-    The time is estimated from those that are in: each of them stays about as long again as until now.
+    The time is estimated from those that are in: each of them stays about as long again as until now, and
+    then finds its room for SEAT_SECONDS.
     """
     joined = [state.peers[each].joined_at for each in state.open_places if _is_live(state, each)]
     pace = fmean(now - at for at in joined) / len(joined) if joined else None
@@ -118,7 +120,10 @@ def waiting(state: State, now: float) -> tuple[Waiting, ...]:
         for peer in state.open_places
         if peer not in state.excluded and _is_near(state, peer, now) and not _has_seat(state, peer, now)
     ]
-    return tuple(Waiting(peer, at, None if pace is None else at * pace) for at, peer in enumerate(found, 1))
+    return tuple(
+        Waiting(peer, place, None if pace is None else SEAT_SECONDS + place * pace)
+        for place, peer in enumerate(found, 1)
+    )
 
 
 def place_text(waiting: Waiting, count: int) -> str:
@@ -184,5 +189,5 @@ def _away(state: State, peer: PeerId, now: float) -> float:
     return now - max(state.open_places[peer].asked, state.started_at)
 
 
-def _not_yet(what: str) -> HetnodeError:
-    return HetnodeError(ErrorCode.WAITING_LIST, f"{what}.", _KEPT)
+def _not_yet(what: str, remedy: str = _ASKS) -> HetnodeError:
+    return HetnodeError(ErrorCode.WAITING_LIST, f"{what}.", remedy)

@@ -18,6 +18,7 @@ from coordinator import app
 from coordinator.api.dial_back import DialBack
 from coordinator.api.public_ports import ListenAddresses, RelayOptions
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
+from coordinator.membership.open_places import CLOSED, OpenTerms
 from node.net.coordinator_channel import ask
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -197,6 +198,7 @@ async def running(
     dial_back: DialBack | None = believe,
     metrics: str | None = None,
     dashboard: str | None = None,
+    terms: OpenTerms = CLOSED,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
@@ -222,6 +224,7 @@ async def running(
             lambda run, *addresses: ready.set_result(addresses),
             certificate_seconds,
             dial_back,
+            terms=terms,
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

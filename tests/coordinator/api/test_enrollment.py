@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
+from coordinator.membership.open_places import OpenTerms
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import enrollment_message, is_signed_by, spec_message
-from protocol.trust.invite import Invite
+from protocol.trust.invite import Invite, open_invite
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
@@ -65,6 +66,19 @@ class TestEnrollment:
         assert joined.run == run.run
         assert is_signed_by(COORDINATOR.peer, spec_message(run.run, joined.spec_json), joined.spec_signature)
         assert RunSpec.from_json(joined.spec_json) == run.spec
+
+    async def test_a_stranger_gets_no_certificate_and_joins_not_before_its_turn(self, tmp_path: Path) -> None:
+        async with running(spec_of(1, 1), tmp_path, terms=OpenTerms(1, 8)) as run:
+            everyone = open_invite(run.address, run.enrollment, run.authority.pin)
+            early = await refusal_of(run.enroll(A, everyone))
+            await run.enroll(B, await run.invite())
+            await run.join(B)
+            assert (await run.enroll(A, everyone)).certificate_pem
+            late = await refusal_of(run.enroll(C, everyone))
+            for refusal in early, late, await refusal_of(run.join(C)):
+                assert refusal.code is ErrorCode.WAITING_LIST
+                assert "place 1 of 1" in refusal.cause
+            await run.join(A)
 
     async def test_two_peers_cannot_share_the_last_use_of_an_invite(self, run: Running) -> None:
         invite = await run.invite()

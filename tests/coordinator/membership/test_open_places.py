@@ -56,7 +56,7 @@ def wait(run: Run, peer: Keyed, members: int = 64, joins: int = 8, source: str =
     refusal = run.send(asked).refusal
     assert refusal is not None
     assert refusal.code is ErrorCode.WAITING_LIST, refusal
-    assert "keeps its place" in refusal.remedy
+    assert ("keeps its place" in refusal.remedy) == (peer.peer in run.state.open_places)
     return refusal.cause
 
 
@@ -209,9 +209,9 @@ def test_the_estimate_follows_from_how_long_the_others_have_been_there(run: Run)
     come(run, b, 2)
     run.now += 4 * HOUR
     wait(run, c, 2)
-    assert wait(run, d, 2) == "place 2 of 2 in the waiting list, about 4.0 h at the present pace."
+    assert wait(run, d, 2) == "place 2 of 2 in the waiting list, about 4.5 h at the present pace."
     first, second = waiting(run.state, run.now)
-    assert (first.peer, first.place, first.seconds) == (c.peer, 1, 2 * HOUR)
+    assert (first.peer, first.place, first.seconds) == (c.peer, 1, 2 * HOUR + SEAT_SECONDS)
     assert place_text(replace(second, seconds=61.0), 9).endswith("about 1 min at the present pace")
     assert run_status(run.state, (), run.now, 0.0).waiting == (first, second)
 

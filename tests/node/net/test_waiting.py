@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from node.monitoring.figures import NodeFigures
+from node.monitoring.report import Rates, report_of
 from node.net.enrollment import enroll
 from node.net.joining import local_address_towards
 from node.net.waiting import CoordinatorWait, span
 from node.security.identity import open_identity
+from node.views.live_line import node_line
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import Invite
 from tests.virtual.loop import run
@@ -127,3 +130,37 @@ async def test_the_own_address_towards_a_coordinator_at_an_ipv6_address() -> Non
 )
 def test_spans_are_short(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_a_node_waits_for_its_turn_and_says_so_when_its_place_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    places = [(2, 50), (2, 40), (2, 30), (1, 20), (1, 10)]
+
+    async def scenario() -> None:
+        wait, left = CoordinatorWait(None), list(places)
+
+        async def call() -> str:
+            if not left:
+                return "answer"
+            place, minutes = left.pop(0)
+            cause = f"place {place} of 9 in the waiting list, about {minutes} min at the present pace."
+            raise HetnodeError(ErrorCode.WAITING_LIST, cause, "It keeps its place.")
+
+        waiting = asyncio.create_task(wait.turn(call))
+        await asyncio.sleep(1)
+        assert wait.place == "place 2 of 9 in the waiting list, about 50 min at the present pace"
+        figures = NodeFigures()
+        figures.wait = wait
+        assert node_line(report_of(figures), Rates()).plain == f"waits: {wait.place}"
+        assert await waiting == "answer"
+        assert wait.place == ""
+
+    run(scenario())
+    messages = [record.message for record in caplog.records]
+    assert [text.split(",")[0] for text in messages] == [
+        "waiting for room in the run: place 2 of 9 in the waiting list",
+        "waiting for room in the run: place 1 of 9 in the waiting list",
+        "the run has room for this node",
+    ]

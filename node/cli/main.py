@@ -144,6 +144,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # pydantic would look for plugins in the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Threads of torch that wait for each other would keep cores busy that other programs want: 90 s for 10.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     open_output()
     if os.path.expanduser("~") == "~":  # no HOME, and no entry of this user, as in containers
         os.environ["HOME"] = "/nonexistent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -208,3 +209,18 @@ def test_a_user_without_a_home_gets_the_same_messages(line: str, status: int, co
     )
     command = [sys.executable, "-c", without, *line.split()]
     check(subprocess.run(command, capture_output=True, text=True, check=False), status, code)
+
+
+def test_a_command_that_computes_leaves_the_processor_to_others_while_it_waits() -> None:
+    """The variable must be set before torch is imported; what the user has set stays."""
+    code = (
+        "import os, sys; sys.argv[1:] = ['--version']; from node.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    for given in ({}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        environment = {name: each for name, each in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+        )
+        assert done.stdout.split()[-2:] == [given.get("OMP_WAIT_POLICY", "PASSIVE"), "False"]

@@ -274,8 +274,7 @@ class CommandLoop:
         self.state = decided.state
         for step in decided.stored:
             self._on_event(*step)
-        # In the order of the events and of waiting, so that a swarm on virtual time repeats exactly.
-        topics = dict.fromkeys(topic for step in decided.stored for topic in _topics(step.event))
+        topics = dict.fromkeys(topic for step in decided.stored for topic in _topics(step.event))  # ordered
         if any(isinstance(step.event, events.PeerBanned | events.PeerQuarantined) for step in decided.stored):
             topics |= dict.fromkeys(
                 self._waiters

@@ -275,6 +275,7 @@ def _import_for_new_run(
     overrides = {f"model.{name}": value for name, value in published.model.items()}
     if own:
         overrides |= {"data.tokenizer": own.file_name, "data.tokenizer_sha256": own.sha256}
+        overrides |= _named_end(own)
     with _naming_k(options, published.model["width"]):
         spec = options.spec(**overrides)
     place = str(model / own.file_name) if own else find_tokenizer(spec.data, options.config)
@@ -284,6 +285,12 @@ def _import_for_new_run(
         return published, spec, None
     data = {**spec.data.model_dump(), "tokenizer": used.file_name}  # it will lie beside the run file
     return published, RunSpec.model_validate({**spec.model_dump(), "data": data}), used
+
+
+def _named_end(tokenizer: FileTokenizer) -> dict[str, object]:
+    """The setting for an end-of-text token that a tokenizer's file alone does not tell."""
+    is_usual = tokenizer.end is None or [tokenizer.end] == tokenizer.usual_ends[:1]
+    return {} if is_usual else {"data.end_token": tokenizer.end}
 
 
 @contextmanager
@@ -331,7 +338,8 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
     tokenizer = str(place / kept.file_name) if kept else None
     shape = {"swarm.replicas": 1, "swarm.pipelines": 0, "swarm.stages": 1, "link.k": 0}
     model = {f"model.{name}": value for name, value in published.model.items()}
-    spec = resolve(overrides={"data.tokenizer": tokenizer} | shape | model)
+    end = _named_end(kept) if kept else {}
+    spec = resolve(overrides={"data.tokenizer": tokenizer} | end | shape | model)
     return importing.read_model(published, spec, device)
 
 

@@ -90,18 +90,20 @@ class ByteTokenizer:
 class FileTokenizer:
     """A ``tokenizer.json`` of the tokenizers library, or a SentencePiece model, which becomes one.
 
-    Its end-of-text token separates documents if it has one with a usual name, else its encoding of a newline.
-    Truncation and padding are switched off.
+    The token `end` separates documents; without it the first one with a usual name, else the encoding of a
+    newline. Truncation and padding are switched off.
 
-    Raises ValueError if `content` is no such file; HetnodeError MISSING_EXTRA without the library.
+    Raises ValueError if `content` is no such file or lacks `end`; HetnodeError MISSING_EXTRA without the
+    library.
 
     Attributes:
         content: the bytes of the file.
         definition: the ``tokenizer.json``.
+        usual_ends: its tokens with usual names of an end-of-text token.
         end: the end-of-text token, or None.
     """
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, end: str = "") -> None:
         definition = content.decode() if _is_json(content) else definition_of(content)
         with needed(Extra.HF):
             from tokenizers import Tokenizer  # noqa: PLC0415
@@ -117,7 +119,10 @@ class FileTokenizer:
         self.vocabulary: int = max(ids.values()) + 1
         self.content, self.definition = content, definition
         self.sha256 = hashlib.sha256(content).hexdigest()
-        self.end = next((name for name in _END_OF_DOCUMENT if name in ids), None)
+        if end and end not in ids:
+            raise ValueError(f"it has no token {end!r:.60}")
+        self.usual_ends = [name for name in _END_OF_DOCUMENT if name in ids]
+        self.end = end or next(iter(self.usual_ends), None)
         self.separator: Tokens
         self.separator_bytes: Tokens
         if self.end is None:
@@ -130,6 +135,10 @@ class FileTokenizer:
     def file_name(self) -> str:
         """The usual name of such a file, under which :func:`find_tokenizer` finds it."""
         return TOKENIZER_FILE if _is_json(self.content) else SENTENCEPIECE_FILE
+
+    def token(self, number: int) -> str | None:
+        """The token with this id."""
+        return self._inner.id_to_token(number) if 0 <= number < self.vocabulary else None
 
     def encode(self, text: str) -> Tokens:
         return np.array(self._encoding(text).ids, dtype=np.int32)
@@ -173,7 +182,7 @@ def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:
     if where == BYTES:
         return ByteTokenizer()
     try:
-        return FileTokenizer(_content(Path(os.path.expanduser(where))))
+        return FileTokenizer(_content(Path(os.path.expanduser(where))), data.end_token)
     except (OSError, ValueError) as error:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,

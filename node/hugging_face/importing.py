@@ -48,12 +48,14 @@ class Published:
         model: the fields of `ModelSpec`.
         tied: its head is its embedding. A run trains a copy of the embedding as a separate head.
         output_bias: its attention has a bias of the output, too, which must be zero.
+        end: id of its end-of-text token; None if it declares none.
     """
 
     folder: Path
     model: Mapping[str, Any]
     tied: bool
     output_bias: bool
+    end: int | None
 
 
 def inspect(folder: Path, context: int | None = None) -> Published:
@@ -67,11 +69,16 @@ def inspect(folder: Path, context: int | None = None) -> Published:
     if type(longest) is not int:
         raise unsupported(path, f"max_position_embeddings is {longest!r:.40}")
     model, tied = model_of(config, context or min(longest, MOST_CONTEXT), path)
-    return Published(folder, model, tied, config["model_type"] == "llama" and model["qkv_bias"])
+    has_output_bias = config["model_type"] == "llama" and model["qkv_bias"]
+    ends = config.get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) and ends else ends  # of several, the first ends a document
+    return Published(folder, model, tied, has_output_bias, end if type(end) is int else None)
 
 
 def tokenizer_of(published: Published) -> FileTokenizer | None:
     """The folder's tokenizer; None if it is the byte tokenizer, which a run names "byte".
+
+    Its end-of-text token is the one that the model declares.
 
     Raises HetnodeError TOKENIZER_UNREADABLE.
     """
@@ -83,7 +90,11 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
             content = file.read(TOKENIZER_LIMIT + 1)
         if len(content) > TOKENIZER_LIMIT:
             raise ValueError(f"it is larger than {TOKENIZER_LIMIT} bytes")
-        return None if content == byte_definition().encode() else FileTokenizer(content)
+        if content == byte_definition().encode():
+            return None
+        found = FileTokenizer(content)
+        declared = found.token(published.end) if published.end is not None else None
+        return found if declared in (None, found.end) else FileTokenizer(content, declared or "")
     except (OSError, ValueError) as error:
         raise HetnodeError(
             ErrorCode.TOKENIZER_UNREADABLE,

@@ -141,10 +141,13 @@ def _default_heads(tree: Mapping[str, Any]) -> dict[str, int]:
 class DataSpec(Section):
     """Where samples come from: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``."""
 
+    optional = frozenset({"end_token"})
+
     source: str = "builtin"
     text_field: str = Field("text", min_length=1, description="key of the text in jsonl and hf records")
     tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
     tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
+    end_token: str = Field("", description="follows each document; '': one with a usual name, else a newline")
     validation_batches: int = Field(4, ge=1, le=10_000, description="micro-batches of one validation pass")
 
     @model_validator(mode="after")
@@ -153,6 +156,8 @@ class DataSpec(Section):
         if self.source != "builtin" and not (kind in ("text", "jsonl", "hf") and rest):
             known = "builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG]"
             raise ValueError(f"unknown data source '{self.source}': use {known}")
+        if self.end_token and self.tokenizer == "byte":
+            raise ValueError("the byte tokenizer has no end_token")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from node.checkpoint import global_model
 from node.cli.main import app
 from node.cli.spec import pinned
-from node.data.tokenizer import find_tokenizer
+from node.data.tokenizer import check_tokenizer, find_tokenizer
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
 from node.hugging_face.weights import DTYPES
@@ -87,6 +88,43 @@ def test_the_model_is_used_from_any_folder(mine: Path) -> None:
         assert _said("generate", place, "--tokens", "1").startswith("def ")
     _said("export", mine, "out")
     assert json.loads(Path("out/tokenizer.json").read_text())["model"]["vocab"]["def"] == 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "named", "end"),
+    [(3, "[STOP]", "[STOP]"), ([3, 4], "[STOP]", "[STOP]"), (4, "", "<|endoftext|>"), (5, "</s>", "</s>")],
+)
+def test_the_end_of_text_is_the_token_that_the_model_declares(
+    tmp_path: Path, hugging_face: Path, declared: int | list[int], named: str, end: str
+) -> None:
+    """Whatever its name is, and whichever other tokens have usual names; an export declares it again."""
+    ids = {"[UNK]": 0, "def": 1, "\n": 2, "[STOP]": 3, "<|endoftext|>": 4, "</s>": 5}
+    RawTokenizer(WordLevel(ids, unk_token="[UNK]")).save(str(hugging_face / "tokenizer.json"))
+    config = json.loads((hugging_face / "config.json").read_text())
+    (hugging_face / "config.json").write_text(json.dumps({**config, "eos_token_id": declared}))
+    _said("import", hugging_face, "--out", tmp_path / "mine", "--preset", "nano")
+    spec = _spec(tmp_path / "mine")
+    assert spec.data.end_token == named
+    assert check_tokenizer(spec, str(tmp_path / "mine" / "tokenizer.json")).separator.tolist() == [ids[end]]
+    _said("export", tmp_path / "mine", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == ids[end]
+    assert json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["eos_token"] == end
+
+
+def test_an_operator_hears_what_separates_documents_where_a_tokenizer_leaves_that_open(
+    mine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = WordLevel({"[UNK]": 0, "</s>": 1, "<eos>": 2, "[STOP]": 3}, unk_token="[UNK]")
+    RawTokenizer(words).save("words.json")
+    data = {"data.tokenizer": "words.json"}
+    pinned(resolve("nano", overrides=data | {"data.end_token": "[STOP]"}))
+    assert not caplog.messages
+    pinned(resolve("nano", overrides=data))
+    assert "followed by </s> (it also has <eos>)" in caplog.text
+    with pytest.raises(HetnodeError, match=re.escape("it has no token '[END]'")):
+        pinned(resolve("nano", overrides=data | {"data.end_token": "[END]"}))
+    with pytest.raises(HetnodeError, match="the byte tokenizer has no end_token"):
+        resolve("nano", overrides={"data.end_token": "[END]"})
 
 
 def test_the_specification_does_not_tell_where_the_model_was_imported(mine: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ from protocol.wire.records import open_plan
 from protocol.wire.status import status_from_pb
 from protocol.wire.typed_calls import Request, encode_request
 
-_SOURCE, _SECRET, _INVITE = "203.0.113.7", b"s" * 16, "0" * 12
+_SOURCE, _SECRET, _INVITE = "203.0.113.7", b"s" * 16, "1" * 12
 _ADDRESS = "203.0.113.7:7700"
 _COORDINATOR = PEERS[2]
 _SERVICES = ("Coordinator", "Enrollment", "Relay")

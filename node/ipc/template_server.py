@@ -4,9 +4,10 @@
 one descriptor, a control socket: the new process reads its ForkRequest from it, the template reports on it
 the pid and later the exit status. The template itself reads no request, so a slow requester delays no other.
 
-How processes end: the template ends when its requester has closed FD and all forked processes have ended. A
-forked process is killed when the template ends (Linux). A process that serves calls (node.ipc.channel) also
-ends with the process that calls it, because no other process holds that end of its socket.
+How processes end: the template ends when its requester has closed FD and all forked processes have ended; at
+once, where the requester closes FD before the modules are imported. A forked process is killed when the
+template ends (Linux). A process that serves calls (node.ipc.channel) also ends with the process that calls
+it, because no other process holds that end of its socket.
 """
 
 from __future__ import annotations

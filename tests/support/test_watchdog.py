@@ -19,7 +19,8 @@ from tests.support import watchdog
 
 watchdog.start()
 # Its output goes elsewhere: here it could come into the middle of the line of the pids.
-forked = Template.start([]).fork("tests.support.forked_process", ["sleep"], stdout=2, with_template=True)
+template = Template.start([])
+forked = template.fork("tests.support.forked_process", ["sleep"], stdout=2, with_template=True)
 started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 print(forked.pid, started.pid, flush=True)
 time.sleep(600)

@@ -186,7 +186,7 @@ async def test_the_share_of_the_work_does_not_follow_the_weight() -> None:
     assert status.plan is not None
     lighter = tuple(replace(each, weight=0.25 if each.index == 1 else 1.0) for each in status.plan.replicas)
     status = replace(status, plan=replace(status.plan, replicas=lighter))
-    report = NodeReport(*("run", B, "cuda:0", "training", (), 0.0, 2, 1, 10, 2, 64))
+    report = NodeReport(*("run", B, "cuda:0", "training", (), "", 0.0, 2, 1, 10, 2, 64))
     async with shown(ScriptedRun(status), ScriptedNode(report)) as (app, pilot):
         await pilot.press("3")
         await asked(pilot)
@@ -195,7 +195,7 @@ async def test_the_share_of_the_work_does_not_follow_the_weight() -> None:
 
 async def test_the_own_node_and_its_share() -> None:
     report = NodeReport(
-        *("run", B, "cuda:0", "training", ("neighbour",), 0.0, 2, 1, 10, 2, 64),
+        *("run", B, "cuda:0", "training", ("neighbour",), "", 0.0, 2, 1, 10, 2, 64),
         inner_steps=3,
         sent_bytes=2_000_000,
         upload_limit=1e6,

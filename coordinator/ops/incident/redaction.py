@@ -226,8 +226,8 @@ def redacted_spec(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate(spec.model_copy(update=changes).model_dump())
 
 
-DATA_TEXTS = ("source", "text_field", "tokenizer", "tokenizer_sha256")
-"""Settings of the data that get their defaults: they may be paths."""
+DATA_TEXTS = ("source", "text_field", "tokenizer", "tokenizer_sha256", "end_token")
+"""Settings of the data that get their defaults: they may be paths, or say which model it is."""
 
 
 class _Collector(Redactor):

@@ -1,13 +1,13 @@
 """Places of peers without an invite, in a run that its operator has opened to everyone.
 
 Such a peer gets a place under its identity, the last one in the order of arrival. It may join when there is
-room, and waits for its turn until then. It keeps its place across restarts of both sides, and loses it only
-after PLACE_SECONDS without a sign of life. Who has been admitted and goes away finds room for SEAT_SECONDS.
+room, and waits for its turn until then. It keeps its place across restarts of both sides, and loses that
+after PLACE_SECONDS without a sign of life. Room is kept for an admitted peer for SEAT_SECONDS after it left.
 
 There is room for as many as the run can score: members with weight measure them
-(coordinator.membership.scores), each with its own neighbours in the circle. One source, which is an IPv4
-address or an IPv6 /64, gets a bounded number of places in an hour and at all, however many identities it has;
-places outlive that hour, so nobody gets round that by leaving.
+(coordinator.membership.scores), each with its own neighbours in the circle. A source is an IPv4 address or an
+IPv6 /64. The places that it gets in an hour are bounded, and so are those that it has, however many
+identities it uses. A place does not end when its peer leaves, so leaving makes no room for another identity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from protocol.types import PeerId
 PLACE_SECONDS = 24 * 3600.0
 """A computer that is off at night keeps its place."""
 SEAT_SECONDS = 1800.0
-"""A restart of a machine, with its updates, takes less. Longer, and others would wait for nobody."""
+"""Longer than a restart of a machine with its updates. Meanwhile nobody else gets this room."""
 REFRESH_SECONDS = 600.0
 """A peer that waits asks far more often than that; the event log needs to know it only so often."""
 MOST_WAITING = 1000
@@ -39,7 +39,7 @@ SCORED_BY_EACH = 4
 """Unproven peers for each replica with weight. Each member measures 16 payloads of a round, so that three
 replicas with weight and twelve without are all measured by three."""
 HOURS_HELD = 4
-"""A source holds at most the places that it may get in so many hours."""
+"""A source has at most as many places as it could get in this number of hours."""
 _HOUR = 3600.0
 
 
@@ -62,7 +62,7 @@ class OpenTerms:
 
 
 CLOSED = OpenTerms(0, 0)
-"""For a run that nobody joins without an invite."""
+"""The terms of a run that needs an invite."""
 _KEPT = "No action is needed: this node keeps its place, also across restarts, and asks again by itself."
 _ASKS = "No action is needed: this node asks again by itself."
 
@@ -98,7 +98,8 @@ def ask_place(transaction: Transaction, command: AskPlace) -> None:
     if not is_admitted:
         everyone = waiting(transaction.state, now)
         own = next(each for each in everyone if each.peer == peer)
-        raise _not_yet(place_text(own, len(everyone)), _KEPT)
+        first = "" if _most_unproven(state) else "; members with an invite have to train first"
+        raise _not_yet(place_text(own, len(everyone)) + first, _KEPT)
 
 
 def keep_place(transaction: Transaction, peer: PeerId) -> None:
@@ -153,6 +154,8 @@ def _check_source(places: Sequence[OpenPlace], command: AskPlace, now: float) ->
 def _is_its_turn(state: State, command: AskPlace, ended: Set[PeerId], now: float) -> bool:
     """Whether the run has room for the peer, and for those before it that are still there."""
     peer = command.peer
+    if _is_live(state, peer):
+        return True  # whatever the operator allows by now
     others = [each for each in state.open_places if each not in state.excluded | ended and each != peer]
     seats = [each for each in others if _has_seat(state, each, now)]
     if peer in state.open_places and _has_seat(state, peer, now):
@@ -161,10 +164,15 @@ def _is_its_turn(state: State, command: AskPlace, ended: Set[PeerId], now: float
     earlier = order[: order.index(peer)] if peer in order else order
     ahead = {each for each in others if each in earlier and _is_near(state, each, now)}.difference(seats)
     is_proven = peer in state.open_places and peer not in state.discounted
-    replicas = state.plan_for(state.current_round).replicas if state.plans else ()
-    most = SCORED_BY_EACH * sum(map(state.has_weight, replicas))
-    can_be_scored = is_proven or sum(map(state.is_unproven, seats)) + len(ahead) < most
+    unproven = sum(map(state.is_unproven, seats)) + len(ahead)
+    can_be_scored = is_proven or unproven < _most_unproven(state)
     return can_be_scored and len(seats) + len(ahead) < command.members
+
+
+def _most_unproven(state: State) -> int:
+    """How many peers the run can score at a time; none before it trains."""
+    replicas = state.plan_for(state.current_round).replicas if state.plans else ()
+    return SCORED_BY_EACH * sum(map(state.has_weight, replicas))
 
 
 def _has_seat(state: State, peer: PeerId, now: float) -> bool:
@@ -185,7 +193,7 @@ def _has_ended(state: State, peer: PeerId, now: float) -> bool:
 
 
 def _away(state: State, peer: PeerId, now: float) -> float:
-    """Seconds without a sign of life. Nobody can ask a coordinator that does not run."""
+    """Seconds without a sign of life; while the coordinator does not run, they do not count."""
     return now - max(state.open_places[peer].asked, state.started_at)
 
 

@@ -277,7 +277,7 @@ def _left_out(before: State, where: _Where, owner: PeerId, is_committed: bool) -
     rejections = known.rejections.get(owner, {})
     verdict = known.contest.verdicts.get(owner) if known.contest else None
     cause, detail = Omission.UNHELD if is_committed else Omission.DECISION, None
-    if owner in before.discounted:
+    if before.is_weightless(owner, round_number):
         found: tuple[str, str | None] = Kind.WEIGHED, None
     elif verdict is not None and verdict.finding is not Finding.HELD:
         found = Kind.ARBITRATED, verdict.reason or verdict.finding.value

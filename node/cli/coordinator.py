@@ -142,9 +142,12 @@ class CoordinatorOptions:
     ] = None
 
     def terms(self, spec: RunSpec) -> OpenTerms:
-        """For peers without an invite. Raises BAD_OPTION for a run in which no payload can be left out."""
+        """For peers without an invite. Raises BAD_OPTION, also for a run that can leave out no payload."""
         from coordinator.membership.open_places import CLOSED, OpenTerms  # noqa: PLC0415
 
+        usual = CoordinatorOptions()
+        if not self.open and (self.open_members, self.open_joins) != (usual.open_members, usual.open_joins):
+            raise bad_option("--open-members and --open-joins need --open.", "Give --open, too.")
         if self.open and spec.outer.exchange != "gathered":
             raise bad_option(
                 f"This run cannot be open: outer.exchange = '{spec.outer.exchange}' leaves out no payload.",
@@ -234,7 +237,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     chosen = chosen.as_before(folder)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
-    _warn_of_strangers(folder)
+    _warn_of_other_files(folder)
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
     own_template()  # imports the transport while this process imports the coordinator
@@ -271,7 +274,7 @@ def _dashboard(given: str | None) -> dict[str, Any]:
     return {"dashboard": _DASHBOARD, "near_dashboard": True}
 
 
-def _warn_of_strangers(folder: Path) -> None:
+def _warn_of_other_files(folder: Path) -> None:
     others = {each.name for each in folder.iterdir()} - _BEFORE_A_RUN if folder.is_dir() else set[str]()
     if others and not (folder / _KEY).exists():
         log.warning("%s holds other files, such as %s: those of the run come to them", folder, min(others))
@@ -306,12 +309,9 @@ class _CoordinatorFolder:
         folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
         write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
-        for name, text in (
-            (_PLACES, self._chosen.places(address, enrollment)),
-            ("enrolment-address", enrollment),
-            ("address", address),
-        ):
-            write_whole(folder / name, text)
+        write_whole(folder / _PLACES, self._chosen.places(address, enrollment))
+        write_whole(folder / "enrolment-address", enrollment)
+        write_whole(folder / "address", address)
         console.print(f"run  {run}\nspec {spec.hash}")
         console.print(spec.model_dump_json(indent=2), markup=False)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os.path import exists, isfile
 from pathlib import Path
@@ -20,12 +20,10 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust import invite
 from protocol.trust.invite import Invite
 from protocol.trust.run_id import names_authority, spec_name_in
+from protocol.trust.short_id import named_by
 
 if TYPE_CHECKING:
     from node.security.identity import Identity
-
-
-_LEAST_LETTERS, _MOST_CHOICES = 4, 8
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,6 @@ class Destination:
     invite: Invite | None
     run: str = ""
     folder: Path | None = None
-
-
-def named_by(text: str, known: Iterable[str], what: str) -> str:
-    """The one of `known` that `text` is or that begins or ends with `text`; `text` where there is none.
-
-    Raises BAD_OPTION with the choices if there are several.
-    """
-    part = text.removeprefix("..")
-    ends = len(part) >= _LEAST_LETTERS
-    found = sorted({each for each in known if ends and (each.startswith(part) or each.endswith(part))})
-    if part in found or len(found) < 2:
-        return part if part in found else (found or [text])[0]
-    choices = ", ".join(found[:_MOST_CHOICES]) + (", ..." if len(found) > _MOST_CHOICES else "")
-    raise bad_option(f"{text!r:.80} may be each of {len(found)} {what}: {choices}.", "Give more of one.")
 
 
 def _run_named(text: str) -> str:

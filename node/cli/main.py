@@ -153,8 +153,7 @@ def main() -> None:
         try:
             app(prog_name="hetnode")
         finally:
-            if sys.stdout is not None:  # as a service without it
-                sys.stdout.flush()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except (Exception, BaseExceptionGroup) as error:

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from node import command_runner
-from node.cli.known_runs import named_by, only_coordinator, operator_of
+from node.cli.known_runs import only_coordinator, operator_of
 from node.cli.options import SharedOptions, option, seconds_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
@@ -21,6 +21,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode
 from protocol.trust.private_file import write_private
 from protocol.trust.public_name import name_as_text
+from protocol.trust.short_id import named_by
 from protocol.types import Role
 from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request

@@ -15,13 +15,14 @@ import typer
 from platformdirs import user_config_path
 
 from node import command_runner
-from node.cli.known_runs import named_by, node_name
+from node.cli.known_runs import node_name
 from node.cli.options import option
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import node_folder_of, run_in, running_process
 from node.home.guest.control import Ask, ask
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.short_id import named_by
 
 _POLL_SECONDS = 0.2
 

@@ -16,7 +16,6 @@ from typer.core import TyperGroup
 
 from node import command_runner
 from node.cli.join import join
-from node.cli.known_runs import named_by
 from node.cli.own_node import nodes_here
 from node.command_runner import TerminalConsole, bad_option
 from node.home.guest.hours import parse_hours
@@ -25,6 +24,7 @@ from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust import invite
 from protocol.trust.private_file import write_private
+from protocol.trust.short_id import named_by
 
 service_app = typer.Typer(
     help="A node that this machine keeps running, also after a restart.", no_args_is_help=True

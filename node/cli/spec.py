@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from node.cli.output import say
 from node.command_runner import TerminalConsole
 from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
-
-if TYPE_CHECKING:
-    from node.data.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -79,26 +76,19 @@ def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = No
     `tokenizer` is where it lies now, if that is elsewhere than the spec says; else one that is known by its
     hash is looked for in `search_paths`, too (node.data.tokenizer.find_tokenizer).
     """
-    from node.data.tokenizer import check_tokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.data.tokenizer import FileTokenizer, check_tokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
     tokenizer = tokenizer or find_tokenizer(spec.data, *search_paths)
     if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
         found = load_tokenizer(spec.data, tokenizer)
-        _warn_of_ends(found, spec)
         spec = RunSpec.model_validate(
             {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
         )
-    check_tokenizer(spec, tokenizer)
+    used = check_tokenizer(spec, tokenizer)
+    if isinstance(used, FileTokenizer) and not spec.data.end_token and len(usual := used.usual_ends) != 1:
+        what = f"{usual[0]} (it also has {', '.join(usual[1:])})" if usual else "a newline"
+        log.warning("%s: each document is followed by %s; or set data.end_token", spec.data.tokenizer, what)
     return spec
-
-
-def _warn_of_ends(tokenizer: Tokenizer, spec: RunSpec) -> None:
-    """Say what separates documents where a tokenizer's file leaves that open."""
-    usual = getattr(tokenizer, "usual_ends", [])
-    if spec.data.end_token or len(usual) == 1:
-        return
-    what = f"{usual[0]} (it also has {', '.join(usual[1:])})" if usual else "a newline"
-    log.warning("%s: each document is followed by %s; or set data.end_token", spec.data.tokenizer, what)
 
 
 @spec_app.command("show")

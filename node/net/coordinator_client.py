@@ -114,7 +114,7 @@ class CoordinatorClient:
         self._identity = identity
         self._peer = identity.peer
         self._ahead: float | None = None  # the coordinator's Unix time less the steady clock of this machine
-        self._channel = CoordinatorChannel(self.address, credentials.tls, self.clock_offset)
+        self._channel = self._opened()
         self._reports = GroupReports(self._peer)
 
     async def join(
@@ -198,6 +198,9 @@ class CoordinatorClient:
                     return reply
             await asyncio.sleep(_RETRY_SECONDS)
 
+    def _opened(self) -> CoordinatorChannel:
+        return CoordinatorChannel(self.address, self.credentials.tls, self.clock_offset)
+
     async def renew(self) -> None:
         """Request the next certificate, store it, and show it on all new connections."""
         tls = self.credentials.tls
@@ -209,18 +212,12 @@ class CoordinatorClient:
         renewed = replace(tls, certificate=reply.certificate_pem)
         check_own(renewed, authority, self._peer)  # before it replaces the one that still works
         self.credentials = self.credentials.renewed(reply.certificate_pem)
-        old, self._channel = (
-            self._channel,
-            CoordinatorChannel(self.address, self.credentials.tls, self.clock_offset),
-        )
+        old, self._channel = self._channel, self._opened()
         await old.retire()
 
     async def reconnect(self) -> None:
         """Begin a new connection. Open calls raise COORDINATOR_UNREACHABLE, as if it had failed."""
-        old, self._channel = (
-            self._channel,
-            CoordinatorChannel(self.address, self.credentials.tls, self.clock_offset),
-        )
+        old, self._channel = self._channel, self._opened()
         await old.drop()
 
     async def keep_renewed(self) -> NoReturn:

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError, Message
 from protocol.errors import HetnodeError, faulty_peer
 from protocol.types import PayloadDescriptor
 
-DIGEST_BYTES = 32
 MOST_UNPACKED_BYTES = 16 << 20
 """Of a packed message. One of the largest group that the protocol admits is smaller."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.short_id import named_by
 from protocol.types import PeerId
 
 MOST_CHARACTERS = 600
@@ -63,20 +64,9 @@ def _peer(text: str, state: State) -> PeerId:
     named = [peer for peer in known if state.name_of(peer) == text]
     if len(named) == 1:
         return named[0]
-    part = text.removeprefix("..")
-    found = [peer for peer in known if part and (peer.endswith(part) or peer.startswith(part))]
-    exact = [peer for peer in found if peer == part]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if not found:
-        raise HetnodeError(
-            ErrorCode.BAD_OPTION,
-            f"No peer of this run has {part[:64]!r} at the beginning or the end of its id.",
-            "'hetnode status' shows the ends of the peers' ids. Ask for one of these, for a round by its "
-            "number, or for 'now'.",
-        )
-    choices = ", ".join(f"..{peer[-12:]}" for peer in found[:8])
-    raise _bad(f"{len(found)} peers have {part[:64]!r} at the beginning or the end of their ids: {choices}.")
+    if (found := PeerId(named_by(text, known, "peers"))) in known:
+        return found
+    raise _bad(f"No peer of this run has {text[:64]!r} at the beginning or the end of its id.")
 
 
 def _bad(cause: str) -> HetnodeError:

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from protocol.errors import ErrorCode, faulty_peer
 from protocol.trust.endpoints import check_endpoint, split_endpoint
-from protocol.trust.public_name import name_as_text, public_name
+from protocol.trust.public_name import public_name
 from protocol.types import Part, PeerId, Role
 
 MAX_NAME = 128
@@ -151,8 +151,6 @@ SENTENCE = Field(lambda value: printable(value, MAX_SENTENCE, empty=True), short
 
 PUBLIC_NAME = Field(public_name)
 """The public name that a peer chooses, or ""."""
-SHOWN_NAME = Field(name_as_text)
-"""A public name as the coordinator tells it: it has checked it, perhaps by a newer Unicode."""
 
 
 def between(least: float, most: float) -> Field[Any]:

@@ -84,6 +84,20 @@ def test_a_run_that_is_not_open_lets_in_nobody_without_an_invite(run: Run) -> No
     assert "not open" in refusal.cause
 
 
+def test_who_is_in_stays_where_the_operator_lowers_the_cap(run: Run) -> None:
+    """A live peer joins again as soon as its coordinator is back, and is no peer that waits."""
+    a, b, c = STRANGERS[:3]
+    for each in (a, b, c):
+        come(run, each)
+    ask(run, c, 2)
+    go(run, c)
+    assert "place 1 of 1" in wait(run, c, 2)
+    go(run, a)
+    go(run, b)
+    run.now += SEAT_SECONDS
+    ask(run, c, 2)
+
+
 def test_strangers_are_admitted_up_to_the_cap_and_then_in_order(run: Run) -> None:
     a, b, c, d = STRANGERS[:4]
     come(run, a, 2)
@@ -197,7 +211,8 @@ def test_no_more_strangers_come_than_the_members_with_weight_can_measure(run: Ru
 def test_before_the_start_strangers_wait(run: Run) -> None:
     early = Run(run.spec)
     early.accept(Start())
-    assert wait(early, STRANGERS[0]) == "place 1 of 1 in the waiting list, no estimate yet."
+    first = "members with an invite have to train first"
+    assert wait(early, STRANGERS[0]) == f"place 1 of 1 in the waiting list, no estimate yet; {first}."
     for peer in INVITED:
         early.accept(peer.join(early.spec))
     ask(early, STRANGERS[0])

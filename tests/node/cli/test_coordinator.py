@@ -68,3 +68,11 @@ def test_the_folder_alone_is_enough(tmp_path: Path) -> None:
     first, second, third = addresses
     assert first == second
     assert third == [each.replace("127.0.0.1", "nowhere.invalid") for each in first]
+
+
+@pytest.mark.parametrize("option", ["--open-members", "--open-joins"])
+def test_limits_of_peers_without_an_invite_need_a_run_that_is_open(tmp_path: Path, option: str) -> None:
+    done = commands.hetnode("coordinator", "--preset", "nano", "--folder", str(tmp_path / "run"), option, "3")
+    assert done.returncode == ExitCode.USAGE
+    assert "need --open" in done.stderr
+    assert not (tmp_path / "run").exists()

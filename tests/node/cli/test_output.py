@@ -104,6 +104,20 @@ def test_coordinator_and_node_outlive_their_terminal(tmp_path: Path) -> None:
             process.kill()
 
 
+def test_a_coordinator_goes_on_without_standard_streams(tmp_path: Path) -> None:
+    options = "--preset nano --listen 127.0.0.1:0 --dashboard none --relay none"
+    shell = f"exec {sys.executable} -m node coordinator {options} --folder {tmp_path}/run <&- >&- 2>&-"
+    with subprocess.Popen(["sh", "-c", shell], cwd=ROOT) as process:
+        try:
+            wait_until((tmp_path / "run" / "address").exists, 60, "the coordinator listens")
+            numbers = (Path(f"/proc/{process.pid}/fd/{number}").resolve() for number in range(3))
+            assert {*numbers} == {Path("/dev/null")}
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == ExitCode.INTERRUPTED
+        finally:
+            process.kill()
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("places", [lambda full: (full, 2), lambda full: (full, full)], ids=["out", "all"])
 def test_a_coordinator_goes_on_where_nothing_can_be_written(

@@ -7,13 +7,13 @@ QUICK = benchmarks/reproduction/quick.toml
 # The many processes of the tests share compiled files, also where an environment says to write none.
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
-.PHONY: swarm test test-slow test-network test-containers test-browser hostile check package bench gpu \
+.PHONY: swarm test test-slow search test-network test-containers test-browser hostile check package bench gpu \
     reproduce reproduce-quick reproduce-claims reproduce-larger reproduce-dithered
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
 
-# All that gates a change: at most 8 minutes on two cores. JOBS is the number of tests that run at the same time.
+# All that gates a change. JOBS is the number of tests that run at the same time.
 JOBS = 4
 test: $(VENV)/installed-test
 	$(COMPILED) $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal
@@ -21,6 +21,12 @@ test: $(VENV)/installed-test
 # Tests that take minutes each.
 test-slow: $(VENV)/installed-test
 	$(COMPILED) $(VENV)/bin/python -m pytest -m slow
+
+# What the gate, which repeats, does not look at: other random examples, and virtual swarms on another network.
+SEED ?= $(shell date +%s)
+search: $(VENV)/installed-test
+	$(COMPILED) HETNODE_SEARCH=$(SEED) $(VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal \
+	    --hypothesis-profile=search --hypothesis-seed=$(SEED) -m 'hypothesis or virtual'
 
 # Homes behind NAT, in network namespaces: needs root, iproute2 and iptables, and is skipped with a reason elsewhere.
 test-network: $(VENV)/installed-test

@@ -33,8 +33,10 @@ MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ["TMPDIR"] = str(MEMORY)
 
-# Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail.
-settings.register_profile("hetnode", deadline=None)
+# Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail. The gate has
+# the same examples in each run, and `make search` others.
+settings.register_profile("hetnode", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("hetnode")
 
 
@@ -45,7 +47,13 @@ LONG = ("tests/system/", "tests/node/exchange/hive/", "tests/node/experiment/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the folders of long tests: at the end no process waits for a long test of another."""
+    """Mark the tests of the virtual swarm, and begin with the folders of long tests.
+
+    At the end no process waits for a long test of another.
+    """
+    for item in items:
+        if "play" in getattr(item, "fixturenames", ()):
+            item.add_marker("virtual")
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from node.experiment.comparison import MEAN, Claim, SeedAnswer, deltas_of, interval_of, verdicts_of
 from node.experiment.figures import Figure
 from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
-from node.experiment.results import Result, loss_text, mean, perplexity
+from node.experiment.results import Result, loss_text, mean
 
 _HOW_TO_READ = """\
 **How to read it.** A loss is in nats per token of held-out text, the mean over all replicas, *each in its own
@@ -137,7 +136,6 @@ def _cells(
         "k/d": "" if row.k is None else fraction_of(row.k, row.width),
         "loss": _mean(losses, seeds),
         **{f"seed {seed}": loss_text(result.loss) if result else "" for seed, result in by_seed},
-        "perplexity": _perplexity(losses, seeds),
         "delta %": _delta(table, row, seeds, results),
         "of pipelines": _mean(
             [loss for result in measured if (loss := result.pipeline_loss) is not None], seeds
@@ -176,14 +174,6 @@ def _mean(losses: Sequence[float], seeds: Sequence[int]) -> str:
     return loss_text(statistics.fmean(losses)) + _share(losses, seeds) if losses else ""
 
 
-def _perplexity(losses: Sequence[float], seeds: Sequence[int]) -> str:
-    """Perplexity of the mean loss; "" if seeds are missing."""
-    if len(losses) < len(seeds):
-        return ""
-    loss = statistics.fmean(losses)
-    return "" if math.isnan(loss) else f"{perplexity(loss):.3f}"
-
-
 def _share(found: Sequence[float], seeds: Sequence[int]) -> str:
     return "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
 
@@ -198,6 +188,6 @@ def _seed_name(seed: int | str) -> str:
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with the first column left-aligned and the others right-aligned."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
+    rule = ["-", *["-:"] * (len(columns) - 1)]
     escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in (columns, rule, *rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -396,8 +397,11 @@ def play(
 ) -> T:
     """Run `scenario` on a swarm. The coordinator runs already; the scenario starts the nodes.
 
+    Messages take other times with each `seed`, and with each number in HETNODE_SEARCH.
+
     Raises AssertionError if a planned fault has not fired.
     """
+    seed += int(os.environ.get("HETNODE_SEARCH", "0"))
     plan = plan or FaultPlan(folder / "faults")
 
     async def main() -> T:

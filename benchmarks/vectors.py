@@ -30,7 +30,7 @@ from node.core.optimizer.schedule import learning_rate
 from node.data.permutation import window_of
 from node.data.sources import open_source
 from node.data.stream import open_stream
-from node.data.streamed import SLICE
+from node.data.streamed import order_of, turns_of
 from protocol.codec import snapshot as snapshot_codec
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.codec.payload import decode, encode
@@ -55,6 +55,7 @@ from protocol.types import Member, PayloadDescriptor, PeerId, Plan, Replica, Sta
 
 FOLDER = Path(__file__).parents[1] / "docs" / "protocol" / "vectors"
 _TINY = {"vocabulary": 11, "width": 8, "layers": 2, "heads": 2, "feed_forward": 12, "context": 6}
+_NBYTES = [1, 2**28, 0, 2**27 + 1]
 _VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "grouped heads of another width": {"heads": 4, "key_value_heads": 2, "head_width": 4},
@@ -278,14 +279,9 @@ def samples() -> dict[str, Any]:
         },
         "text": {"content": "'line {n}' and a newline, n = 0..999", "block_lengths": blocks},
         "streamed": {
-            "shards": 3,
+            "nbytes": _NBYTES,
             "seed": 3,
-            "slice": SLICE,
-            "first_of_slice": [
-                {"ordinal": turn * SLICE, "shard": shard, "position": passes * SLICE}
-                for turn in range(7)
-                for passes, shard in [window_of(turn, 3, 3)]
-            ],
+            "turns": [order_of(turns_of(_NBYTES), 3, number) for number in range(2)],
         },
         "plan": {
             "from_round": 5,

@@ -29,11 +29,12 @@ PRESETS: Mapping[str, tuple[str, str | None]] = {
 class Shard:
     """One file of a data set. `records` reads it from its beginning, and fetches what it reads.
 
-    Reading raises DATA_UNREADABLE, which names the file.
+    Reading raises DATA_UNREADABLE, which names the file. `nbytes` is its size, None if nobody tells.
     """
 
     name: str
     records: Callable[[], Iterator[object]]
+    nbytes: int | None = None
 
 
 def is_hub_name(location: str) -> bool:
@@ -71,6 +72,7 @@ def hub_shards(location: str, may_open_files: bool = True) -> Sequence[Shard]:
         builder = load_dataset_builder(name, config)
         dataset = builder.as_streaming_dataset(split=SPLIT)
         files, outside = _files(builder), _outside_hub(builder)
+        sizes = _sizes(files)
     except Exception as error:  # the library, its parsers and its transport raise many types
         raise _unreadable(
             f"hf:{location}",
@@ -86,18 +88,39 @@ def hub_shards(location: str, may_open_files: bool = True) -> Sequence[Shard]:
             "Do not take part in this run, and tell the hub about the data set.",
         )
     count = dataset.num_shards
+    names = [os.path.basename(file) for file in files]
     if len(files) != count:  # archives have more shards than files
-        files = [f"shard {index + 1} of {count}" for index in range(count)]
+        names, sizes = [f"shard {index + 1} of {count}" for index in range(count)], [None] * count
     return [
-        Shard(f"{location}, {file}", partial(_records, dataset, index, location, file))
-        for index, file in enumerate(files)
+        Shard(f"{location}, {name}", partial(_records, dataset, index, location, name), nbytes)
+        for index, (name, nbytes) in enumerate(zip(names, sizes, strict=True))
     ]
 
 
 def _files(builder: Any) -> list[str]:
-    """Names of the files of the split, for messages."""
-    found = (builder.config.data_files or {}).get(SPLIT, [])
-    return [os.path.basename(str(file)) for file in found]
+    """The files of the split."""
+    return [str(file) for file in (builder.config.data_files or {}).get(SPLIT, [])]
+
+
+def _sizes(files: Sequence[str]) -> list[int | None]:
+    """The size of each file, from the listing of its folder; None for a part of an archive."""
+    from datasets import config  # noqa: PLC0415  as in `hub_shards`
+    from fsspec import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    # With the library's options this is its own file system, which has listed the folders already.
+    options = {"hf": {"endpoint": config.HF_ENDPOINT, "token": None}}
+    listed: dict[str, dict[str, int | None]] = {}
+    found: list[int | None] = []
+    for file in files:
+        if "::" in file:
+            found.append(None)
+            continue
+        system, path = url_to_fs(file, **options)
+        folder = system._parent(path)
+        if folder not in listed:
+            listed[folder] = {each["name"]: each["size"] for each in system.ls(folder, detail=True)}
+        found.append(listed[folder].get(path))
+    return found
 
 
 def _outside_hub(builder: Any) -> list[str]:

@@ -9,7 +9,7 @@ source               one document is                                       held 
 builtin              one ``*.py`` file of the interpreter's library        1 in 20, by path
 text:PATH            one block of a file, or of the ``*.txt`` of a folder  1 in 20, by ordinal
 jsonl:PATH           one record of a file, or of the ``*.jsonl``           1 in 20, by ordinal
-hf:NAME[/CONFIG]     one record of the ``train`` split, streamed           1 in 100, by ordinal in its shard
+hf:NAME[/CONFIG]     one record of the ``train`` split                     1 in 100, by ordinal in its shard
 ===================  ====================================================  ===============================
 """
 
@@ -48,26 +48,33 @@ Pass = Callable[[], Iterator[Document]]
 
 
 @dataclass(frozen=True)
-class TextSource:
-    """A source of documents, in one or more shards.
-
-    A `streamed` source may exceed the memory and is only read forward; others are loaded completely. Finding
-    the shards and reading them raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source is not
-    installed.
+class SourceShard:
+    """One file of a source, or all of it.
 
     Attributes:
-        shards: one callable for each shard. It starts a new pass over the documents of the shard, which come
-            always in the same order.
+        documents: starts a new pass over its documents, which come always in the same order.
+        nbytes: the size of its file, 0 for a source that always fits; None: it is not known.
+    """
+
+    documents: Pass
+    nbytes: int | None = 0
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A source of documents. `shards` lists its shards.
+
+    Finding the shards and reading them raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source
+    is not installed.
     """
 
     name: str
-    streamed: bool
-    shards: Callable[[], Sequence[Pass]]
+    shards: Callable[[], Sequence[SourceShard]]
 
     def documents(self) -> Iterator[Document]:
         """A new pass over the documents of all shards, one shard after the other."""
         for shard in self.shards():
-            yield from shard()
+            yield from shard.documents()
 
 
 def open_source(source: str, text_field: str, may_open_files: bool = True) -> TextSource:
@@ -87,13 +94,13 @@ def open_source(source: str, text_field: str, may_open_files: bool = True) -> Te
         raise not_named(f"its data from {source}", "--data", source)
     match kind:
         case "builtin" if not rest:
-            return TextSource(source, False, lambda: [_library])
+            return TextSource(source, lambda: [SourceShard(_library)])
         case "text" if rest:
-            return TextSource(source, False, lambda: [partial(_text, _path(rest))])
+            return TextSource(source, lambda: [SourceShard(partial(_text, _path(rest)))])
         case "jsonl" if rest:
-            return TextSource(source, False, lambda: [partial(_jsonl, _path(rest), text_field)])
+            return TextSource(source, lambda: [SourceShard(partial(_jsonl, _path(rest), text_field))])
         case "hf" if rest:
-            return TextSource(source, True, lambda: _hub(rest, text_field, may_open_files))
+            return TextSource(source, lambda: _hub(rest, text_field, may_open_files))
     raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
 
 
@@ -252,9 +259,11 @@ def _too_long(where: str) -> HetnodeError:
     return unreadable(where, f"it has more than {_MOST_RECORD >> 20} MiB", "Divide or remove that record.")
 
 
-def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[Pass]:
-    shards = hub_shards(location, may_open_files)
-    return [partial(_documents_of, index, shard, text_field) for index, shard in enumerate(shards)]
+def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[SourceShard]:
+    return [
+        SourceShard(partial(_documents_of, index, shard, text_field), shard.nbytes)
+        for index, shard in enumerate(hub_shards(location, may_open_files))
+    ]
 
 
 def _documents_of(index: int, shard: Shard, text_field: str) -> Iterator[Document]:

@@ -4,25 +4,34 @@ Documents are tokenized and concatenated, each followed by the tokenizer's separ
 L + 1 tokens that overlap by one: inputs are ``[:, :-1]``, targets ``[:, 1:]``. An incomplete last window is
 dropped. Training and validation documents are two separate sequences.
 
-Windows of a source in memory, and shards of a streamed source, are read in an order that depends on the seed.
-In both cases equal (spec, ordinals) give equal samples, independent of earlier reads.
+A source of up to MOST_LOADED bytes is tokenized once, whatever its kind; each epoch has every window once, in
+an order that depends on the seed. A larger source is streamed (node/data/streamed.py). In both cases equal
+(spec, ordinals) give equal samples, independent of earlier reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from tempfile import TemporaryFile, gettempdir
 from typing import Protocol
 
 import numpy as np
 
 from node.data.permutation import window_of
-from node.data.sources import Pass, TextSource, not_named, open_source
+from node.data.sources import SourceShard, not_named, open_source, unreadable
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
 from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
+
+MOST_LOADED = 2**30
+"""Bytes of the files of a source whose windows are counted, which takes minutes before the first step."""
+_MOST_EXPANDED = 8
+"""Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
 
 class Split(Protocol):
@@ -76,49 +85,89 @@ def open_stream(
     if not is_own_run and tokenizer is None and spec.data.tokenizer != BYTES:
         raise not_named(f"its tokenizer from {spec.data.tokenizer}", "--tokenizer", spec.data.tokenizer)
     encoder = check_tokenizer(spec, tokenizer)
-    stream = (_streamed if origin.streamed else _loaded)(origin, encoder, spec)
+    shards = origin.shards()
+    stream = (_streamed if is_streamed(shards) else _loaded)(shards, encoder, spec, origin.name)
     stream.training.read(range(1))
     stream.held_out.read(range(1))
     return stream
 
 
-def _loaded(source: TextSource, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
+def is_streamed(shards: Sequence[SourceShard]) -> bool:
+    """Whether these shards of a source have more bytes than all nodes of a run tokenize before they train."""
+    sizes = [shard.nbytes for shard in shards]
+    return None in sizes or sum(size or 0 for size in sizes) > MOST_LOADED
+
+
+def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, name: str) -> SampleStream:
     """Both splits, tokenized in one pass. Ids have the smallest element type that can hold all of them."""
     dtype = next(t for t in (np.uint8, np.uint16, np.int32) if tokenizer.vocabulary - 1 <= np.iinfo(t).max)
-    pieces: dict[bool, list[np.ndarray]] = {False: [], True: []}
-    for document in source.documents():
-        ids = (tokenizer.encode(document.text), tokenizer.separator)
-        pieces[document.held_out] += [each.astype(dtype) for each in ids]
-
-    def tokens(held_out: bool) -> np.ndarray:
-        return np.concatenate([np.empty(0, dtype), *pieces[held_out]])
-
+    files = {False: TokenFile(dtype, name), True: TokenFile(dtype, name)}
+    for document in chain.from_iterable(shard.documents() for shard in shards):
+        for ids in (tokenizer.encode(document.text), tokenizer.separator):
+            files[document.held_out].append(ids)
     # The order of validation windows does not depend on the seed: runs with equal data are comparable.
     return SampleStream(
-        LoadedSplit(tokens(False), spec.model.context, spec.seed, f"training data of {source.name}"),
-        LoadedSplit(tokens(True), spec.model.context, 0, f"validation data of {source.name}"),
+        LoadedSplit(files[False].tokens(), spec.model.context, spec.seed, f"training data of {name}"),
+        LoadedSplit(files[True].tokens(), spec.model.context, 0, f"validation data of {name}"),
     )
 
 
-def _streamed(source: TextSource, tokenizer: Tokenizer, spec: RunSpec) -> SampleStream:
-    shards = source.shards()
+class TokenFile:
+    """Tokens in a nameless temporary file, so that memory need not hold them.
 
-    def tokens(held_out: bool, shards: Sequence[Pass]) -> Iterator[Tokens]:
-        for document in chain.from_iterable(shard() for shard in shards):
+    Raises HetnodeError DISK_FULL; DATA_UNREADABLE for more than files of MOST_LOADED bytes can have.
+    """
+
+    def __init__(self, dtype: type[np.generic], name: str) -> None:
+        self._file, self._dtype, self._name, self._nbytes = TemporaryFile(), dtype, name, 0  # noqa: SIM115
+
+    def append(self, ids: Tokens) -> None:
+        data = ids.astype(self._dtype).tobytes()
+        self._nbytes += len(data)
+        if self._nbytes > _MOST_EXPANDED * MOST_LOADED:
+            raise unreadable(self._name, "its files expand without end", "Use another copy of the data.")
+        with self._disk():
+            self._file.write(data)
+
+    def tokens(self) -> np.ndarray:
+        """All of them, read from the file when they are used."""
+        with self._disk():
+            self._file.flush()
+        if not self._nbytes:
+            return np.empty(0, self._dtype)
+        return np.asarray(np.memmap(self._file, self._dtype, mode="r"))
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HetnodeError(
+                ErrorCode.DISK_FULL,
+                f"The tokens of {self._name} cannot be stored in {gettempdir()}: {error}.",
+                "Free some space, or set TMPDIR to a folder on another disk.",
+            ) from None
+
+
+def _streamed(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, name: str) -> SampleStream:
+    def tokens(held_out: bool, shards: Sequence[SourceShard]) -> Iterator[Tokens]:
+        for document in chain.from_iterable(shard.documents() for shard in shards):
             if document.held_out is held_out:
                 yield np.concatenate([tokenizer.encode(document.text), tokenizer.separator])
 
     training = [partial(tokens, False, [shard]) for shard in shards]
-    # Validation windows are few, and the same in every run: they come from the first shards.
+    sizes = [shard.nbytes for shard in shards]
+    # Validation windows are few, and the same in every run: the first ones of the first shards, in order.
     held_out = [partial(tokens, True, shards)]
+    context = spec.model.context
     return SampleStream(
-        StreamedSplit(training, spec.model.context, spec.seed, f"training data of {source.name}"),
-        StreamedSplit(held_out, spec.model.context, 0, f"validation data of {source.name}"),
+        StreamedSplit(training, sizes, context, spec.seed, f"training data of {name}"),
+        StreamedSplit(held_out, [None], context, 0, f"validation data of {name}", most=1),
     )
 
 
 class LoadedSplit:
-    """Tokens in memory; each epoch visits every window once, in an order keyed by (seed, epoch)."""
+    """Counted tokens; each epoch visits every window once, in an order keyed by (seed, epoch)."""
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int, name: str) -> None:
         self._size = max(len(tokens) - 1, 0) // context

@@ -14,10 +14,10 @@ Shapes: b micro-batch, L tokens, d width, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from node.checkpoint.global_model import Checkpoint
 from node.core.model.stage import next_token_loss
-from node.data.sources import TextSource, open_source
-from node.data.stream import LoadedSplit
+from node.data.sources import SourceShard, open_source
+from node.data.stream import LoadedSplit, TokenFile, is_streamed
 from node.data.streamed import Samples, pack, too_small
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.experiment.in_process_replica import plan_of
@@ -106,7 +106,8 @@ def evaluate(
     spec = checkpoint.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
     origin = open_source(source, spec.data.text_field)
-    if origin.streamed and batches is None:
+    shards = origin.shards()
+    if batches is None and is_streamed(shards):
         raise HetnodeError(
             ErrorCode.BAD_OPTION, f"The source {source} is streamed and may have no end.", "Give --batches."
         )
@@ -115,7 +116,7 @@ def evaluate(
     result = Evaluation(math.nan, 0, 0)
     nats = 0.0
     most = None if batches is None else batches * spec.inner.microbatch_size
-    for samples, nbytes in _batches(spec, origin, tokenizer, documents, most):
+    for samples, nbytes in _batches(spec, origin.name, shards, tokenizer, documents, most):
         sample_bl = torch.from_numpy(samples).long().to(device)
         with torch.inference_mode():
             loss = next_token_loss(forward(sample_bl[:, :-1]).float(), sample_bl[:, 1:]).item()
@@ -128,19 +129,24 @@ def evaluate(
 
 
 def _batches(
-    spec: RunSpec, source: TextSource, tokenizer: Tokenizer, documents: Documents, most: int | None
+    spec: RunSpec,
+    name: str,
+    shards: Sequence[SourceShard],
+    tokenizer: Tokenizer,
+    documents: Documents,
+    most: int | None,
 ) -> Iterator[tuple[Samples, Samples]]:
     """At most `most` windows [b, L + 1] of ids and their bytes, in batches of a size that computes fast."""
 
     def counted() -> Counted:
-        for document in source.documents():
+        for document in chain.from_iterable(shard.documents() for shard in shards):
             if documents is Documents.ALL or document.held_out:
                 ids, nbytes = tokenizer.encode_counted(document.text)
                 ids = np.concatenate([ids, tokenizer.separator])
                 yield ids, np.concatenate([nbytes, tokenizer.separator_bytes])
 
-    arrange = _in_order if source.streamed else _as_validated
-    windows = islice(arrange(counted(), spec.model.context, f"data of {source.name}"), most)
+    arrange = _in_order if is_streamed(shards) else _as_validated
+    windows = islice(arrange(counted(), spec.model.context, f"data of {name}"), most)
     together = max(1, TOKENS_TOGETHER // spec.model.context)
     while batch := list(islice(windows, together)):
         ids, nbytes = (np.stack(parts) for parts in zip(*batch, strict=True))
@@ -148,9 +154,12 @@ def _batches(
 
 
 def _as_validated(documents: Counted, context: int, name: str) -> Counted:
-    """All windows of a source in memory, in the order in which a run validates."""
-    empty = np.empty(0, np.int32)
-    ids, nbytes = (np.concatenate(parts) for parts in zip((empty, empty), *documents, strict=True))
+    """All windows of a source, in the order in which a run validates if it counts them."""
+    files = [TokenFile(np.int32, name) for _ in range(2)]
+    for document in documents:
+        for file, part in zip(files, document, strict=True):
+            file.append(part)
+    ids, nbytes = (file.tokens() for file in files)
     splits = [LoadedSplit(each, context, 0, name) for each in (ids, nbytes)]
     for ordinal in range((len(ids) - 1) // context):
         yield splits[0].read([ordinal])[0], splits[1].read([ordinal])[0]

@@ -152,11 +152,9 @@ def test_samples() -> None:
     assert [kept[page.window_of(n, len(kept), 0)[1]].decode() for n in range(3)] == case["validation"]
     blocks = page.blocks_of("".join(f"line {n}\n" for n in range(1000)))
     assert [len(each) for each in blocks] == file["text"]["block_lengths"]
-    for each in file["streamed"]["first_of_slice"]:
-        turn, shard = page.window_of(
-            each["ordinal"] // 1024, file["streamed"]["shards"], file["streamed"]["seed"]
-        )
-        assert (shard, turn * 1024) == (each["shard"], each["position"])
+    streamed = file["streamed"]
+    for number, order in enumerate(streamed["turns"]):
+        assert [[*turn] for turn in page.turns_of(streamed["nbytes"], streamed["seed"], number)] == order
 
 
 def test_the_ordinals_of_a_plan() -> None:

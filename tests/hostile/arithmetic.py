@@ -152,6 +152,15 @@ def window_of(ordinal: int, size: int, seed: int) -> tuple[int, int]:
             return turn, i
 
 
+def turns_of(nbytes: Sequence[int], seed: int, number: int) -> list[tuple[int, int]]:
+    """Shard and turn, in the order of a pass."""
+    c, found = max(2**26, math.ceil(sum(nbytes) / 2**16)), []
+    for s, size in enumerate(nbytes):
+        u, f = max(1, math.ceil(size / c)), _blake(f"{s}", f"{seed}/{number}")
+        found += [((2**64 * r + f) // u, s, r) for r in range(u)]
+    return [(s, r) for _, s, r in sorted(found)]
+
+
 def is_held_out(ordinal: int, one_in: int, shard: str = "") -> bool:
     q, r = divmod(ordinal, one_in)
     return r == (1 if q == 0 and not shard else _blake(f"{shard}{q}") % one_in)

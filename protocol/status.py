@@ -187,6 +187,7 @@ class Measurement:
             if no payload of this member counts.
         agreements: of each hosted stage in which this member contributes, the payload that it measures for
             all, then others.
+        nonfinite_step: the first inner step, from 1, in which values of this member were not finite, or 0.
     """
 
     peer: PeerId
@@ -211,6 +212,7 @@ class Measurement:
     progress_norm: float = 0.0
     error_norm: float = 0.0
     agreements: tuple[PayloadAgreement, ...] = ()
+    nonfinite_step: int = 0
 
     @property
     def error_share(self) -> float | None:

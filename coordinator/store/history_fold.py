@@ -329,6 +329,7 @@ def changes_of_measurement(at: float, measured: Measurement) -> Iterator[Change]
         **traffic,
         progress_norm=finite(measured.progress_norm),
         error_norm=finite(measured.error_norm),
+        nonfinite_step=bounded(measured.nonfinite_step),
     )
     yield PeerTotals(measured.peer, link_bytes=traffic["link_bytes"])
     if is_last:

@@ -306,6 +306,7 @@ class MemberFigures(TableRow):
     payload_bytes_dense: int
     progress_norm: float | None
     error_norm: float | None
+    nonfinite_step: int
 
     @property
     def error_share(self) -> float | None:

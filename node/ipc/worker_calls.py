@@ -123,6 +123,7 @@ class InnerResult:
     steps: int  # AdamW steps, without those beyond the spec's H. Equal on all members of a replica
     skipped_steps: int  # completed steps whose gradients were not finite; not counted in `steps`
     gradient_norm: float  # of the last completed step, before clipping
+    nonfinite_step: int = 0  # as protocol.status.Measurement
 
 
 @dataclass(frozen=True)

@@ -761,7 +761,7 @@ class PayloadAgreement(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., owner: _Optional[str] = ..., cosine: _Optional[float] = ..., norm: _Optional[float] = ..., mean_norm: _Optional[float] = ..., alike: _Optional[float] = ..., unlike: _Optional[float] = ...) -> None: ...
 
 class Measurement(_message.Message):
-    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds", "progress_norm", "error_norm", "agreements")
+    __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds", "progress_norm", "error_norm", "agreements", "nonfinite_step")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
@@ -784,6 +784,7 @@ class Measurement(_message.Message):
     PROGRESS_NORM_FIELD_NUMBER: _ClassVar[int]
     ERROR_NORM_FIELD_NUMBER: _ClassVar[int]
     AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
+    NONFINITE_STEP_FIELD_NUMBER: _ClassVar[int]
     peer: str
     round: int
     replica: int
@@ -806,7 +807,8 @@ class Measurement(_message.Message):
     progress_norm: float
     error_norm: float
     agreements: _containers.RepeatedCompositeFieldContainer[PayloadAgreement]
-    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ..., microbatches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., progress_norm: _Optional[float] = ..., error_norm: _Optional[float] = ..., agreements: _Optional[_Iterable[_Union[PayloadAgreement, _Mapping]]] = ...) -> None: ...
+    nonfinite_step: int
+    def __init__(self, peer: _Optional[str] = ..., round: _Optional[int] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., train_loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., tokens: _Optional[int] = ..., inner_seconds: _Optional[float] = ..., outer_seconds: _Optional[float] = ..., link_bytes_sent: _Optional[int] = ..., link_bytes_dense: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., payload_bytes_dense: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., complete: _Optional[bool] = ..., steps: _Optional[int] = ..., extra_steps: _Optional[int] = ..., microbatches: _Optional[int] = ..., compute_seconds: _Optional[float] = ..., progress_norm: _Optional[float] = ..., error_norm: _Optional[float] = ..., agreements: _Optional[_Iterable[_Union[PayloadAgreement, _Mapping]]] = ..., nonfinite_step: _Optional[int] = ...) -> None: ...
 
 class MeasureReply(_message.Message):
     __slots__ = ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from coordinator.ops.explain.known import SHORT, SLOW, middle
 from coordinator.ops.explain.round_story import FirstOffer, RoundStory
-from coordinator.ops.explain.statements import Code, say
+from coordinator.ops.explain.statements import Code, nonfinite, say
 from coordinator.store.history_tables import Standing
 from protocol.status import Statement
 from protocol.types import PeerId
@@ -16,7 +16,8 @@ _MOST_EVENTS = 3
 
 
 def waits(story: RoundStory) -> Iterator[Statement]:
-    """The replicas that offered late or nothing, and why."""
+    """The replicas that offered late or nothing, and why; and members whose values were not finite."""
+    yield from _nonfinite(story)
     silent = [index for index in story.members if index not in story.offers]
     for index in silent[:_MOST_NAMED]:
         yield from _why_silent(story, index)
@@ -35,15 +36,24 @@ def waits(story: RoundStory) -> Iterator[Statement]:
         yield from _why_slow(story, index, last, usual)
 
 
+def _nonfinite(story: RoundStory) -> Iterator[Statement]:
+    """The members in which values became not finite: their replicas trained less, or offered nothing."""
+    for each in [figures for figures in story.figures if figures.nonfinite_step][:_MOST_NAMED]:
+        parts = (part for stage in story.stages for part in stage.contributions if part.peer == each.peer)
+        cited = (part.offered_sequence for part in parts if part.standing is Standing.WITHHELD)
+        yield nonfinite(each, *cited)
+
+
 def _why_silent(story: RoundStory, index: int) -> Iterator[Statement]:
     members, who = story.members[index], {"replicas": (index,), "peers": story.members[index]}
     parts = [part for stage in story.stages for part in stage.contributions if part.peer in members]
     withheld = [part.offered_sequence for part in parts if part.standing is Standing.WITHHELD]
     gone = next((part for part in parts if part.culprit is not None), None)
+    measured = [each for each in story.figures if each.peer in members]
     if lines := story.about(index):
         yield say(Code.NO_OFFER, *(each.sequence for each in lines), detail=lines[0].text, **who)
-    elif withheld:
-        yield say(Code.WITHHELD, *withheld, detail="", **who)
+    elif withheld and not any(each.nonfinite_step for each in measured):
+        yield say(Code.WITHHELD, *withheld, detail="", known=len(measured), **who)
     elif gone is not None:
         yield say(Code.NO_OFFER, gone.cause_sequence, detail=gone.detail or "", **who)
     elif story.times.is_decided:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coordinator.ops.explain.known import SLOW, Known, middle
-from coordinator.ops.explain.statements import Code, say
+from coordinator.ops.explain.statements import Code, nonfinite, say
 from coordinator.placement.reservations import Vacancies, is_spare
 from coordinator.placement.rules import closed_links, is_synced, least_synced
 from coordinator.run.state.records import Peer
@@ -57,6 +57,7 @@ def explain_peer(known: Known, peer: PeerId) -> Iterator[Statement]:
         # A failure from before its last join says nothing of now, but for why it lost its part of the plan.
         lines = [each for each in past.changes if each.kind is kind][:most]
         yield from map(known.told, reversed(lines))
+    yield from (nonfinite(each) for each in past.figures[:1] if each.nonfinite_step)
     yield from _comparison(state, found, past)
     if past.credit.last_round:
         yield say(Code.COUNTED, past.credit.sequence, rounds=(past.credit.last_round,))

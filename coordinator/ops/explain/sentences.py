@@ -131,11 +131,11 @@ def _figure(statement: Statement, name: str, value: float) -> str:
         return _megabits(value)
     if statement.code == Code.FLOPS:
         return _gigaflops(value)
-    is_count = name in _COUNTS or (name == "step" and statement.code == Code.LATE)
+    is_count = name in _COUNTS or (name == "step" and statement.code in (Code.LATE, Code.NONFINITE))
     return f"{value:g}" if is_count else duration(value)
 
 
-_COUNTS = {"count", "compared", "steps", "spares", "k", "k_now", "epoch", "least", "factor"}
+_COUNTS = {"count", "compared", "steps", "done", "spares", "k", "k_now", "epoch", "least", "factor"}
 
 
 def _megabits(bytes_per_second: float) -> str:
@@ -259,7 +259,13 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
         "{replica} ({peers}) offered nothing"
         + (": {detail}" if statement.detail else " before the round closed" + _USUAL)
     ),
-    Code.WITHHELD: "{replica} ({peers}) had trained too little of its inner phase to offer a payload",
+    Code.WITHHELD: lambda statement: (
+        "{replica} ({peers}) had trained too little of its inner phase to offer a payload"
+        if statement.figures["known"]
+        else "{replica} ({peers}) offered no payload, and has not told yet what it has trained"
+    ),
+    Code.NONFINITE: "in {replica}, values of {peer} were not finite from step {step} of round {number} on; "
+    "{done} steps of its inner phase count",
     Code.LAST: _last,
     Code.FIRST_ROUND: "it was its first round with these members, so they started processes or opened links",
     Code.COMPUTED: "of the {inner} of its inner phase, {peers} computed for {compute}",

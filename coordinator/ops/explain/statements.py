@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any
 
+from coordinator.store.history_tables import MemberFigures
 from protocol.status import Statement
 
 MOST_CITED = 12
@@ -51,7 +52,8 @@ class Code(StrEnum):
     RESTARTED = "restarted"  # seconds
     STOOD_STILL = "stood-still"  # detail, seconds
     NO_OFFER = "no-offer"  # replicas, peers, detail, usual
-    WITHHELD = "withheld"  # replicas, peers
+    WITHHELD = "withheld"  # replicas, peers, known: members that have told what they measured
+    NONFINITE = "nonfinite"  # rounds, replicas, peers: one of each; step, done: the steps that count
     LAST = "last"  # replicas: it and the one before; seconds, lag, usual
     FIRST_ROUND = "first-round"
     COMPUTED = "computed"  # peers, inner, compute
@@ -85,6 +87,19 @@ def say(code: Code, *events: int | None, detail: str = "", **fields: Any) -> Sta
         detail=printable(detail),
         figures={name: float(each) for name, each in figures.items() if each is not None and isfinite(each)},
         **{name: _frozen(value) for name, value in fields.items() if name in names},
+    )
+
+
+def nonfinite(figures: MemberFigures, *events: int | None) -> Statement:
+    """In which step of a round the values of a member were not finite, and how many steps of it count."""
+    return say(
+        Code.NONFINITE,
+        *events,
+        rounds=(figures.round_number,),
+        replicas=(figures.replica,),
+        peers=(figures.peer,),
+        step=figures.nonfinite_step,
+        done=figures.steps,
     )
 
 

@@ -30,7 +30,8 @@ _EARLY_SECONDS, _LONGEST_PAUSE = 0.2, 10.0
 class RoundOutcome:
     """The result of a round on this member: the epoch of the next round's plan, bytes of own payloads.
 
-    For the other fields see protocol.status.Measurement.
+    `is_finite`: no payload was withheld because its values are not finite. For the other fields see
+    protocol.status.Measurement.
     """
 
     next_epoch: int
@@ -38,6 +39,7 @@ class RoundOutcome:
     progress_norm: float = 0.0
     error_norm: float = 0.0
     agreements: tuple[PayloadAgreement, ...] = ()
+    is_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,26 +72,28 @@ class RoundExchange:
         results = anchors.commits.measured_in(round_number)
         return RoundOutcome(
             decisions[0].next_epoch,
-            payload_bytes=sum(nbytes),
+            payload_bytes=sum(filter(None, nbytes)),
             progress_norm=math.hypot(*(result.progress_norm for result, _ in results)),
             error_norm=math.hypot(*(result.error_norm for result, _ in results)),
             agreements=tuple(each for _, agreements in results for each in agreements),
+            is_finite=None not in nbytes,
         )
 
     async def exchange_round(
         self, plan: Plan, stage: int, round_number: int, share: float, gates: RoundGates
-    ) -> tuple[Decision, int]:
-        """The transaction of one stage. Returns the decision and the bytes of the own payload."""
+    ) -> tuple[Decision, int | None]:
+        """The transaction of one stage: its decision, and the bytes of the own payload; None: not finite."""
         anchors, services, spec = self.anchors, self.services, self.services.spec
         waits, coordinator = services.figures.waits, services.coordinator
 
-        payload, follows = None, 0
+        payload: bytes | None = b""
+        follows = 0
         if is_due(spec, stage, round_number):
             payload, follows = await self._propose(stage, round_number, share), plan.epoch
         gates.mark_proposed(stage)
-        if payload is None:
+        if not payload:
             decision = await anchors.follow_part(stage, Part.STAGE, round_number, follows, gates)
-            return decision, 0
+            return decision, None if payload is None else 0
 
         digest = anchors.digest_of(stage)
         own = anchors.payloads.describe(plan, stage, round_number, share, digest, payload)
@@ -119,10 +123,10 @@ class RoundExchange:
         return decision, len(payload)
 
     async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
-        """The payload of `stage`; None where the replica has trained too little, is late or has diverged."""
+        """The payload; empty where the replica has trained too little or is late, None if it has diverged."""
         if share < LEAST_SHARE or self.services.membership.run_view.round_number > round_number:
             log.warning("round %d closed without this node: its progress counts in a later one", round_number)
-            return None
+            return b""
         async with self.anchors.between_steps:
             payload = await self.services.worker.call(Propose(stage))
         if payload is None:

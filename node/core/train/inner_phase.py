@@ -102,6 +102,7 @@ class InnerLoop:
             tokens=result.tokens,
             steps=result.steps,
             gradient_norm=result.gradient_norm,
+            nonfinite_step=result.nonfinite_step,
             inner_seconds=self.seconds,
             compute_seconds=report.compute_seconds,
             microbatches=spec.microbatches_of(replica),

@@ -225,6 +225,7 @@ class ReplicaSession:
                 progress_norm=outcome.progress_norm,
                 error_norm=outcome.error_norm,
                 agreements=outcome.agreements,
+                nonfinite_step=measured.nonfinite_step or (0 if outcome.is_finite else measured.steps),
                 validation_loss=validation_loss,
             )
         )

@@ -48,7 +48,7 @@ from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.hosted_stages import HostedStages
 from node.core.worker.phase import InnerPhase
-from node.core.worker.samples import MicrobatchReader
+from node.data.microbatches import MicrobatchReader
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
 from node.ranks.group import RankGroup
@@ -192,8 +192,9 @@ class Trainer:
 
     def squared_gradient_norm(self) -> float:
         """Sum of squares of all gradients of this member, on all ranks after this; NaN: skip the step."""
-        squares = self._squares()
-        return math.nan if self.group.any(not self.hosted.is_sound) else squares
+        is_sound = not self.group.any(not self.hosted.is_sound)
+        self.phase.squares = self._squares() if is_sound else math.nan
+        return self.phase.squares
 
     def _squares(self) -> float:
         if self.is_sharded:
@@ -225,6 +226,8 @@ class Trainer:
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
         else:
             phase.skipped_steps += is_regular
+            if is_regular and not math.isfinite(phase.squares):  # this member is the cause
+                phase.nonfinite_step = phase.nonfinite_step or step + 1
         if is_regular:
             phase.losses += self.hosted.losses
         self.hosted.losses.clear()

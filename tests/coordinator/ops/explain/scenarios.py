@@ -23,6 +23,8 @@ from tests.support.timed_rounds import A, B, C, D, E, timed_round, usual_rounds
 GOLDEN = Path(__file__).with_name("sentences.json")
 USUAL, SLOW = {A: 10.0, B: 10.5, C: 10.2}, {A: 10.0, B: 19.0, C: 10.2}
 BUSY = Measurement(B.peer, 5, 1, 0, inner_seconds=18.0, compute_seconds=3.0)
+NONFINITE = Measurement(C.peer, 3, 1, 1, steps=6, nonfinite_step=7)
+TOO_FEW = Measurement(C.peer, 3, 1, 1)
 STAGES = (0, 1)
 
 
@@ -89,6 +91,14 @@ def without_a_report(run: Run) -> None:
     for stage in STAGES:
         payloads = tuple(peer.payload(run.spec, stage, 5) for peer in (A, B, C))
         after(run, *(Report(peer.peer, stage, 5, payloads) for peer in (A, B)))
+
+
+def withheld_round(run: Run) -> Run:
+    """A pipeline of B and C, beside A, that has no payload in round 3."""
+    number, epoch = run.state.current_round, run.state.plans[-1].epoch
+    for stage, peer in enumerate((B, C)):
+        after(run, c.Await(peer.peer, stage, number, withheld=epoch))
+    return run
 
 
 def slow_gathering() -> Run:
@@ -160,6 +170,10 @@ SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
         after(usual(), 10.0, offered(A, B, C), without_a_report, silent(600.0, A, B, C)),
         5,
     ),
+    "nonfinite_member": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3, NONFINITE),
+    "nonfinite_peer": lambda: (withheld_round(mixed(1, 1, rounds=2)), C.peer, NONFINITE),
+    "withheld_payload": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3, TOO_FEW),
+    "withheld_now": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3),
     "new_plan": lambda: (after(mixed(2, 1, rounds=2), GONE_C, lambda run: play_rounds(run, 1)), 3),
     "open_round": lambda: (after(usual(), 30.0), 5),
     "first_round": lambda: (after(full(), USUAL), 1),

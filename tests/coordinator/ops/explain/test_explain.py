@@ -62,6 +62,15 @@ EXPECTED: list[tuple[str, Code, dict[str, Any], tuple[type[Event], ...]]] = [
     ("slow_gathering", Code.MORE_TIME, {"detail": "group", "extra": 7.5}, ()),
     ("slow_gathering", Code.LAST_REPORT, {"stages": (0,), "peers": (B.peer,), "lag": 8.0}, ()),
     ("missing_report", Code.NO_REPORT, {"stages": (1,), "peers": (C.peer,), "seconds": 25.0}, ()),
+    ("withheld_payload", Code.WITHHELD, {"peers": (B.peer, C.peer), "known": 1}, (events.PayloadWithheld,)),
+    ("withheld_now", Code.WITHHELD, {"peers": (B.peer, C.peer), "known": 0}, (events.PayloadWithheld,)),
+    (
+        "nonfinite_member",
+        Code.NONFINITE,
+        {"rounds": (3,), "replicas": (1,), "peers": (C.peer,), "step": 7, "done": 6},
+        (events.PayloadWithheld,),
+    ),
+    ("nonfinite_peer", Code.NONFINITE, {"rounds": (3,), "peers": (C.peer,), "step": 7, "done": 6}, ()),
     ("new_plan", Code.EVENT, {"peers": ()}, (events.PlanAdopted,)),
     ("new_plan", Code.NO_OFFER, {"replicas": (2,), "peers": (C.peer, D.peer)}, (events.PeerLeft,)),
     ("open_round", Code.ROUND, {"rounds": (5,), "decided": 0.0, "seconds": 30.0}, ()),
@@ -148,6 +157,7 @@ def test_what_is_not_said() -> None:
     assert not said(answer("rollback")[1], Code.NO_OFFER)
     assert not said(answer("slow_replica")[1], Code.FIRST_ROUND)
     assert not said(answer("draining_peer")[1], Code.BEHIND)
+    assert not said(answer("nonfinite_member")[1], Code.WITHHELD)
 
 
 def test_the_sentences_are_those_of_the_golden_file() -> None:

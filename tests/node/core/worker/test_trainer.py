@@ -357,6 +357,8 @@ async def test_an_honest_member_sends_no_value_that_is_not_finite_and_all_skip_t
         await replica.inner_phase(1, 0)
         results = [worker.trainer.end_inner_phase() for worker in replica.workers]
         assert [result.skipped_steps for result in results] == [spec.inner.steps] * 2
+        # Whose values were not finite, and from which step on.
+        assert [result.nonfinite_step for result in results] == [int(i == position) for i in range(2)]
         await replica.inner_phase(2, spec.samples_per_round())
         assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * 2
 

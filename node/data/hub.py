@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 from pathlib import Path
+from random import uniform
+from time import monotonic, sleep
 from typing import Any
 
 from node.extras import Extra, needed
@@ -16,6 +20,15 @@ from protocol.errors import ErrorCode, HetnodeError
 
 SPLIT = "train"
 _ON_HUB = re.compile(r"(?:(?:zip|tar|gzip|bz2|xz|zstd|lz4|7z|rar)://[^:]*::)*hf://[^:]*")
+
+_SECONDS_TO_READ, _SECONDS_TO_LIST = 1800.0, 60.0
+"""How long the network or the hub may fail, in which the library makes several tries of its own."""
+_MOST_SECONDS_BETWEEN = 60.0
+_TOO_MANY = (408, 429)
+_NETWORK_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp"})
+"""Their errors without a status are those of a connection. Which one is used depends on versions."""
+
+log = logging.getLogger(__name__)
 
 PRESETS: Mapping[str, tuple[str, str | None]] = {
     "dclm": ("mlfoundations/dclm-baseline-1.0-parquet", None),
@@ -68,27 +81,30 @@ def hub_shards(location: str, may_open_files: bool = True) -> Sequence[Shard]:
     with needed(Extra.HF):  # which takes a second, and only this source needs it
         from datasets import load_dataset_builder  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    try:
-        builder = load_dataset_builder(name, config)
-        dataset = builder.as_streaming_dataset(split=SPLIT)
-        files, outside = _files(builder), _outside_hub(builder)
-        sizes = _sizes(files)
-    except Exception as error:  # the library, its parsers and its transport raise many types
-        raise _unreadable(
-            f"hf:{location}",
-            error,
-            f"Check the name and its configuration, that it has a '{SPLIT}' split, and the connection to the "
-            f"Hugging Face Hub (short names are {', '.join(PRESETS)}); or name a local folder, or use "
-            "text:PATH or jsonl:PATH.",
-        ) from None
+    patience = _Patience(f"hf:{location}", _SECONDS_TO_LIST)
+    while True:
+        try:
+            builder = load_dataset_builder(name, config)
+            dataset = builder.as_streaming_dataset(split=SPLIT)
+            files, outside = _files(builder), _outside_hub(builder)
+            sizes = _sizes(files)
+            break
+        except Exception as error:  # the library, its parsers and its transport raise many types
+            if not patience.waits_after(error):
+                raise _unreadable(
+                    f"hf:{location}",
+                    error,
+                    f"Check the name and its configuration, that it has a '{SPLIT}' split, and the "
+                    f"connection to the Hugging Face Hub (short names are {', '.join(PRESETS)}); or name a "
+                    "local folder, or use text:PATH or jsonl:PATH.",
+                ) from None
     if outside and not may_open_files:
         raise HetnodeError(
             ErrorCode.DATA_UNREADABLE,
             f"The data hf:{location} lists a file that is not on the hub: {outside[0]}. Nothing was read.",
             "Do not take part in this run, and tell the hub about the data set.",
         )
-    count = dataset.num_shards
-    names = [os.path.basename(file) for file in files]
+    names, count = [os.path.basename(file) for file in files], dataset.num_shards
     if len(files) != count:  # archives have more shards than files
         names, sizes = [f"shard {index + 1} of {count}" for index in range(count)], [None] * count
     return [
@@ -131,20 +147,80 @@ def _outside_hub(builder: Any) -> list[str]:
 
 
 def _records(dataset: Any, index: int, location: str, file: str) -> Iterator[object]:
-    try:
-        yield from dataset.shard(num_shards=dataset.num_shards, index=index)
-    except Exception as error:
-        raise _unreadable(
-            f"hf:{location}, {file}",
-            error,
-            "Check that the file is there and whole, and the connection to the Hugging Face Hub.",
-        ) from None
+    what = f"hf:{location}, {file}"
+    shard, done = dataset.shard(num_shards=dataset.num_shards, index=index), 0
+    patience = _Patience(what, _SECONDS_TO_READ)
+    while True:
+        try:
+            for record in shard.skip(done):
+                yield record
+                done += 1
+                patience.reset()
+            return
+        except Exception as error:
+            if not patience.waits_after(error):
+                remedy = (
+                    "Start the node again when the Hugging Face Hub answers, or give it a copy of the data "
+                    "with --data hf:FOLDER."
+                    if _may_pass(error)
+                    else "Check that the file is there and whole."
+                )
+                raise _unreadable(what, error, remedy) from None
+
+
+class _Patience:
+    """How long and how often to try again what the network or the hub refuses."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self._what, self._seconds = what, seconds
+        self.reset()
+
+    def reset(self) -> None:
+        self._tries, self._ends = 0, inf
+
+    def waits_after(self, error: Exception) -> bool:
+        """Wait before the next try; False where no time is left, or it would fail like this one."""
+        if not _may_pass(error):
+            return False
+        self._tries += 1
+        self._ends = min(self._ends, monotonic() + self._seconds)
+        if monotonic() > self._ends:
+            return False
+        # Nodes that failed together do not come back together.
+        seconds = min(2.0**self._tries, _MOST_SECONDS_BETWEEN) * uniform(0.5, 1)
+        log.warning(
+            "the data %s cannot be read now (%s); next try in %.0f s", self._what, _reason(error), seconds
+        )
+        sleep(seconds)
+        return True
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether the network or a server failed, not the data or their name."""
+    found, seen = False, set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if type(error).__name__ == "OfflineModeIsEnabled":
+            return False
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status is not None:
+            return status in _TOO_MANY or status >= 500
+        is_network = type(error).__module__.partition(".")[0] in _NETWORK_LIBRARIES
+        found |= is_network or isinstance(error, (ConnectionError, TimeoutError))
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _reason(error: Exception) -> str:
+    # Some of the library's messages span lines, and some hide what has failed behind another.
+    errors = [error] if error.__cause__ is None else [error, error.__cause__]
+    return "; ".join(" ".join(f"{type(each).__name__}: {each}".split()).rstrip(".") for each in errors)
 
 
 def _unreadable(what: str, error: Exception, remedy: str) -> HetnodeError:
-    # Some of the library's messages span lines.
-    why = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
-    return HetnodeError(ErrorCode.DATA_UNREADABLE, f"The data {what} cannot be read: {why}.", remedy)
+    return HetnodeError(
+        ErrorCode.DATA_UNREADABLE, f"The data {what} cannot be read: {_reason(error)}.", remedy
+    )
 
 
 def _hub_name(location: str) -> tuple[str, str | None]:

@@ -35,11 +35,16 @@ class Destination:
     folder: Path | None = None
 
 
-def _run_named(text: str) -> str:
-    """The run of this machine that `text` means by :func:`named_by`; a folder stays as it is."""
+def _run_named(text: str, of_members: bool = False) -> str:
+    """The run of this machine that `text` means by :func:`named_by`; a folder stays as it is.
+
+    `of_members`: no folder of a coordinator is meant, which has the name of the run's specification.
+    """
     if "/" in text or exists(text):
         return text
     ids = {path.name for path in user_config_path("hetnode").glob("peer-*.runs/*") if credentials.exist(path)}
+    if of_members:
+        return named_by(text, ids, "runs")
     here = {path.parent.parent.name for path in _coordinators().glob("*/coordinator/operator.pem")}
     return text if text in here else named_by(text, ids | here - set(map(spec_name_in, ids)), "runs")
 
@@ -63,7 +68,7 @@ def destination(text: str | None, invite_file: Path | None = None) -> Destinatio
     folder = Path(text)
     if credentials.exist(folder):
         return Destination(None, credentials.load(folder).run, folder)
-    return Destination(None, _run_named(text))
+    return Destination(None, _run_named(text, of_members=True))
 
 
 def identity_for(wanted: Destination, given: Path | None, relays: bool = False) -> Identity:
@@ -152,7 +157,7 @@ def memberships(run: str) -> Iterator[RunCredentials]:
 
     `run` may be a :func:`node_name`, too.
     """
-    run = _run_named(run)
+    run = _run_named(run, of_members=True)
     own = sorted(user_config_path("hetnode").glob(f"{run}.runs/*")) if re.fullmatch(r"peer-\d+", run) else []
     for folder in (Path(run), *own, *(credentials.folder_of(path, run) for path in _identities_in(run))):
         if credentials.exist(folder):

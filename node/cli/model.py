@@ -216,54 +216,60 @@ def _put_together(parts: Sequence[Path], target: Path) -> Iterator[Path]:
 
 @records_as_options(options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"))
 def import_model(
-    model: Annotated[Path, typer.Argument(metavar="HF_DIR", help="Folder of a LlamaForCausalLM model.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="HF_DIR", help="Folder of a Llama, Mistral or Qwen model.")
+    ],
     out: Annotated[Path, option("Folder to write: run.toml and the parameters.")],
     options: SpecOptions,
 ) -> None:
     """Start a run from an existing model: writes a run file and the parameters with which it begins.
 
-    Samples are as long as the model's context, at most 2048 tokens, or --set model.context=L. Every member
-    needs these parameters: a copy of the folder, or of the model, imported with the same run
-    file. Their digests are part of the run's specification.
+    Samples are as long as the model's context, at most 2048 tokens, or --set model.context=L. The learning
+    rate is 1e-4, or --set inner.learning_rate=X. Every member needs these parameters: a copy of the folder,
+    or of the model, imported with the same run file. Their digests are part of the run's specification.
     """
     from node.hugging_face import importing  # noqa: PLC0415
 
     importing.require_empty(out)
     former = resolve(file=options.config) if options.config else None
     if former is None or former.initial is None:
-        published, spec, used = _import_for_new_run(model, former, options)
+        published, spec, place = _import_for_new_run(model, former, options)
     elif not replace(options, config=None).any_given:
-        published, spec, used = _import_for_known_run(model, options.config, former)
+        published, spec, place = _import_for_known_run(model, options.config, former)
     else:
         raise bad_option(
             f"{options.config} is the file of a run whose parameters are settled.",
             "Leave out the options of the specification.",
         )
-    started = importing.import_model(published, spec, out, used)
+    started = importing.import_model(published, spec, out, place)
     say(f"run {started.name} starts from {model}: hetnode swarm up --config {out / importing.RUN_FILE}")
+    if former is None or former.initial is None:
+        rate = started.inner.learning_rate
+        say(f"Learning rate {rate:g}. {importing.PRETRAINED_RATE:g} suits a model that has learned already.")
+    if started.model.context < published.context:
+        say(f"Samples have {started.model.context} tokens; the model is made for {published.context}.")
     if published.tied:
         say("The embedding of this model is tied to its head; from now on they are trained apart.")
 
 
 def _import_for_known_run(
     model: Path, config: Path | None, spec: RunSpec
-) -> tuple[Published, RunSpec, FileTokenizer | None]:
+) -> tuple[Published, RunSpec, str | None]:
     """The model again, for another member of the run in the file `config`. The spec stays as it is."""
-    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
     published = importing.inspect(model, spec.model.context)
-    place = find_tokenizer(spec.data, config, model)
-    used = load_tokenizer(spec.data, place) if place else None
-    return published, spec, used if isinstance(used, FileTokenizer) else None
+    return published, spec, find_tokenizer(spec.data, config, model)
 
 
 def _import_for_new_run(
     model: Path, former: RunSpec | None, options: SpecOptions
-) -> tuple[Published, RunSpec, FileTokenizer | None]:
+) -> tuple[Published, RunSpec, str | None]:
     """The model, the spec of a run that starts from it, and the tokenizer file to keep beside it, if any.
 
-    `former` is the spec in the run file of `options`, if they name one.
+    `former` is the spec in the run file of `options`, if they name one. Its learning rate stays, as one that
+    an option names; a preset's is for a model that has learned nothing.
     """
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
@@ -273,6 +279,8 @@ def _import_for_new_run(
     is_named = "data.tokenizer" in options.given or (former is not None and former.data.tokenizer != "byte")
     own = None if is_named else importing.tokenizer_of(published)
     overrides = {f"model.{name}": value for name, value in published.model.items()}
+    if former is None and "inner.learning_rate" not in options.given:
+        overrides["inner.learning_rate"] = importing.PRETRAINED_RATE
     if own:
         overrides |= {"data.tokenizer": own.file_name, "data.tokenizer_sha256": own.sha256}
         overrides |= _named_end(own)
@@ -284,7 +292,11 @@ def _import_for_new_run(
     if not isinstance(used, FileTokenizer):
         return published, spec, None
     data = {**spec.data.model_dump(), "tokenizer": used.file_name}  # it will lie beside the run file
-    return published, RunSpec.model_validate({**spec.model_dump(), "data": data}), used
+    return (
+        published,
+        RunSpec.model_validate({**spec.model_dump(), "data": data}),
+        place or spec.data.tokenizer,
+    )
 
 
 def _named_end(tokenizer: FileTokenizer) -> dict[str, object]:

@@ -65,6 +65,7 @@ def swarm_up(
 
 def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None) -> Path:
     """Check the data and the given parameters before any process starts. Returns the run folder."""
+    from node.data.declared import CONFIG_FILE, as_file, declared_beside  # noqa: PLC0415
     from node.data.stream import open_stream  # noqa: PLC0415
     from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
 
@@ -79,6 +80,7 @@ def _prepare_new_run(spec: RunSpec, folder: Path | None, config: Path | None) ->
         kept = load_tokenizer(spec.data, own_tokenizer)
         assert isinstance(kept, FileTokenizer)
         write_whole(folder / kept.file_name, kept.content)
+        write_whole(folder / CONFIG_FILE, as_file(declared_beside(Path(own_tokenizer), kept)))
     return folder
 
 

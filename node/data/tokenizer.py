@@ -140,6 +140,11 @@ class FileTokenizer:
         """The token with this id."""
         return self._inner.id_to_token(number) if 0 <= number < self.vocabulary else None
 
+    def number(self, token: str) -> int | None:
+        """The id of `token`."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
     def encode(self, text: str) -> Tokens:
         return np.array(self._encoding(text).ids, dtype=np.int32)
 

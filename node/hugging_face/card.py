@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.core.model.shapes import parameter_count
+from node.data.hub import PRESETS
 from protocol.run_files.link_text import dtype_text, width_text
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
+from protocol.spec.sections import DataSpec, ModelSpec
 
+LOCAL = "local"
+"""Stands in the place of a folder's name in a source of data."""
 _PAPER = "[Heterogeneous Low-Bandwidth Pre-Training of LLMs](https://arxiv.org/abs/2601.02360)"
 
 
@@ -34,6 +37,7 @@ class CardFacts:
     Attributes:
         data: the data section of `spec` without folders of a machine.
         dtype: name of the element type of the weights, as in torch.
+        base: name on the hub of the model from which the run started; None if it is unknown.
     """
 
     spec: RunSpec
@@ -41,17 +45,18 @@ class CardFacts:
     round_number: int
     dtype: str
     measured: Measured
+    base: str | None = None
 
 
 def card(facts: CardFacts) -> str:
     """The text of ``README.md``, with the front matter for the Hugging Face Hub."""
     return f"""---
-{_front_matter(facts.data)}
+{_front_matter(facts)}
 ---
 # {facts.spec.name}
 
-A decoder-only language model (Llama architecture), pre-trained with **hetnode** by machines that do not
-share a datacenter. The method is that of {_PAPER}:
+A decoder-only language model ({_architecture(facts.spec.model)}), pre-trained with **hetnode** by
+machines that do not share a datacenter. The method is that of {_PAPER}:
 full replicas, and pipeline replicas with projected activations, take H AdamW steps, then exchange quantized
 top-k pseudo-gradients. After the exchange all replicas have the same parameters.
 
@@ -98,7 +103,7 @@ def _table_of_facts(facts: CardFacts) -> str:
             f"{model.layers} layers, width {model.width}, {model.heads} heads, feed-forward "
             f"{model.feed_forward}, context {model.context}, vocabulary {model.vocabulary}"
         ),
-        "data": f"`{facts.data.source}`",
+        "data": "a folder that is not public" if _is_local(facts.data) else f"`{facts.data.source}`",
         "tokenizer": _tokenizer(facts.data),
         "tokens seen": _tokens(facts),
         "swarm": (
@@ -107,18 +112,37 @@ def _table_of_facts(facts: CardFacts) -> str:
         ),
         "H, inner steps per round": str(spec.inner.steps),
         "links": _links(spec),
-        "started from": "given parameters, imported" if spec.initial else "random parameters",
+        "started from": _start(facts),
     }
     return "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _front_matter(data: DataSpec) -> str:
-    lines = ["library_name: transformers", "pipeline_tag: text-generation", "tags:"]
-    lines += ["- hetnode", "- llama", "- decentralized-training"]
-    kind, _, name = data.source.partition(":")
-    if kind == "hf" and "/" in name:
-        lines += ["datasets:", f"- {'/'.join(name.split('/')[:2])}"]
+def _front_matter(facts: CardFacts) -> str:
+    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    lines += [f"base_model: {facts.base}"] if facts.base else []
+    kind = _architecture(facts.spec.model).partition(" ")[0].lower()
+    lines += ["tags:", "- hetnode", f"- {kind}", "- decentralized-training"]
+    kind, _, name = facts.data.source.partition(":")
+    if kind == "hf" and not _is_local(facts.data):
+        owned = "/".join(name.split("/")[:2])
+        lines += ["datasets:", f"- {PRESETS[name][0] if name in PRESETS else owned}"]
     return "\n".join(lines)
+
+
+def _is_local(data: DataSpec) -> bool:
+    return data.source.endswith(f":{LOCAL}")
+
+
+def _architecture(model: ModelSpec) -> str:
+    if model.qk_norm:
+        return "Qwen3 architecture"
+    return "Qwen2 architecture, stored as a Llama with biases" if model.qkv_bias else "Llama architecture"
+
+
+def _start(facts: CardFacts) -> str:
+    if facts.base:
+        return f"[{facts.base}](https://huggingface.co/{facts.base})"
+    return "given parameters, imported" if facts.spec.initial else "random parameters"
 
 
 def _tokenizer(data: DataSpec) -> str:

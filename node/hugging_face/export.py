@@ -15,6 +15,7 @@ The folder appears complete or not at all. It contains no path of this machine.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
@@ -26,11 +27,13 @@ from torch import Tensor
 from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_complete
 from node.core.model.shapes import parameter_shapes
+from node.data.declared import BASE_MODEL, declared_beside
+from node.data.sources import names_files
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import config_of, output_biases, published_name
-from node.hugging_face.card import CardFacts, Measured, card
-from node.hugging_face.tokenizer import tokenizer_files
+from node.hugging_face.card import LOCAL, CardFacts, Measured, card
+from node.hugging_face.tokenizer import ADDED_FILE, SPECIAL, tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -39,6 +42,7 @@ from protocol.spec.sections import DataSpec
 RUN_RECORD = "hetnode_run.json"
 _WRITTEN = re.compile(
     r"config\.json|generation_config\.json|tokenizer\.(json|model)|tokenizer_config\.json|special_tokens_map\.json"
+    rf"|{re.escape(ADDED_FILE)}"
     rf"|README\.md|{re.escape(RUN_RECORD)}|{re.escape(SINGLE)}|{re.escape(INDEX)}"
     r"|model-\d{5}-of-\d{5}\.safetensors"
 )
@@ -75,19 +79,20 @@ def export(
     spec = stored.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
     assert isinstance(tokenizer, ByteTokenizer | FileTokenizer)
-    end = _end_of_text(tokenizer)
+    declared = _declared(tokenizer, Path(os.path.expanduser(tokenizer_path or spec.data.tokenizer)))
+    base = declared.pop(BASE_MODEL, None)
+    ids = _special_ids(tokenizer, declared)
     public = spec_without_folders(spec)
-    facts = CardFacts(
-        spec, DataSpec.model_validate(public["data"]), stored.round_number, dtype.name, measured
-    )
+    data = DataSpec.model_validate(public["data"])
+    facts = CardFacts(spec, data, stored.round_number, dtype.name, measured, base if spec.initial else None)
     texts = {
-        "config.json": _json(config_of(spec.model, dtype.name, end)),
-        "generation_config.json": _json(_generation(spec, tokenizer, end)),
+        "config.json": _json(config_of(spec.model, dtype.name, ids["eos_token_id"]) | ids),
+        "generation_config.json": _json(_generation(spec, tokenizer, ids)),
         RUN_RECORD: _json(_record(stored, facts, public)),
         "README.md": card(facts),
     }
     files = {name: text.encode() for name, text in texts.items()}
-    files |= tokenizer_files(tokenizer, spec.model.context)
+    files |= tokenizer_files(tokenizer, declared, spec.model)
 
     def fill(partial: Path) -> None:
         write_weights(partial, _published_shapes(spec), _published(stored), dtype, shard_bytes)
@@ -99,14 +104,18 @@ def export(
 
 
 def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
-    """The specification as JSON, with file names in place of paths, which are valid on one machine only."""
+    """The specification as JSON, with file names in place of paths, which are valid on one machine only.
+
+    The name of a folder is not told at all: nobody else can find the data by it.
+    """
     tree = spec.tree
     data = tree["data"]
     kind, _, rest = data["source"].partition(":")
-    # Windows paths, because they allow both separators: the run file may come from another system.
-    is_path = rest.startswith(("/", "~", ".")) or "\\" in rest
-    if kind in ("text", "jsonl") or is_path:
-        data["source"] = f"{kind}:{PureWindowsPath(rest).name}"
+    if names_files(data["source"]) or "\\" in rest:
+        # Windows paths, because they allow both separators: the run file may come from another system.
+        path = PureWindowsPath(rest)
+        is_file = kind != "hf" and path.suffix and not Path(os.path.expanduser(rest)).is_dir()
+        data["source"] = f"{kind}:{path.name if is_file else LOCAL}"
     data["tokenizer"] = PureWindowsPath(data["tokenizer"]).name
     return tree
 
@@ -126,13 +135,30 @@ def _published(stored: Verified) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.zeros(stored.spec.model.width)
 
 
-def _end_of_text(tokenizer: ByteTokenizer | FileTokenizer) -> int | None:
-    is_special = isinstance(tokenizer, FileTokenizer) and tokenizer.end is not None
-    return int(tokenizer.separator[0]) if is_special else None
+def _declared(tokenizer: ByteTokenizer | FileTokenizer, file: Path) -> dict[str, Any]:
+    """The special tokens and the chat template; the end-of-text token is that of training."""
+    if isinstance(tokenizer, ByteTokenizer):
+        return {}
+    end = {} if tokenizer.end is None else {"eos_token": tokenizer.end}
+    begin = {"bos_token": tokenizer.end} if end else {}
+    return begin | declared_beside(file, tokenizer) | end
 
 
-def _generation(spec: RunSpec, tokenizer: Tokenizer, end: int | None) -> dict[str, Any]:
-    config: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+def _special_ids(
+    tokenizer: ByteTokenizer | FileTokenizer, declared: Mapping[str, Any]
+) -> dict[str, int | None]:
+    ids: dict[str, int | None] = dict.fromkeys((f"{name}_id" for name in SPECIAL), None)
+    if isinstance(tokenizer, FileTokenizer):
+        ids |= {f"{name}_id": tokenizer.number(declared[name]) for name in SPECIAL if name in declared}
+    return ids
+
+
+def _generation(spec: RunSpec, tokenizer: Tokenizer, ids: Mapping[str, int | None]) -> dict[str, Any]:
+    end = ids["eos_token_id"]
+    config: dict[str, Any] = {
+        **ids,
+        "pad_token_id": end if ids["pad_token_id"] is None else ids["pad_token_id"],
+    }
     # Rows of the embedding without an id of the tokenizer were never trained.
     if untrained := list(range(tokenizer.vocabulary, spec.model.vocabulary)):
         config["suppress_tokens"] = untrained

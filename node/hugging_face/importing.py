@@ -5,11 +5,13 @@ weights are never read. The output::
 
     run.toml            the run's specification, with the digest of each stage before round 1
     checkpoint/         these parameters, as a checkpoint after round 0
-    tokenizer.json      the run's tokenizer, unless it is the byte tokenizer
+    tokenizer.json      the run's tokenizer, unless it is the byte tokenizer; tokenizer_config.json beside it
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +24,11 @@ from node.checkpoint import global_model
 from node.checkpoint.files import publish, write_bytes, write_text
 from node.checkpoint.global_model import Checkpoint
 from node.core.model.shapes import parameter_shapes
-from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer
+from node.data.declared import BASE_MODEL, CONFIG_FILE, as_file, declared_beside
+from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer, load_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import model_of, output_biases, published_name, unsupported
-from node.hugging_face.tokenizer import byte_definition
+from node.hugging_face.tokenizer import byte_definition, byte_pieces
 from node.hugging_face.weights import Weights, read_json
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
@@ -34,6 +37,10 @@ from protocol.spec.run import RunSpec
 
 MOST_CONTEXT = 2048
 """Default limit of the context: many models declare far more than they were trained on."""
+
+PRETRAINED_RATE = 1e-4
+"""Learning rate of a run that starts from a model which has learned already. Those of presets, up to 3e-3,
+are for a beginning: they undo in a few steps what a model has learned. Trainings end from 1e-5 to 3e-4."""
 
 RUN_FILE = "run.toml"
 _EMBEDDING, _HEAD = published_name("emb"), published_name("head")
@@ -49,6 +56,8 @@ class Published:
         tied: its head is its embedding. A run trains a copy of the embedding as a separate head.
         output_bias: its attention has a bias of the output, too, which must be zero.
         end: id of its end-of-text token; None if it declares none.
+        context: tokens that it declares to see.
+        base: its name on the hub; None if the folder does not tell.
     """
 
     folder: Path
@@ -56,6 +65,8 @@ class Published:
     tied: bool
     output_bias: bool
     end: int | None
+    context: int
+    base: str | None
 
 
 def inspect(folder: Path, context: int | None = None) -> Published:
@@ -72,7 +83,18 @@ def inspect(folder: Path, context: int | None = None) -> Published:
     has_output_bias = config["model_type"] == "llama" and model["qkv_bias"]
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends  # of several, the first ends a document
-    return Published(folder, model, tied, has_output_bias, end if type(end) is int else None)
+    declared_end = end if type(end) is int else None
+    base = _hub_name(folder, config.get("_name_or_path"))
+    return Published(folder, model, tied, has_output_bias, declared_end, longest, base)
+
+
+def _hub_name(folder: Path, saved_as: object) -> str | None:
+    """The name on the hub, from the place in the hub's cache or from what transformers noted at a save."""
+    for part in folder.absolute().parts:
+        if cached := re.fullmatch(r"models--([\w.-]+)--([\w.-]+)", part):
+            return f"{cached[1]}/{cached[2]}"
+    is_name = isinstance(saved_as, str) and re.fullmatch(r"\w[\w.-]{0,95}/[\w.-]{1,96}", saved_as)
+    return str(saved_as) if is_name and not Path(str(saved_as)).exists() else None
 
 
 def tokenizer_of(published: Published) -> FileTokenizer | None:
@@ -90,7 +112,7 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
             content = file.read(TOKENIZER_LIMIT + 1)
         if len(content) > TOKENIZER_LIMIT:
             raise ValueError(f"it is larger than {TOKENIZER_LIMIT} bytes")
-        if content == byte_definition().encode():
+        if content in (byte_definition().encode(), byte_pieces()):
             return None
         found = FileTokenizer(content)
         declared = found.token(published.end) if published.end is not None else None
@@ -104,7 +126,10 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
 
 
 def import_model(
-    published: Published, spec: RunSpec, out: Path, tokenizer: FileTokenizer | None = None
+    published: Published,
+    spec: RunSpec,
+    out: Path,
+    tokenizer: str | None = None,
 ) -> RunSpec:
     """Write the start of a run from the model to `out`, a new or empty folder.
 
@@ -112,7 +137,7 @@ def import_model(
 
     Args:
         spec: of the new run, with the model of `published`. If it has `initial`, the digests must be equal.
-        tokenizer: written to `out`, where `spec` names it.
+        tokenizer: its file, copied to `out` with what is declared beside it. `spec` names its content.
 
     Returns:
         The run's specification with `initial`.
@@ -132,17 +157,26 @@ def import_model(
             "Use the revision of the model with which the run was created.",
         )
     started = RunSpec.model_validate({**spec.model_dump(), "initial": digests})
+    kept = _tokenizer_files(published, spec, tokenizer) if tokenizer else {}
 
     def fill(partial: Path) -> None:
         anchors = ((stage, read(stage)) for stage in stages)
         global_model.write(partial / "checkpoint", started, 0, anchors)
-        if tokenizer is not None:
-            write_bytes(partial / tokenizer.file_name, tokenizer.content)
+        for name, content in kept.items():
+            write_bytes(partial / name, content)
         write_text(partial / RUN_FILE, to_toml(started))
 
     with disk_errors_reported(out):
         publish(out.resolve(), fill)
     return started
+
+
+def _tokenizer_files(published: Published, spec: RunSpec, file: str) -> dict[str, bytes]:
+    tokenizer = load_tokenizer(spec.data, file)
+    assert isinstance(tokenizer, FileTokenizer)
+    base = {BASE_MODEL: published.base} if published.base else {}
+    declared = declared_beside(Path(os.path.expanduser(file)), tokenizer) | base
+    return {tokenizer.file_name: tokenizer.content, CONFIG_FILE: as_file(declared)}
 
 
 def read_model(published: Published, spec: RunSpec, device: torch.device | str = "cpu") -> Checkpoint:

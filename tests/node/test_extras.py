@@ -24,7 +24,7 @@ from node.net.waiting import CoordinatorWait
 from node.security.identity import open_identity
 from node.views import run_history
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
-from protocol.spec.sections import DataSpec
+from protocol.spec.sections import DataSpec, ModelSpec
 from tests.builders import spec_of
 from tests.support.coordinator_process import Running, running
 from tests.support.paths import ROOT
@@ -87,7 +87,8 @@ def test_bytes_and_local_text_need_no_library(tmp_path: Path) -> None:
     assert stream.read(range(2)).shape[0] == 2
     assert find_tokenizer(DataSpec()) is None
     tokenizer = load_tokenizer(DataSpec())
-    assert tokenizer_files(tokenizer, 128)["tokenizer.json"].decode() == byte_definition()  # type: ignore[arg-type]
+    files = tokenizer_files(tokenizer, {}, ModelSpec())  # type: ignore[arg-type]
+    assert files["tokenizer.json"].decode() == byte_definition()
 
 
 def test_every_module_of_the_package_imports_without_the_libraries_of_extras() -> None:

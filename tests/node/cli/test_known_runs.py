@@ -78,6 +78,23 @@ def test_a_run_is_named_by_its_beginning_or_its_end(home: Path) -> None:
     assert run in str(caught.value)
 
 
+def test_the_name_that_a_card_shows_is_taken_where_the_coordinator_is_too(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a coordinator has that name, and the credentials of a node the run's whole id."""
+    monkeypatch.setattr(known_runs, "user_data_path", lambda _: home)
+    folder = home / "runs" / spec_of().name / "coordinator"
+    folder.mkdir(parents=True)
+    (folder / "operator.pem").touch()
+    let_in(home, 1)
+    run = authority("a").run_id(spec_of())
+    wanted = known_runs.destination(spec_of().name)
+    assert wanted.run == run
+    assert known_runs.identity_for(wanted, None).path.stem == "peer-1"
+    assert [each.run for each in known_runs.memberships(spec_of().name)] == [run]
+    assert list(known_runs.coordinator_folders(spec_of().name)) == [folder]
+
+
 def test_a_given_identity_decides(home: Path) -> None:
     let_in(home, 1)
     invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))

@@ -17,7 +17,7 @@ from node.hugging_face.tokenizer import tokenizer_files
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
+from protocol.spec.sections import DataSpec, ModelSpec
 
 # Those of Llama 2 and Mistral.
 _LLAMA = {
@@ -150,7 +150,7 @@ def test_transformers_gives_equal_ids_from_an_export(model: bytes, tmp_path: Pat
     from transformers import AutoTokenizer  # noqa: PLC0415  collecting the tests needs none of it
 
     tokenizer = FileTokenizer(model)
-    for name, content in tokenizer_files(tokenizer, context=128).items():
+    for name, content in tokenizer_files(tokenizer, {"eos_token": "</s>"}, ModelSpec()).items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert (tmp_path / "tokenizer.model").read_bytes() == model

@@ -32,6 +32,7 @@ def test_the_tokenizer_of_the_folder_is_the_runs(
     output_of("import", "hf", "--out", "bytes", "--preset", "nano", "--set", "data.tokenizer=byte")
     assert resolve(file=Path("bytes/run.toml")).data.tokenizer == "byte"
     (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").unlink()
     with pytest.raises(HetnodeError, match=r"data\.tokenizer") as caught:
         output_of("import", "hf", "--out", "none", "--preset", "nano")
     assert caught.value.code is ErrorCode.TOKENIZER_UNREADABLE

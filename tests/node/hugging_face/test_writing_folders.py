@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from node.checkpoint import global_model
-from node.hugging_face.export import export, spec_without_folders
+from node.hugging_face.card import CardFacts, card
+from node.hugging_face.export import NOTHING_MEASURED, export, spec_without_folders
 from node.hugging_face.weights import DTYPES
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from protocol.spec.sections import DataSpec
 from tests.support.hugging_face import GB, imported
 from tests.support.models import PLAIN, random_model
 
@@ -85,12 +87,26 @@ def test_a_card_tells_no_path_of_any_system(path: str) -> None:
     assert (data["source"], data["tokenizer"]) == ("text:book.txt", "book.txt")
 
 
-def test_a_set_on_the_hub_keeps_its_name_and_a_local_one_does_not() -> None:
-    kept = {
-        source: spec_without_folders(resolve("nano", overrides={"data.source": source}))["data"]["source"]
-        for source in ("hf:owner/set/en", "hf:C:\\own\\set", "hf:./own/set")
-    }
-    assert list(kept.values()) == ["hf:owner/set/en", "hf:set", "hf:set"]
+def test_a_set_on_the_hub_keeps_its_name_and_a_local_folder_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the form of its path: nobody else can find the data by it, and the hub has others so named."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("own/set", "corpus.d"):
+        Path(folder).mkdir(parents=True)
+    public = {"hf:owner/set/en": "owner/set", "hf:dclm": "mlfoundations/dclm-baseline-1.0-parquet"}
+    local = ("hf:C:\\own\\set", "hf:./own/set", "hf:own/set", "hf:corpus", "text:own/set", "jsonl:corpus.d")
+    for source in (*public, *local):
+        spec = resolve("nano", overrides={"data.source": source})
+        data = DataSpec.model_validate(spec_without_folders(spec)["data"])
+        text = card(CardFacts(spec, data, 1, "float32", NOTHING_MEASURED))
+        if source in public:
+            assert data.source == source
+            assert f"datasets:\n- {public[source]}\n" in text
+        else:
+            assert data.source == f"{source.partition(':')[0]}:local"
+            assert "datasets:" not in text
+            assert "| data | a folder that is not public |" in text
 
 
 def test_values_that_a_dtype_cannot_hold_are_refused(tmp_path: Path) -> None:

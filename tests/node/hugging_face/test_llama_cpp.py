@@ -1,0 +1,75 @@
+"""What llama.cpp's converter reads of an export, and what its tokenizer makes of it.
+
+The converter takes a byte-level BPE only if it knows the hash of its ids, and llama.cpp loads none without
+merges. A SentencePiece model is converted piece by piece.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.checkpoint import global_model
+from node.data.tokenizer import ByteTokenizer
+from node.hugging_face.export import export
+from node.hugging_face.weights import DTYPES
+from protocol.run_files.resolve import resolve
+from tests.support.models import random_model
+
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    spec = resolve("nano", overrides={"model.layers": 2, "model.vocabulary": VOCABULARY})
+    global_model.write(place / "run", spec, 1, random_model(spec))
+    export(global_model.verify(place / "run"), place / "hf", DTYPES["fp32"], 10**9)
+    return place / "hf"
+
+
+def _pieces(folder: Path) -> dict[str, int]:
+    """The ids of texts as the converter writes them. Those of bytes have names such as <0x0A>."""
+    read = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+    assert all(read.IsByte(number) for number in range(256))
+    assert [number for number in range(len(read)) if read.IsUnknown(number)] == [256]
+    names = [read.IdToPiece(number) for number in range(len(read))]
+    for text, number in json.loads((folder / "added_tokens.json").read_text()).items():
+        names[number] = text
+    return {name: number for number, name in enumerate(names)}
+
+
+@settings(deadline=None)
+@given(text=st.text() | st.text(alphabet=" \u2581<0x41>é😀\n"))
+def test_any_text_has_the_ids_of_its_bytes(exported: Path, text: str) -> None:
+    """Tokens that users add are cut out of a text first; a character that is no piece becomes its bytes."""
+    pieces = _pieces(exported)
+    well_formed = text.encode(errors="replace").decode()
+    found = [
+        number
+        for letter in well_formed
+        for number in (
+            [pieces[letter]]
+            if letter in pieces
+            else [pieces[f"<0x{byte:02X}>"] for byte in letter.replace(" ", "\u2581").encode()]
+        )
+    ]
+    assert found == ByteTokenizer().encode(text).tolist()
+
+
+def test_nothing_is_added_around_a_text(exported: Path) -> None:
+    config = json.loads((exported / "tokenizer_config.json").read_text())
+    assert [config[name] for name in ("add_bos_token", "add_eos_token", "add_prefix_space")] == [False] * 3
+    assert VOCABULARY > 256, "the piece for unknown text has a row"
+
+
+def test_a_model_whose_text_would_begin_with_a_space_is_not_converted(tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={"model.layers": 2, "model.qk_norm": True})
+    global_model.write(tmp_path / "run", spec, 1, random_model(spec))
+    export(global_model.verify(tmp_path / "run"), tmp_path / "hf", DTYPES["fp32"], 10**9)
+    assert not (tmp_path / "hf" / "tokenizer.model").exists()

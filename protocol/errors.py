@@ -240,7 +240,7 @@ class HetnodeError(Exception):
 
 def faulty_peer(cause: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> HetnodeError:
     """The error for a message that no peer of this version sends."""
-    remedy = "Run the same version of hetnode on every peer; if they already do, that peer is faulty."
+    remedy = "Update the program of that peer; if it is the newest, it has a fault."
     return HetnodeError(code, cause, remedy)
 
 

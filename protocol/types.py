@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NewType, TypeAlias
 
 PROTOCOL_VERSION = 3
-"""It grows with every incompatible change of wire or arithmetic. All peers of a run have the same."""
+"""The newest that this program speaks. It grows with every incompatible change of messages or rules."""
 
 PeerId = NewType("PeerId", str)
 """A base58 peer id of an ed25519 key. It embeds the public key, so it alone verifies a signature."""

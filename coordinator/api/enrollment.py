@@ -74,7 +74,7 @@ class EnrollmentService(pb_grpc.EnrollmentServicer):
         source = self._source_of(context.peer())
         # Before any signature is verified.
         self._check_rate(request.invite_id, secret_sha256, source)
-        check_compatible(self._command_loop.spec, request.protocol_version, "")
+        check_compatible(self._command_loop.spec, request.protocol_version, "", request.oldest_protocol)
         invite = name_from_pb(request.invite_id, "the invite") if request.invite_id else ""
         message = enrollment_message(self._authority.pin, request.tls_public_key, invite)
         peer, key = claimant(request.peer, request.tls_public_key, message, request.proof)

@@ -147,7 +147,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._access.check_rate(peer, "asks to join")
         spec_hash = request.spec_hash[:64]
         # Before the other fields are read: another version may give them another meaning.
-        check_compatible(self._spec, request.protocol_version, spec_hash)
+        version = check_compatible(self._spec, request.protocol_version, spec_hash, request.oldest_protocol)
         if self._terms.concern(self._command_loop.state, peer):
             # Its certificate may be older than its place. Nothing is dialled for who waits.
             await self._command_loop.execute(self._terms.ask(peer, self._access.caller(context)[0]))
@@ -159,7 +159,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         found = await self._dial_back(peer, context.peer(), claims)
         await self._command_loop.execute(
             commands.Join(
-                *(request.protocol_version, spec_hash, peer, role, capacity),
+                *(version, spec_hash, peer, role, capacity),
                 endpoint=claims.endpoint if found.endpoint else "",
                 # A client that tells no addresses is believed.
                 reachability=found.reachability if request.HasField("addresses") else None,
@@ -182,6 +182,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             role=joined.role,
             role_reason=shortened(joined.role_reason),
             name=self._command_loop.state.name_of(peer),
+            protocol_version=version,
         )
 
     async def UpdateAddresses(

@@ -27,7 +27,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode, RunPhase
-from protocol.types import PROTOCOL_VERSION, PeerId, Plan, Reachability, ReservedAssignment, Role
+from protocol.types import PeerId, Plan, Reachability, ReservedAssignment, Role
+from protocol.wire.versions import common_version
 
 SPEED_SECONDS = 20.0
 """How long the start of the run waits for the speed of a peer that has joined."""
@@ -35,24 +36,22 @@ _TAKEOVER_HEARTBEATS = 2
 """After this many missing heartbeats, a second join comes from a restarted node, not from another node."""
 
 
-def check_compatible(spec: RunSpec, protocol_version: int, spec_hash: str) -> None:
+def check_compatible(spec: RunSpec, newest: int, spec_hash: str, oldest: int = 0) -> int:
     """Refuse a peer of another version or run. Comes before all other checks, which assume both.
+
+    Returns the version that both sides speak; the peer speaks `oldest` (0: `newest`) to `newest`.
 
     Raises:
         HetnodeError: VERSION_MISMATCH with both versions; SPEC_MISMATCH with both hashes, in full.
     """
-    if protocol_version != PROTOCOL_VERSION:
-        raise HetnodeError(
-            ErrorCode.VERSION_MISMATCH,
-            f"This coordinator speaks protocol version {PROTOCOL_VERSION}, the node {protocol_version}.",
-            "Install the same version of hetnode on both.",
-        )
+    version = common_version("The node", newest, oldest)
     if spec_hash not in ("", spec.hash):
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
             f"This run has the specification {spec.hash}, the node has {spec_hash}.",
             "Join with a fresh run folder, or with the coordinator of that other run.",
         )
+    return version
 
 
 def join(transaction: Transaction, command: Join) -> None:

@@ -103,7 +103,7 @@ def bad_request(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.BAD_REQUEST,
         f"The coordinator refuses this: {cause}.",
-        "Run the same version of hetnode on every peer. If all do, the peer that sent this is faulty.",
+        "Update the program of the peer that sent this; if it is the newest, it has a fault.",
     )
 
 

@@ -64,6 +64,7 @@ from protocol.wire.convert.plans import (
 )
 from protocol.wire.records import open_state
 from protocol.wire.status import measurement_to_pb
+from protocol.wire.versions import OLDEST_PROTOCOL, common_version
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class CoordinatorClient:
         """
         request = pb.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
+            oldest_protocol=OLDEST_PROTOCOL,
             peer=self._peer,
             role=role,
             any_role=role is None,
@@ -149,13 +151,15 @@ class CoordinatorClient:
         signed = spec_message(reply.run, reply.spec_json)
         if not is_signed_by(self.credentials.coordinator, signed, reply.spec_signature):
             raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
-        spec = RunSpec.from_json(reply.spec_json)
+        if reply.protocol_version:  # none of a coordinator of the first versions
+            common_version("The coordinator", reply.protocol_version)
+        spec = _understood(reply.spec_json)
         # Another version of hetnode may read the same bytes as another spec.
         if spec.hash != reply.spec_hash:
             raise HetnodeError(
                 ErrorCode.SPEC_MISMATCH,
                 f"The coordinator sent a spec of hash {spec.hash} and called it {reply.spec_hash!r:.80}.",
-                "Install the same version of hetnode on this machine and on the coordinator's.",
+                "Update the older program: hetnode on this machine, or the coordinator's.",
             )
         for run in (reply.run, self.credentials.run):
             check_run_id(run, spec, self.credentials.tls.pin)
@@ -410,3 +414,12 @@ class CoordinatorClient:
             reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
         await hooks.current().after_coordinator_call(method, request)
         return reply
+
+
+def _understood(spec_json: str) -> RunSpec:
+    """The specification. It has all that is not at its default: an unknown name is newer than this node."""
+    try:
+        return RunSpec.from_json(spec_json)
+    except HetnodeError as error:
+        remedy = "Update hetnode on this machine: the run needs something that this version does not know."
+        raise HetnodeError(error.code, error.cause, remedy) from None

@@ -27,6 +27,7 @@ from protocol.trust.tls import authority_of, certified_peer
 from protocol.types import PROTOCOL_VERSION, PeerId
 from protocol.wire.convert.fields import role_from_pb
 from protocol.wire.rpc_errors import error_from_rpc
+from protocol.wire.versions import OLDEST_PROTOCOL
 
 _MAX_MESSAGE_BYTES = 64 << 10
 _RETRY_SECONDS = 0.5
@@ -145,6 +146,7 @@ async def _enroll(invite: Invite, identity: Identity, tls: Credentials, shown: b
     public_key = tls.public_key
     request = pb.EnrollRequest(
         protocol_version=PROTOCOL_VERSION,
+        oldest_protocol=OLDEST_PROTOCOL,
         invite_id=invite.id,
         secret=invite.secret,
         peer=identity.peer,
@@ -205,7 +207,7 @@ def _checked_run(run: str, pin: bytes) -> str:
         raise HetnodeError(
             ErrorCode.BAD_REQUEST,
             f"The coordinator named its run {run!r:.80}, which cannot be a name.",
-            "Install the same version of hetnode on this machine and on the coordinator's.",
+            "Update the older program: hetnode on this machine, or the coordinator's.",
         )
     if not names_authority(run, pin):
         raise wrong_authority(f"The coordinator named a run of another authority, {run}.")

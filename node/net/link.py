@@ -231,7 +231,7 @@ class LiveLink:
             raise HetnodeError(
                 ErrorCode.FRAME_CORRUPT,
                 f"{self.neighbour.name} sent a message that is neither a frame header nor a chunk.",
-                "The stream is closed; check that both ends run the same version.",
+                "The stream is closed; update the older program of the two ends.",
             )
         frame = None
         if message.header is not None:

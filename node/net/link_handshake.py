@@ -12,6 +12,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.framing import CHUNK_BYTES
+from protocol.wire.versions import OLDEST_PROTOCOL, common_version
 
 KEEPALIVE_SECONDS = 20.0  # gRPC's pings on an idle link find dead neighbours, and routers keep the connection
 SERVICE = "hetnode.v1.StageLink"
@@ -39,6 +40,7 @@ def hello_of(endpoint: LinkEndpoint) -> LinkMessage:
     return LinkMessage(
         hello=pb.Hello(
             protocol_version=PROTOCOL_VERSION,
+            oldest_protocol=OLDEST_PROTOCOL,
             run=endpoint.run,
             spec_hash=endpoint.spec_hash,
             peer=endpoint.peer,
@@ -55,12 +57,7 @@ def hello_in(message: LinkMessage | None) -> pb.Hello | None:
     if message is None or message.hello is None or message.chunk is not None:
         return None
     hello = message.hello
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise HetnodeError(
-            ErrorCode.VERSION_MISMATCH,
-            f"The neighbour speaks protocol version {hello.protocol_version}, this node {PROTOCOL_VERSION}.",
-            "Install the same version of hetnode on both.",
-        )
+    common_version("The neighbour", hello.protocol_version, hello.oldest_protocol)
     return hello
 
 

@@ -264,5 +264,5 @@ def _corrupt(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.FRAME_CORRUPT,
         f"The other end does not answer a probe as it should: {cause}.",
-        "Run the same version of hetnode on both ends; if they already do, that end is faulty.",
+        "Update the program of that end; if it is the newest, it has a fault.",
     )

@@ -116,5 +116,5 @@ def _section(headers: Sequence[TensorHeader], payload: bytes, expected: TensorHe
 
 def corrupt(cause: str) -> HetnodeError:
     """The error for a frame that cannot be used."""
-    remedy = "The stream is closed. The neighbour must run the same version and specification."
+    remedy = "The stream is closed. The neighbour has to update its program."
     return HetnodeError(ErrorCode.FRAME_CORRUPT, cause, remedy)

@@ -97,5 +97,5 @@ def _decode_tensor(layout: TensorLayout, raw: NDArray[np.uint8]) -> SparseTensor
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    remedy = "It is left out of the round. Its owner must run the same version and specification."
+    remedy = "It is left out of the round. Its owner has to update its program."
     return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A payload cannot be used. {cause}", remedy)

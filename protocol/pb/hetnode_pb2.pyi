@@ -139,20 +139,22 @@ class SignedRecord(_message.Message):
     def __init__(self, record: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., expires: _Optional[float] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class EnrollRequest(_message.Message):
-    __slots__ = ("protocol_version", "invite_id", "secret", "peer", "tls_public_key", "proof")
+    __slots__ = ("protocol_version", "invite_id", "secret", "peer", "tls_public_key", "proof", "oldest_protocol")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INVITE_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     TLS_PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     invite_id: str
     secret: bytes
     peer: str
     tls_public_key: bytes
     proof: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., invite_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., peer: _Optional[str] = ..., tls_public_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
+    oldest_protocol: int
+    def __init__(self, protocol_version: _Optional[int] = ..., invite_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., peer: _Optional[str] = ..., tls_public_key: _Optional[bytes] = ..., proof: _Optional[bytes] = ..., oldest_protocol: _Optional[int] = ...) -> None: ...
 
 class EnrollReply(_message.Message):
     __slots__ = ("certificate_pem", "authority_pem", "coordinator", "api_address", "run", "role")
@@ -205,7 +207,7 @@ class Rollback(_message.Message):
     def __init__(self, round: _Optional[int] = ..., restore_round: _Optional[int] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role", "name")
+    __slots__ = ("protocol_version", "peer", "role", "capacity", "endpoint", "spec_hash", "addresses", "any_role", "name", "oldest_protocol")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +217,7 @@ class JoinRequest(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ANY_ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     peer: str
     role: str
@@ -224,7 +227,8 @@ class JoinRequest(_message.Message):
     addresses: Addresses
     any_role: bool
     name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., any_role: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
+    oldest_protocol: int
+    def __init__(self, protocol_version: _Optional[int] = ..., peer: _Optional[str] = ..., role: _Optional[str] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., endpoint: _Optional[str] = ..., spec_hash: _Optional[str] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., any_role: _Optional[bool] = ..., name: _Optional[str] = ..., oldest_protocol: _Optional[int] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("endpoint", "dht", "relayed")
@@ -253,7 +257,7 @@ class Reached(_message.Message):
     def __init__(self, reachability: _Optional[str] = ..., endpoint: _Optional[bool] = ..., dht: _Optional[bool] = ..., reason: _Optional[str] = ..., endpoint_problem: _Optional[str] = ..., dht_problem: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time", "reached", "relays", "role", "role_reason", "name")
+    __slots__ = ("spec_json", "spec_hash", "run", "dht_peers", "spec_signature", "time", "reached", "relays", "role", "role_reason", "name", "protocol_version")
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +269,7 @@ class JoinReply(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ROLE_REASON_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     spec_json: str
     spec_hash: str
     run: str
@@ -276,7 +281,8 @@ class JoinReply(_message.Message):
     role: str
     role_reason: str
     name: str
-    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., role: _Optional[str] = ..., role_reason: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, spec_json: _Optional[str] = ..., spec_hash: _Optional[str] = ..., run: _Optional[str] = ..., dht_peers: _Optional[_Iterable[str]] = ..., spec_signature: _Optional[bytes] = ..., time: _Optional[float] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., role: _Optional[str] = ..., role_reason: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RelayAddress(_message.Message):
     __slots__ = ("peer", "endpoint")
@@ -889,7 +895,7 @@ class FrameId(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run", "spec_hash", "peer", "replica", "position", "epoch", "round")
+    __slots__ = ("protocol_version", "run", "spec_hash", "peer", "replica", "position", "epoch", "round", "oldest_protocol")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SPEC_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -898,6 +904,7 @@ class Hello(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run: str
     spec_hash: str
@@ -906,7 +913,8 @@ class Hello(_message.Message):
     position: int
     epoch: int
     round: int
-    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., spec_hash: _Optional[str] = ..., peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    oldest_protocol: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run: _Optional[str] = ..., spec_hash: _Optional[str] = ..., peer: _Optional[str] = ..., replica: _Optional[int] = ..., position: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., oldest_protocol: _Optional[int] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
     __slots__ = ("id", "tensors", "nbytes")

@@ -101,5 +101,5 @@ def senders_of(mask: bytes, members: int) -> tuple[int, ...]:
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    remedy = "It is not applied. The other members must run the same version and specification."
+    remedy = "It is not applied. The other members have to update their programs."
     return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A result cannot be used. {cause}", remedy)

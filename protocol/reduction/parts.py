@@ -345,5 +345,5 @@ def _require_cover(layout: ReductionLayout, ranges: Sequence[PartRange]) -> None
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    remedy = "It is not applied. The reducer must run the same version and specification."
+    remedy = "It is not applied. The reducer has to update its program."
     return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A reduction cannot be used. {cause}", remedy)

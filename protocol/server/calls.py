@@ -174,5 +174,5 @@ def _bad(cause: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.BAD_REQUEST,
         f"{cause[0].upper()}{cause[1:]}.",
-        "Install the same version of hetnode on both.",
+        "Update the older program of the two.",
     )

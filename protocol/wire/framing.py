@@ -73,7 +73,7 @@ class FrameAssembler:
             raise HetnodeError(
                 ErrorCode.FRAME_TOO_LARGE,
                 f"A neighbour announced a frame of {nbytes} bytes; this run allows {self._max_bytes}.",
-                "Check that both ends run the same version and spec.",
+                "Update the older program of the two ends.",
             )
         if len(tensors) > MAX_TENSORS:
             raise _corrupt(f"it holds {len(tensors)} tensors, more than {MAX_TENSORS}")
@@ -102,5 +102,5 @@ class FrameAssembler:
 
 def _corrupt(why: str) -> HetnodeError:
     cause = f"A neighbour sent a frame that cannot be used: {why}."
-    remedy = "The stream is closed; check that both ends run the same version and spec."
+    remedy = "The stream is closed; update the older program of the two ends."
     return HetnodeError(ErrorCode.FRAME_CORRUPT, cause, remedy)

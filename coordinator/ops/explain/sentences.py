@@ -54,8 +54,8 @@ _REMEDIES = {
     "gone": "it gets an assignment again when it joins again: 'hetnode join' on its machine",
     "lost": "a peer that vanishes is missed after {seconds} (timing.lost_after), and its round waits until "
     "then; a node that ends with 'hetnode leave' costs no such wait",
-    "rejected": "a peer whose payloads are rejected should run the same version of hetnode as the others, on "
-    "sound memory; 'hetnode peers ban' excludes it",
+    "rejected": "a peer whose payloads are rejected needs the newest hetnode, and sound memory; "
+    "'hetnode peers ban' excludes it",
     "offer": "a round waits for slow replicas up to {factor} times the time that half of them need "
     "(timing.straggler); with grouping.balance slow replicas get fewer microbatches from a later round on. "
     "'hetnode explain now' predicts what would be faster",

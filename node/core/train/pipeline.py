@@ -246,7 +246,7 @@ def _decision_of(frame: Frame) -> bool:
         raise HetnodeError(
             ErrorCode.FRAME_CORRUPT,
             "A neighbour's frame does not say whether another inner step follows.",
-            "Check that both ends run the same version and spec.",
+            "Update the older program of the two ends.",
         )
     return value == 1.0
 

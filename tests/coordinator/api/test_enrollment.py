@@ -124,7 +124,7 @@ class TestEnrollment:
         invite = await run.invite()
         refusal = await refusal_of(run.enroll(A, invite, protocol_version=99, peer="?"))
         assert refusal.code is ErrorCode.VERSION_MISMATCH
-        await run.enroll(B, invite)
+        await run.enroll(B, invite, protocol_version=99, oldest_protocol=PROTOCOL_VERSION)
 
     async def test_an_enrolled_peer_needs_no_invite_for_its_next_certificate(self, run: Running) -> None:
         none = replace(UNKNOWN_INVITE, id="", pin=run.authority.pin)

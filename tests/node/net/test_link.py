@@ -267,7 +267,20 @@ async def test_another_protocol_version_is_refused_with_both_numbers(server: tup
         await call.write(pb.LinkMessage(hello=pb.Hello(protocol_version=PROTOCOL_VERSION + 1, peer="upper")))
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert f"version {PROTOCOL_VERSION + 1}" in await call.details()
-        assert f"node {PROTOCOL_VERSION}" in await call.details()
+        assert f"this side version {PROTOCOL_VERSION}" in await call.details()
+
+
+async def test_a_newer_neighbour_that_speaks_this_version_too_is_greeted(
+    server: tuple[LinkServer, str],
+) -> None:
+    newer = greeting_of(UPPER)
+    newer.hello.protocol_version, newer.hello.oldest_protocol = PROTOCOL_VERSION + 1, PROTOCOL_VERSION
+    accept = asyncio.create_task(server[0].accept(LOWER, UPPER, LIMITS, 10))
+    async with channel_of(UPPER_SHOWS, server[1]) as channel:
+        call = pb_grpc.StageLinkStub(channel).Exchange()
+        await call.write(newer)
+        assert (await call.read()).hello.peer == LOWER.peer
+        await (await accept).close()
 
 
 @pytest.mark.parametrize(

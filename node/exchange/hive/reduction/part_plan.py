@@ -169,5 +169,5 @@ class Reduction:
 
 
 def _corrupt(cause: str) -> HetnodeError:
-    remedy = "It is not applied. The other member must run the same version and specification."
+    remedy = "It is not applied. The other member has to update its program."
     return HetnodeError(ErrorCode.PAYLOAD_CORRUPT, f"A result cannot be used. {cause}", remedy)

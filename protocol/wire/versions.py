@@ -1,0 +1,32 @@
+"""Which version of the protocol this program and another one both speak."""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.types import PROTOCOL_VERSION
+
+OLDEST_PROTOCOL = 3
+"""The oldest that this program still speaks, so that old and new nodes meet in one run."""
+
+
+def common_version(whose: str, newest: int, oldest: int = 0) -> int:
+    """The newest version that this program and another one speak, which speaks `oldest` to `newest`.
+
+    `oldest` 0: the other one speaks `newest` alone. `whose` begins a sentence: "The neighbour".
+
+    Raises HetnodeError VERSION_MISMATCH with what each speaks.
+    """
+    chosen, oldest = min(newest, PROTOCOL_VERSION), oldest or newest
+    if chosen < max(oldest, OLDEST_PROTOCOL):
+        is_older = newest < OLDEST_PROTOCOL
+        raise HetnodeError(
+            ErrorCode.VERSION_MISMATCH,
+            f"{whose} speaks {_spoken(oldest, newest)} of the protocol, "
+            f"this side {_spoken(OLDEST_PROTOCOL, PROTOCOL_VERSION)}.",
+            f"Update the program of {'the other' if is_older else 'this'} side.",
+        )
+    return chosen
+
+
+def _spoken(oldest: int, newest: int) -> str:
+    return f"version {newest}" if oldest >= newest else f"versions {oldest} to {newest}"

@@ -69,6 +69,7 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "head_width": 8,
         "rope_base": 100.0,
     },
+    "tied head": {"tied_head": True},
 }
 
 

@@ -190,13 +190,12 @@ def with_relays(survey: Survey, peers: Iterable[Peer], uplinks: Mapping[str, flo
 def stage_parameters(spec: RunSpec, stage: int) -> int:
     """Scalars in the parameters of `stage`; ValueError for an unknown one."""
     model = spec.model
-    table = model.vocabulary * model.width
     is_last = stage == spec.swarm.stages - 1
     # The first stage has the embedding, the last one the head and its norm.
     return (
         len(spec.layers_of(stage)) * model.layer_parameters
-        + (stage == 0) * table
-        + is_last * (table + model.width)
+        + (stage == 0) * model.vocabulary * model.width
+        + is_last * (model.head_parameters + model.width)
     )
 
 

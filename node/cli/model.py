@@ -248,8 +248,9 @@ def import_model(
         say(f"Learning rate {rate:g}. {importing.PRETRAINED_RATE:g} suits a model that has learned already.")
     if started.model.context < published.context:
         say(f"Samples have {started.model.context} tokens; the model is made for {published.context}.")
-    if published.tied:
+    if published.tied and not started.model.tied_head:
         say("The embedding of this model is tied to its head; from now on they are trained apart.")
+        say("A run of one stage keeps them tied: --set swarm.stages=1 --set swarm.pipelines=0.")
 
 
 def _import_for_known_run(
@@ -286,6 +287,8 @@ def _import_for_new_run(
         overrides |= _named_end(own)
     with _naming_k(options, published.model["width"]):
         spec = options.spec(**overrides)
+        if published.tied and spec.swarm.stages == 1 and "model.tied_head" not in options.given:
+            spec = options.spec(**overrides, **{"model.tied_head": True})
     place = str(model / own.file_name) if own else find_tokenizer(spec.data, options.config)
     spec = pinned(spec, tokenizer=place)
     used = load_tokenizer(spec.data, place)
@@ -350,6 +353,7 @@ def _model_at(place: Path, device: torch.device) -> Checkpoint:
     tokenizer = str(place / kept.file_name) if kept else None
     shape = {"swarm.replicas": 1, "swarm.pipelines": 0, "swarm.stages": 1, "link.k": 0}
     model = {f"model.{name}": value for name, value in published.model.items()}
+    model["model.tied_head"] = published.tied
     end = _named_end(kept) if kept else {}
     spec = resolve(overrides={"data.tokenizer": tokenizer} | end | shape | model)
     return importing.read_model(published, spec, device)

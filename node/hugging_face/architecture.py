@@ -95,7 +95,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         "attention_bias": model.qkv_bias,
         "attention_dropout": 0.0,
         "mlp_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.tied_head,
         "initializer_range": 0.02,
         "use_cache": True,
         "bos_token_id": end,
@@ -147,9 +147,8 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
         where = ".".join(map(str, first["loc"]))
         raise unsupported(path, f"{where or 'model'}: {first['msg'].removeprefix('Value error, ')}") from None
     # With the defaults, which a run's JSON leaves out: they replace what a preset or a run file says.
-    return {name: getattr(model, name) for name in ModelSpec.model_fields}, config.get(
-        "tie_word_embeddings", False
-    )
+    names = [name for name in ModelSpec.model_fields if name != "tied_head"]  # the run chooses that
+    return {name: getattr(model, name) for name in names}, config.get("tie_word_embeddings", False)
 
 
 def _heads(config: Mapping[str, Any]) -> dict[str, Any]:

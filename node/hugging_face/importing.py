@@ -53,7 +53,7 @@ class Published:
 
     Attributes:
         model: the fields of `ModelSpec`.
-        tied: its head is its embedding. A run trains a copy of the embedding as a separate head.
+        tied: its head is its embedding. Without `model.tied_head` a run trains a copy of it as its head.
         output_bias: its attention has a bias of the output, too, which must be zero.
         end: id of its end-of-text token; None if it declares none.
         context: tokens that it declares to see.
@@ -207,7 +207,9 @@ def _stage_reader(published: Published, spec: RunSpec) -> Callable[[int], dict[s
     of_stage = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
     expected = {published_name(name): shape for shapes in of_stage for name, shape in shapes.items()}
     if published.tied:
-        del expected[_HEAD]
+        expected.pop(_HEAD, None)
+    elif spec.model.tied_head:
+        raise unsupported(published.folder, "its head is not its embedding, as model.tied_head says")
     zero = output_biases(spec.model) if published.output_bias else []
     expected |= dict.fromkeys(zero, (spec.model.width,))
     weights = Weights(published.folder, expected, ignored=[_HEAD] if published.tied else [])

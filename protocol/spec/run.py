@@ -72,6 +72,11 @@ class RunSpec(Section):
                 "link.table needs a full replica: without one, the model that is exported would depend on "
                 "tables that it does not have"
             )
+        if self.model.tied_head and stages > 1:
+            raise ValueError(
+                "model.tied_head needs swarm.stages 1, as of more the first has the embedding, the last the "
+                "head: take one stage and no pipelines, or model.tied_head false"
+            )
         if self.outer.overlap >= self.inner.steps:
             raise ValueError(
                 f"outer.overlap {self.outer.overlap} must be below inner.steps {self.inner.steps}: a round's "

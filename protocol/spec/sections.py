@@ -39,7 +39,7 @@ class Section(BaseModel):
 
 
 class ModelSpec(Section):
-    """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, untied head.
+    """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, by default an untied head.
 
     With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2 or Qwen3.
     """
@@ -47,7 +47,7 @@ class ModelSpec(Section):
     optional = frozenset(
         {
             *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
-            *("rope_low_frequency", "rope_high_frequency", "rope_context"),
+            *("rope_low_frequency", "rope_high_frequency", "rope_context", "tied_head"),
         }
     )
 
@@ -74,6 +74,7 @@ class ModelSpec(Section):
     )
     rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
+    tied_head: bool = Field(False, description="the head is the embedding, in a run of one stage")
 
     @property
     def query_width(self) -> int:
@@ -84,6 +85,11 @@ class ModelSpec(Section):
     def key_width(self) -> int:
         """Width of all keys together, and of all values."""
         return self.key_value_heads * self.head_width
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the head: none of its own where it is the embedding."""
+        return 0 if self.tied_head else self.vocabulary * self.width
 
     @property
     def layer_matrices(self) -> int:

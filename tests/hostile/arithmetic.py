@@ -27,6 +27,7 @@ def model_of(fields: Fields) -> dict[str, Any]:
         "norm_epsilon": 1e-5,
         "qkv_bias": False,
         "qk_norm": False,
+        "tied_head": False,
         "rope_scaling": "none",
         "rope_factor": 1.0,
         "rope_low_frequency": 1.0,
@@ -54,7 +55,8 @@ def shapes_of(fields: Fields, stages: int, stage: int) -> dict[str, tuple[int, .
         layer |= {"norm_q": (e,), "norm_k": (e,)} if m["qk_norm"] else {}
         layer |= {"wo": (d, q), "norm2": (d,), "w_gate": (f, d), "w_up": (f, d), "w_down": (d, f)}
         shapes |= {f"{n}.{name}": shape for name, shape in layer.items()}
-    return shapes | ({"norm_f": (d,), "head": (v, d)} if stage == stages - 1 else {})
+    head = {} if m["tied_head"] else {"head": (v, d)}
+    return shapes | ({"norm_f": (d,)} | head if stage == stages - 1 else {})
 
 
 def initial(fields: Fields, stages: int, stage: int, seed: int) -> Tensors:
@@ -123,7 +125,7 @@ def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
         normed = _rms(x, w["norm2"], eps)
         gate = normed @ w["w_gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (normed @ w["w_up"].T)) @ w["w_down"].T
-    logits: np.ndarray = _rms(x, p["norm_f"], eps) @ p["head"].T
+    logits: np.ndarray = _rms(x, p["norm_f"], eps) @ p.get("head", p["emb"]).T
     return logits
 
 

@@ -1,6 +1,7 @@
 """The parameters of a stage: their canonical names, order and shapes.
 
 Stage 0 also holds the token embedding ``emb``, the last stage the final norm ``norm_f`` and the ``head``.
+With `model.tied_head` ``emb`` is the head, too, and its gradient is the sum of both.
 Layer numbers in names are global, so a name means the same tensor for every number of stages.
 """
 
@@ -44,7 +45,8 @@ def parameter_shapes(spec: RunSpec, stage: int) -> dict[str, tuple[int, ...]]:
     for layer in spec.layers_of(stage):
         shapes |= {f"{layer}.{name}": shape for name, shape in block_shapes(model).items()}
     if stage == spec.swarm.stages - 1:
-        shapes |= {"norm_f": (model.width,), "head": (model.vocabulary, model.width)}
+        shapes |= {"norm_f": (model.width,)}
+        shapes |= {} if model.tied_head else {"head": (model.vocabulary, model.width)}
     return shapes
 
 

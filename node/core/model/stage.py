@@ -50,7 +50,8 @@ class Stage(nn.Module):
             self.add_module(str(layer), LlamaBlock(spec.model, of_layer))
         if self.is_last:
             self.norm_f = nn.Parameter(initial["norm_f"])
-            self.head = nn.Parameter(initial["head"])
+            if not spec.model.tied_head:
+                self.head = nn.Parameter(initial["head"])
 
     def forward(self, x: Tensor, targets_bl: Tensor | None = None) -> Tensor:
         """Activations [b, L, d]. At the last stage logits [b, L, V], or with targets the loss (chunked_loss).
@@ -65,7 +66,8 @@ class Stage(nn.Module):
             x = self.run_block(block, x, *tables)
         if self.is_last:
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
-            x = F.linear(x, self.head) if targets_bl is None else chunked_loss(x, self.head, targets_bl)
+            head = self.emb if model.tied_head else self.head
+            x = F.linear(x, head) if targets_bl is None else chunked_loss(x, head, targets_bl)
         return x
 
     @property

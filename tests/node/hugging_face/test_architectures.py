@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from
+from node.core.model.shapes import parameter_count
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
@@ -104,3 +106,44 @@ def test_a_published_model_is_imported_trained_in_a_pipeline_and_exported(name: 
     export(global_model.verify(tmp_path / "new" / "checkpoint"), tmp_path / "back", DTYPES["fp32"], GB)
     assert inspect(tmp_path / "back").model == inspect(tmp_path / "hf").model
     assert (logits(load(tmp_path / "back"), ids) - ours).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, config) in ARCHITECTURES.items() if "tie_word_embeddings" in config]
+)
+def test_a_tied_model_is_trained_tied_by_full_replicas_and_exported_tied(name: str, tmp_path: Path) -> None:
+    kind, config = ARCHITECTURES[name]
+    theirs = published(kind, tmp_path / "hf", **config)
+    ids = torch.randint(0, 256, (2, 64), generator=torch.Generator().manual_seed(1))
+    shape = {"swarm.stages": 1, "swarm.pipelines": 0, "swarm.replicas": 2, "model.tied_head": True}
+    spec = imported(tmp_path / "hf", tmp_path / "new", **shape)
+    assert RunSpec.from_json(spec.canonical_json) == spec
+    assert parameter_count(spec, 0) == theirs.num_parameters()
+    ours = logits(whole_model(global_model.read(tmp_path / "new" / "checkpoint")), ids)
+    assert (ours - logits(theirs, ids)).abs().max() < 1e-4
+
+    factories = TrainerFactories(initial=initial_from(tmp_path / "new"))
+    replicas = [
+        LocalReplica(spec, each, Compute(), open_stream(spec), factories) for each in plan_of(spec).replicas
+    ]
+    before, payloads = replicas[0].validate(), []
+    for index, replica in enumerate(replicas):
+        first = index * spec.samples_per_round()
+        replica.begin_round(1, range(first, first + spec.samples_per_round()))
+        replica.train(range(spec.inner.steps))
+        payloads.append(replica.propose([0])[0])
+    digests = [replica.settle(1, [([(each, 1.0) for each in payloads], True)]) for replica in replicas]
+    assert digests[0] == digests[1]
+    assert replicas[0].validate() < before
+
+    stage = {0: replicas[0].host_of(0).outer[0].anchor}
+    global_model.write(tmp_path / "trained", spec, 1, stage.items())
+    export(global_model.verify(tmp_path / "trained"), tmp_path / "back", DTYPES["fp32"], GB)
+    assert "lm_head.weight" not in load_file(tmp_path / "back" / "model.safetensors")
+    back = load(tmp_path / "back")
+    assert back.config.tie_word_embeddings
+    assert back.get_output_embeddings().weight is back.get_input_embeddings().weight
+    trained = logits(whole_model(global_model.read(tmp_path / "trained")), ids)
+    assert (logits(back, ids) - trained).abs().max() < 1e-4
+    assert (trained - ours).abs().max() > 1e-3
+    assert inspect(tmp_path / "back").tied

@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from node.hugging_face import importing
 from node.hugging_face.importing import inspect
 from protocol.errors import ErrorCode, HetnodeError
-from tests.support.hugging_face import imported, stages_of, write_folder
+from protocol.run_files.resolve import resolve
+from tests.support.hugging_face import imported, output_of, stages_of, write_folder
 from tests.support.models import PLAIN, random_model
 
 QWEN3_WITHOUT_HEAD_WIDTH = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": None}
 
 
-def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
+def test_a_tied_embedding_becomes_a_head_of_its_own_in_a_run_of_several_stages(tmp_path: Path) -> None:
     stages = random_model(PLAIN)
     head = stages[1].pop("head")
     folder = write_folder(tmp_path / "hf", stages, tie_word_embeddings=True)
@@ -29,6 +30,39 @@ def test_a_tied_embedding_becomes_a_head_of_its_own(tmp_path: Path) -> None:
     found = stages_of(tmp_path / "new" / "checkpoint")
     assert torch.equal(found[1]["head"], stages[0]["emb"])
     assert not torch.equal(found[1]["head"], head)
+
+
+def test_a_tied_embedding_stays_tied_in_a_run_of_one_stage(tmp_path: Path) -> None:
+    stages = random_model(PLAIN)
+    del stages[1]["head"]
+    folder = write_folder(tmp_path / "hf", stages, tie_word_embeddings=True)
+    given = ("import", folder, "--preset", "nano", "--set", "link.k=4", "--set", "data.tokenizer=byte")
+    apart = output_of(*given, "--out", tmp_path / "apart")
+    assert "trained apart" in apart
+    assert "--set swarm.stages=1 --set swarm.pipelines=0" in apart
+    one = (*given, "--set", "swarm.stages=1", "--set", "swarm.pipelines=0")
+    assert "apart" not in output_of(*one, "--out", tmp_path / "tied")
+    assert "apart" in output_of(*one, "--out", tmp_path / "two", "--set", "model.tied_head=false")
+    specs = {name: resolve(file=tmp_path / name / "run.toml") for name in ("apart", "tied", "two")}
+    assert {name: spec.model.tied_head for name, spec in specs.items()} == {
+        "apart": False,
+        "tied": True,
+        "two": False,
+    }
+    assert {*stages_of(tmp_path / "two" / "checkpoint")[0]} - {
+        *stages_of(tmp_path / "tied" / "checkpoint")[0]
+    } == {"head"}
+    for again in ("apart", "tied", "two"):  # another member of each run
+        output_of(
+            "import", folder, "--out", tmp_path / f"{again}-2", "--config", tmp_path / again / "run.toml"
+        )
+    with pytest.raises(HetnodeError, match=r"tied_head needs swarm\.stages 1") as caught:
+        output_of(*given, "--out", tmp_path / "none", "--set", "model.tied_head=true")
+    assert caught.value.code is ErrorCode.BAD_SPEC
+    apart_hf = write_folder(tmp_path / "apart_hf", random_model(PLAIN))
+    with pytest.raises(HetnodeError, match="its head is not its embedding") as caught:
+        output_of("import", apart_hf, *one[2:], "--out", tmp_path / "none", "--set", "model.tied_head=true")
+    assert caught.value.code is ErrorCode.UNSUPPORTED_MODEL
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from node.ipc.worker_client import WorkerClient
 from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import clipping_scales, payload_norm
+from protocol.spec.run import RunSpec
 from protocol.types import Part
 from tests.support.commands import template
 from tests.support.ranks import SPEC, FullReplica
@@ -75,6 +76,25 @@ async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
         figures = [await each.train(5) for each in (again, two)]
         assert figures[0].loss == pytest.approx(figures[1].loss, abs=1e-5)
         assert figures[0].validation == pytest.approx(figures[1].validation, abs=1e-5)
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+async def test_two_ranks_train_a_tied_head_like_one_process(sharded: bool) -> None:
+    tied = {"model": {**SPEC.model.model_dump(), "tied_head": True}}
+    shape = {"swarm": {"stages": 1, "replicas": 1, "pipelines": 0}}
+    spec = RunSpec.model_validate({**SPEC.model_dump(), **tied, **shape})
+    async with AsyncExitStack() as stack:
+        one, two = FullReplica(ThreadWorker().client, spec), FullReplica(await ranks(stack), spec)
+        await one.build()
+        await two.build(sharded)
+        for round_number in (1, 2):
+            figures = [await each.train(round_number) for each in (one, two)]
+            assert figures[0].loss == pytest.approx(figures[1].loss, abs=1e-5)
+            assert figures[0].norm == pytest.approx(figures[1].norm, rel=1e-4)
+            proposed = [await each.propose() for each in (one, two)]
+            both = {0: (proposed[0][0], proposed[1][0])}
+            committed = [await each.commit(round_number, both) for each in (one, two)]
+            assert [each.digest for each in committed[0]] == [each.digest for each in committed[1]]
 
 
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])

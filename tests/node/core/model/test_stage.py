@@ -27,6 +27,7 @@ from tests.support.paths import ROOT
 from tests.support.reference import chain_step, gradients_of, parameters_of, small_spec, stages_of
 
 SPEC = small_spec()
+ONE = {"stages": 1, "pipelines": 0}
 
 
 def batch(spec: RunSpec = SPEC) -> tuple[torch.Tensor, torch.Tensor]:
@@ -253,3 +254,28 @@ def test_the_cost_model_counts_the_parameters_of_every_architecture(model: dict[
     initial = initial_parameters(spec, 0)
     assert all(not tensor.any() for name, tensor in initial.items() if ".b" in name)
     assert all(tensor.eq(1).all() for name, tensor in initial.items() if ".norm_" in name)
+
+
+def test_a_tied_head_has_the_sum_of_both_gradients() -> None:
+    """The derivative of the loss by a matrix that is used twice is the sum of those of both uses."""
+    apart, tied = small_spec(swarm=ONE), small_spec(swarm=ONE, model={"tied_head": True})
+    parameters = {name: tensor.double() for name, tensor in initial_parameters(tied, 0).items()}
+    assert {*parameter_shapes(apart, 0)} - {*parameters} == {"head"}
+    assert stage_parameters(tied, 0) == parameter_count(tied, 0) == parameter_count(apart, 0) - 19 * 16
+    found = []
+    for spec, given in ((apart, {**parameters, "head": parameters["emb"].clone()}), (tied, parameters)):
+        module = Stage(spec, 0, {name: tensor.clone() for name, tensor in given.items()})
+        loss = module(*batch(spec))
+        loss.backward()
+        found.append((loss.item(), {name: each.grad for name, each in module.canonical_parameters().items()}))
+    (loss, gradients), (tied_loss, tied_gradients) = found
+    assert tied_loss == loss
+    head = gradients.pop("head")
+    gradients["emb"] = gradients["emb"] + head
+    for name, gradient in tied_gradients.items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-12, atol=1e-15)
+
+
+def test_a_head_is_tied_in_a_run_of_one_stage_alone() -> None:
+    with pytest.raises(ValueError, match=r"tied_head needs swarm.stages 1.* or model.tied_head false"):
+        small_spec(model={"tied_head": True})

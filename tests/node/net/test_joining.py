@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from node.security import credentials as kept
 from node.security.credentials import RunCredentials
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.run import RunSpec
 from protocol.trust.invite import Invite
 from protocol.trust.reachability import Addresses
 from protocol.types import Capacity, Role
@@ -131,3 +133,21 @@ async def test_a_copied_identity_ends_with_what_to_do(
     assert caught.value.code is ErrorCode.ALREADY_ACTIVE
     assert "--identity" in caught.value.remedy
     assert len(pauses) < 15
+
+
+class _NewerSpec(RunSpec):
+    """A specification with a setting that this program does not know."""
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return {**super().tree, "dreams": {"per_night": 3}}
+
+
+async def test_a_run_that_needs_a_newer_program_says_so(identity: Identity, tmp_path: Path) -> None:
+    newer = _NewerSpec.model_validate(spec_of().model_dump())
+    async with running(newer, tmp_path / "run") as coordinator:
+        client = CoordinatorClient(await obtained(await coordinator.invite(), identity), identity)
+        with pytest.raises(HetnodeError, match=r"dreams.*Update hetnode on this machine") as caught:
+            await join_run(client, None, Capacity("cpu", 10**9, 2), Addresses(), "", 20.0)
+        await client.close()
+    assert caught.value.code is ErrorCode.BAD_SPEC

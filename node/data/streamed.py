@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
+from threading import Lock
 
 import numpy as np
 
@@ -117,7 +118,7 @@ class StreamedSplit:
         most: int = SLICE,
     ) -> None:
         self._shards, self._context, self._seed, self._name = shards, context, seed, name
-        self._most = most
+        self._most, self._lock = most, Lock()
         self._turns = turns_of(nbytes)
         self._pass, self._order = -1, list[tuple[int, int]]()
         self._open: OrderedDict[int, ShardReader] = OrderedDict()
@@ -125,8 +126,9 @@ class StreamedSplit:
         """Tokens of the shards that have no window."""
 
     def read(self, ordinals: Ordinals) -> Samples:
-        # In ascending order, because then one pass is enough.
-        windows = {j: self._window(j) for j in sorted(set(ordinals))}
+        # In ascending order, because then one pass is enough. Several threads may share this.
+        with self._lock:
+            windows = {j: self._window(j) for j in sorted(set(ordinals))}
         if not windows:
             return np.empty((0, self._context + 1), dtype=np.int32)
         return np.stack([windows[j] for j in ordinals])

@@ -108,7 +108,7 @@ class Trainer:
             self.hosted.use_snapshot(snapshot(embedding))
             embedding = None
         self.outer = OuterState(spec, parameters, embedding, group)
-        self.samples = MicrobatchReader(spec, stream)
+        self.samples = MicrobatchReader(spec, stream, group.rank, group.size)
         self.phase = InnerPhase(1)
         self._validation: list[float] = []
 

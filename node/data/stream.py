@@ -11,7 +11,7 @@ an order that depends on the seed. A larger source is streamed (node/data/stream
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from node.data.permutation import window_of
-from node.data.sources import SourceShard, not_named, open_source, unreadable
+from node.data.sources import Document, SourceShard, not_named, open_source, unreadable
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
 from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
@@ -30,6 +30,8 @@ from protocol.spec.run import RunSpec
 
 MOST_LOADED = 2**30
 """Bytes of the files of a source whose windows are counted, which takes minutes before the first step."""
+_MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
+"""Documents, and characters but for those of the last one, that are encoded together, on all cores."""
 _MOST_EXPANDED = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
@@ -102,14 +104,33 @@ def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, 
     """Both splits, tokenized in one pass. Ids have the smallest element type that can hold all of them."""
     dtype = next(t for t in (np.uint8, np.uint16, np.int32) if tokenizer.vocabulary - 1 <= np.iinfo(t).max)
     files = {False: TokenFile(dtype, name), True: TokenFile(dtype, name)}
-    for document in chain.from_iterable(shard.documents() for shard in shards):
-        for ids in (tokenizer.encode(document.text), tokenizer.separator):
-            files[document.held_out].append(ids)
+    for held_out, ids in _encoded(chain.from_iterable(shard.documents() for shard in shards), tokenizer):
+        files[held_out].append(ids)
     # The order of validation windows does not depend on the seed: runs with equal data are comparable.
     return SampleStream(
         LoadedSplit(files[False].tokens(), spec.model.context, spec.seed, f"training data of {name}"),
         LoadedSplit(files[True].tokens(), spec.model.context, 0, f"validation data of {name}"),
     )
+
+
+def _encoded(
+    documents: Iterable[Document], tokenizer: Tokenizer, most: int = _MOST_TOGETHER
+) -> Iterator[tuple[bool, Tokens]]:
+    """For each document whether it is held out, and its ids with the separator; `most` together."""
+    for batch in _batches(documents, most):
+        for document, ids in zip(batch, tokenizer.encode_batch([each.text for each in batch]), strict=True):
+            yield document.held_out, np.concatenate([ids, tokenizer.separator])
+
+
+def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
+    batch, size = list[Document](), 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if len(batch) == most or size >= _MOST_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 class TokenFile:
@@ -151,9 +172,11 @@ class TokenFile:
 
 def _streamed(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, name: str) -> SampleStream:
     def tokens(held_out: bool, shards: Sequence[SourceShard]) -> Iterator[Tokens]:
-        for document in chain.from_iterable(shard.documents() for shard in shards):
-            if document.held_out is held_out:
-                yield np.concatenate([tokenizer.encode(document.text), tokenizer.separator])
+        documents = chain.from_iterable(shard.documents() for shard in shards)
+        chosen = (document for document in documents if document.held_out is held_out)
+        # Of the few that are held out, no more are looked for than are asked for.
+        for _, ids in _encoded(chosen, tokenizer, 1 if held_out else _MOST_TOGETHER):
+            yield ids
 
     training = [partial(tokens, False, [shard]) for shard in shards]
     sizes = [shard.nbytes for shard in shards]

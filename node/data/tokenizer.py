@@ -55,6 +55,10 @@ class Tokenizer(Protocol):
         """Ids of `text`, int32 [n], without special tokens. Lone surrogates count as '?'."""
         ...
 
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        """As :meth:`encode` for each text, in less time."""
+        ...
+
     def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
         """Ids of `text`, and the number of its UTF-8 bytes that each id encodes; both int32 [n].
 
@@ -78,6 +82,9 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> Tokens:
         return np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        return [self.encode(text) for text in texts]
 
     def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
         ids = self.encode(text)
@@ -147,6 +154,11 @@ class FileTokenizer:
 
     def encode(self, text: str) -> Tokens:
         return np.array(self._encoding(text).ids, dtype=np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
+        well_formed = [text.encode(errors="replace").decode() for text in texts]
+        encodings = self._inner.encode_batch_fast(well_formed, add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.int32) for each in encodings]
 
     def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
         encoding = self._encoding(text)

@@ -57,6 +57,14 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizer: Tokenizer, text: st
     assert all(0 <= token < tokenizer.vocabulary for token in ids.tolist())
 
 
+def test_texts_that_are_encoded_together_have_the_ids_of_each(tokenizer: Tokenizer) -> None:
+    texts = [*TEXTS, "a\ud800b", *TEXTS]
+    for together, text in zip(tokenizer.encode_batch(texts), texts, strict=True):
+        assert together.dtype == np.int32
+        assert together.tolist() == tokenizer.encode(text).tolist()
+    assert tokenizer.encode_batch([]) == []
+
+
 def test_lone_surrogates_do_not_break_encoding(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a?b"
 

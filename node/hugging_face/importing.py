@@ -28,7 +28,8 @@ from node.data.declared import BASE_MODEL, CONFIG_FILE, as_file, declared_beside
 from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, FileTokenizer, load_tokenizer
 from node.folder import disk_errors_reported
 from node.hugging_face.architecture import model_of, output_biases, published_name, unsupported
-from node.hugging_face.tokenizer import byte_definition, byte_pieces
+from node.hugging_face.pieces import byte_pieces
+from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest

@@ -9,6 +9,7 @@ from typing import Any
 from node.data.declared import CONFIG_FILE
 from node.data.tokenizer import SENTENCEPIECE_FILE, TOKENIZER_FILE, ByteTokenizer, FileTokenizer
 from node.extras import Extra, needed
+from node.hugging_face.pieces import byte_pieces, has_prefix, pieces_of
 from protocol.spec.sections import ModelSpec
 
 TokenizerFiles = dict[str, bytes]
@@ -47,34 +48,6 @@ def byte_definition() -> str:
     return json.dumps(definition, ensure_ascii=False, indent=2)
 
 
-def byte_pieces() -> bytes:
-    """The ``tokenizer.model`` of ByteTokenizer, because llama.cpp reads no byte-level BPE without merges.
-
-    The 257th piece, for unknown text, is one that the SentencePiece library demands; no text gives it.
-    """
-    pieces = [(f"<0x{byte:02X}>", _BYTE) for byte in range(256)] + [("<unk>", _UNKNOWN)]
-    parts = [_field(1, _field(1, name.encode()) + _field(3, kind)) for name, kind in pieces]
-    trainer = _field(3, _BPE) + _field(35, True)  # byte_fallback
-    normalizer = _field(1, b"identity") + _field(3, False) + _field(4, False)  # it adds and removes no spaces
-    return b"".join(parts) + _field(2, trainer) + _field(3, normalizer)
-
-
-_BPE, _UNKNOWN, _BYTE = 2, 2, 6
-"""SentencePiece's number of the kind of model, and those of kinds of pieces."""
-
-
-def _field(number: int, value: bytes | int) -> bytes:
-    """A field of a protobuf message."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    low, high = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
-
-
 def tokenizer_files(
     tokenizer: ByteTokenizer | FileTokenizer, declared: Mapping[str, Any], model: ModelSpec
 ) -> TokenizerFiles:
@@ -94,17 +67,20 @@ def tokenizer_files(
         "add_eos_token": False,
     }
     pieces: TokenizerFiles = {}
-    if isinstance(tokenizer, FileTokenizer):
-        definition = _without_additions(tokenizer.definition)
-        if tokenizer.file_name == SENTENCEPIECE_FILE:
-            pieces = {SENTENCEPIECE_FILE: tokenizer.content}
-    else:
+    if isinstance(tokenizer, ByteTokenizer):
         definition = byte_definition()
-        if not model.qk_norm:  # llama.cpp's converter would have a Qwen3's text begin with a space
-            # SentencePiece writes a space as another character. A token that users add stands for itself.
-            pieces = {SENTENCEPIECE_FILE: byte_pieces(), ADDED_FILE: _json({" ": ord(" ")})}
-            # So transformers does not read the other file. Its spaces are in tokenizer.json.
-            config |= {"add_prefix_space": False, "added_tokens_decoder": {}}
+        # SentencePiece writes a space as another character. A token that users add stands for itself.
+        pieces = {SENTENCEPIECE_FILE: byte_pieces(), ADDED_FILE: _json({" ": ord(" ")})}
+        config["added_tokens_decoder"] = {}  # so transformers does not read the other file
+    else:
+        definition = _without_additions(tokenizer.definition)
+        is_sentencepiece = tokenizer.file_name == SENTENCEPIECE_FILE
+        found = tokenizer.content if is_sentencepiece else pieces_of(json.loads(definition))
+        pieces = {SENTENCEPIECE_FILE: found} if found else {}
+    if pieces and not has_prefix(json.loads(definition)):
+        config["add_prefix_space"] = False
+        if model.qk_norm:  # of a Qwen3 the converter does not read that
+            pieces = {}
     return {
         TOKENIZER_FILE: definition.encode(),
         CONFIG_FILE: _json({**config, **declared}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import random
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,8 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec, ModelSpec
+from tests.support.sentencepiece_models import TEXT, trained
 
-# Those of Llama 2 and Mistral.
-_LLAMA = {
-    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "split_digits": True,
-    "add_dummy_prefix": True, "remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True,
-    "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
-}  # fmt: skip
-_TEXT = "".join(Path(module.__file__ or "").read_text() for module in (io, random))
 _PARTS = (
     *("def", " ", "  ", "self", "\n", "\r\n", "\t", "é", "漢", "🙂", "\xa0", "\x00"),
     *("</s>", "<s>", "<0x41>", "a", "th", "the", "re", "0", "12", ".", "(", "return"),
@@ -38,20 +31,8 @@ _TEXTS = [
     "naïve 漢字 🙂 end",
     "</s> <s> as text",
     "tab\tand\r\n",
-    _TEXT,
+    TEXT,
 ]
-
-
-def trained(**options: Any) -> bytes:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_TEXT.splitlines()),
-        model_writer=written,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **{"vocab_size": 600, "character_coverage": 0.99, **_LLAMA, **options},
-    )
-    return written.getvalue()
 
 
 def _texts(count: int) -> list[str]:

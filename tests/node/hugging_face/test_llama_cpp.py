@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
@@ -15,11 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.checkpoint import global_model
-from node.data.tokenizer import ByteTokenizer
+from node.data.declared import CONFIG_FILE
+from node.data.sentencepiece_model import definition_of
+from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.hugging_face.export import export
+from node.hugging_face.pieces import pieces_of
+from node.hugging_face.tokenizer import tokenizer_files
 from node.hugging_face.weights import DTYPES
 from protocol.run_files.resolve import resolve
+from protocol.spec.sections import ModelSpec
 from tests.support.models import random_model
+from tests.support.sentencepiece_models import trained
 
 VOCABULARY = 300
 
@@ -60,6 +67,52 @@ def test_any_text_has_the_ids_of_its_bytes(exported: Path, text: str) -> None:
         )
     ]
     assert found == ByteTokenizer().encode(text).tolist()
+
+
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_a_vocabulary_with_byte_fallback_has_its_merges_in_the_order_of_training(has_prefix: bool) -> None:
+    """As Llama 2 and Mistral publish it: the converter alone would give each merge the same score."""
+    model = trained(add_dummy_prefix=has_prefix)
+    definition = json.loads(definition_of(model))
+    names = ("<unk>", "<s>", "</s>")
+    definition["added_tokens"] = [
+        {"id": ids, "content": name, "special": True} for ids, name in enumerate(names)
+    ]
+    made = pieces_of(definition)
+    assert made is not None
+    own, theirs = (sentencepiece.SentencePieceProcessor(model_proto=each) for each in (made, model))
+    for number in range(len(theirs)):
+        for kind in (theirs.IsByte, theirs.IsControl, theirs.IsUnknown):
+            assert kind(number) == getattr(own, kind.__name__)(number)
+        assert own.IdToPiece(number) == theirs.IdToPiece(number)
+    for text in ("", " a", "  def f(x):\n\treturn  self ", "naïve 漢字 🙂", Path(json.__file__).read_text()):
+        assert own.Encode(text) == theirs.Encode(text)
+    assert (
+        json.loads(tokenizer_files(FileTokenizer(model), {}, ModelSpec())[CONFIG_FILE]).get(
+            "add_prefix_space", True
+        )
+        == has_prefix
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"byte_fallback": False}},
+        {"model": {"unk_token": None}},
+        {"model": {"type": "Unigram"}},
+        {"model": {"merges": [["a", "b"]]}},
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "Metaspace", "split": True}, "normalizer": None},
+        {"added_tokens": [{"id": 5000, "content": "far", "special": False}]},
+    ],
+)
+def test_a_vocabulary_that_sentencepiece_would_read_otherwise_gets_no_model(change: dict[str, Any]) -> None:
+    definition = json.loads(definition_of(trained()))
+    assert pieces_of(definition) is not None
+    model = definition["model"] | change.get("model", {})
+    assert pieces_of(definition | change | {"model": model}) is None
 
 
 def test_nothing_is_added_around_a_text(exported: Path) -> None:

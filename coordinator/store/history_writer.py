@@ -39,10 +39,12 @@ FLUSH_SECONDS = 2.0
 _AGAIN = "The coordinator completes it at its next start."
 
 
-def write_events(path: Path, state: State, events: Iterable[tuple[int, Event]]) -> State:
+def write_events(
+    path: Path, state: State, events: Iterable[tuple[int, Event]], metrics: Path | None = None
+) -> State:
     """Write the history of the numbered `events` of a log, the first of which follows `state`, to a new file.
 
-    Returns the state after them.
+    It also has the measurements in the file `metrics`, if that is there. Returns the state after the events.
     """
     numbered = iter(events)
     with HistoryFile(path, state.spec, state.run) as file:
@@ -52,6 +54,10 @@ def write_events(path: Path, state: State, events: Iterable[tuple[int, Event]]) 
                 before, state = state, apply(state, event)
                 changes.append(tuple(changes_of(sequence, event, before, state)))
             file.write(changes, batch[-1][0], batch[-1][1].at)
+        if metrics is not None and metrics.exists():
+            found = read_measurements(metrics, 0, metrics.stat().st_size)
+            while told := list(islice(found, _MOST_IN_BATCH)):
+                file.write(tuple(changes_of_measurement(at, each)) for at, each, _ in told)
     return state
 
 

@@ -52,8 +52,9 @@ def _why_silent(story: RoundStory, index: int) -> Iterator[Statement]:
     measured = [each for each in story.figures if each.peer in members]
     if lines := story.about(index):
         yield say(Code.NO_OFFER, *(each.sequence for each in lines), detail=lines[0].text, **who)
-    elif withheld and not any(each.nonfinite_step for each in measured):
-        yield say(Code.WITHHELD, *withheld, detail="", known=len(measured), **who)
+    elif withheld:
+        if not any(each.nonfinite_step for each in measured):
+            yield say(Code.WITHHELD, *withheld, detail="", known=len(measured), **who)
     elif gone is not None:
         yield say(Code.NO_OFFER, gone.cause_sequence, detail=gone.detail or "", **who)
     elif story.times.is_decided:

@@ -16,11 +16,13 @@ from protocol.status import Explanation
 def last_explanation(folder: Path, question: str) -> Explanation:
     """The answer to `question` (:mod:`coordinator.ops.explain.questions`) as of the newest event in the log.
 
-    The history comes from the log: that in `folder` may lack the last events of a killed coordinator.
+    The history comes from the log and the metrics file: that in `folder` may lack the last events of a killed
+    coordinator.
 
     Raises HetnodeError STORE_CORRUPT, BAD_OPTION.
     """
     with opened_copy(folder) as (spec, store), TemporaryDirectory(prefix="hetnode-") as scratch:
         path = Path(scratch, HISTORY_FILE)
-        state = write_events(path, first_state(folder, spec), enumerate(store.events(), start=1))
+        events, metrics = enumerate(store.events(), start=1), folder / "metrics.jsonl"
+        state = write_events(path, first_state(folder, spec), events, metrics)
         return explain(question, state, SqliteHistory(path), store.read, state.latest_at)

@@ -265,7 +265,7 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
         else "{replica} ({peers}) offered no payload, and has not told yet what it has trained"
     ),
     Code.NONFINITE: "in {replica}, values of {peer} were not finite from step {step} of round {number} on; "
-    "{done} steps of its inner phase count",
+    "steps of this inner phase that count: {done}",
     Code.LAST: _last,
     Code.FIRST_ROUND: "it was its first round with these members, so they started processes or opened links",
     Code.COMPUTED: "of the {inner} of its inner phase, {peers} computed for {compute}",

@@ -93,10 +93,10 @@ def without_a_report(run: Run) -> None:
         after(run, *(Report(peer.peer, stage, 5, payloads) for peer in (A, B)))
 
 
-def withheld_round(run: Run) -> Run:
-    """A pipeline of B and C, beside A, that has no payload in round 3."""
+def withheld_round(run: Run, is_decided: bool = False) -> Run:
+    """A pipeline of B and C, beside A, has no payload in round 3; where that is decided, nor has A."""
     number, epoch = run.state.current_round, run.state.plans[-1].epoch
-    for stage, peer in enumerate((B, C)):
+    for stage, peer in [*enumerate((B, C)), *((stage, A) for stage in STAGES if is_decided)]:
         after(run, c.Await(peer.peer, stage, number, withheld=epoch))
     return run
 
@@ -172,6 +172,7 @@ SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "nonfinite_member": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3, NONFINITE),
     "nonfinite_peer": lambda: (withheld_round(mixed(1, 1, rounds=2)), C.peer, NONFINITE),
+    "nonfinite_round": lambda: (withheld_round(mixed(1, 1, rounds=2), is_decided=True), 3, NONFINITE),
     "withheld_payload": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3, TOO_FEW),
     "withheld_now": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3),
     "new_plan": lambda: (after(mixed(2, 1, rounds=2), GONE_C, lambda run: play_rounds(run, 1)), 3),

@@ -16,9 +16,10 @@ from coordinator.run.state import events
 from coordinator.run.state.commands import Leave
 from coordinator.run.state.events import Event, PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS
+from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import CauseCode
+from protocol.status import CauseCode, Measurement
 from protocol.types import Reachability, Role
 from tests.builders import keyed
 from tests.coordinator.ops.explain.scenarios import GOLDEN, answer, sentences
@@ -70,6 +71,7 @@ EXPECTED: list[tuple[str, Code, dict[str, Any], tuple[type[Event], ...]]] = [
         {"rounds": (3,), "replicas": (1,), "peers": (C.peer,), "step": 7, "done": 6},
         (events.PayloadWithheld,),
     ),
+    ("nonfinite_round", Code.NONFINITE, {"replicas": (1,), "peers": (C.peer,)}, (events.PayloadWithheld,)),
     ("nonfinite_peer", Code.NONFINITE, {"rounds": (3,), "peers": (C.peer,), "step": 7, "done": 6}, ()),
     ("new_plan", Code.EVENT, {"peers": ()}, (events.PlanAdopted,)),
     ("new_plan", Code.NO_OFFER, {"replicas": (2,), "peers": (C.peer, D.peer)}, (events.PeerLeft,)),
@@ -158,6 +160,7 @@ def test_what_is_not_said() -> None:
     assert not said(answer("slow_replica")[1], Code.FIRST_ROUND)
     assert not said(answer("draining_peer")[1], Code.BEHIND)
     assert not said(answer("nonfinite_member")[1], Code.WITHHELD)
+    assert not said(answer("nonfinite_round")[1], Code.NO_OFFER, replicas=(1,))
 
 
 def test_the_sentences_are_those_of_the_golden_file() -> None:
@@ -216,6 +219,9 @@ def test_a_folder_answers_without_its_coordinator(tmp_path: Path) -> None:
     store.close()
     assert last_explanation(tmp_path, "2").title.rounds == (2,)
     assert last_explanation(tmp_path, A.peer[-8:]).title.peers == (A.peer,)
+    with MetricsFile(tmp_path / "metrics.jsonl") as file:
+        file.record_measurement(run.now, Measurement(B.peer, 2, 1, 0, steps=6, nonfinite_step=7))
+    assert said(last_explanation(tmp_path, "2"), Code.NONFINITE, peers=(B.peer,), step=7)
     with pytest.raises(HetnodeError) as refusal:
         last_explanation(tmp_path, "99")
     assert refusal.value.code is ErrorCode.BAD_OPTION

@@ -78,8 +78,11 @@ def require_for_data(data: DataSpec, source: str | None = None, tokenizer: str |
         source: the location of the same data on this node; None: ``data.source``.
         tokenizer: the path of the run's tokenizer file on this node; None: ``data.tokenizer``.
     """
-    if (source or data.source).startswith("hf:"):
+    named = (source or data.source).lower()
+    if named.startswith("hf:"):
         require("datasets", Extra.HF)
+    if named.startswith("parquet:") or named.endswith(".zst"):
+        require("pyarrow", Extra.HF)
     if (tokenizer or data.tokenizer) != "byte":
         require("tokenizers", Extra.HF)
     if (tokenizer or data.tokenizer).endswith(".model"):

@@ -59,8 +59,7 @@ class ErrorCode(Enum):
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)
-    """The data source is missing or malformed; names the file and, for jsonl, the line; for `hf:` the shard;
-    a missing column with the columns that there are."""
+    """The data source is missing or malformed, or has many bad records; names the place."""
     DATA_NOT_NAMED = ("data-not-named", ExitCode.DATA)
     """The run names a file, folder or tokenizer of this machine that its owner has not named; nothing was
     read."""

@@ -40,7 +40,6 @@ from node.ipc.ranks import OneWorker, Workers, names_several, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES, RoleWish
 from protocol.server.line import LineLimits
 from protocol.types import PeerId
@@ -346,12 +345,11 @@ def _rules(chosen: JoinOptions) -> tuple[GuestRule, ...]:
 
 
 def _check_data(source: str | None) -> None:
-    """Raise DATA_UNREADABLE if `source` names a file or folder that does not exist."""
-    kind, _, path = (source or "").partition(":")
-    if kind in ("text", "jsonl") and not Path(path).exists():
-        raise HetnodeError(
-            ErrorCode.DATA_UNREADABLE, f"{path} does not exist.", "Give --data the place of the run's data."
-        )
+    """Raise DATA_UNREADABLE if `source` is none, or names a file or folder that does not exist."""
+    from node.data.sources import open_source  # noqa: PLC0415
+
+    if source is not None:
+        open_source(source, "")
 
 
 def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:

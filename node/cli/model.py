@@ -96,7 +96,8 @@ def generate(
 def evaluate(
     run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=_place_of)],
     data: Annotated[
-        str | None, option("builtin, text:PATH, jsonl:PATH or hf:NAME\\[/CONFIG]. Default: the run's own.")
+        str | None,
+        option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME\\[/CONFIG]. Default: the run's own."),
     ] = None,
     split: Annotated[
         str, option("'held-out': what runs keep back of this data for validation. 'all' of it.")

@@ -3,19 +3,22 @@
 The split depends only on a document's name or ordinal, not on a seed: all nodes hold out the same documents,
 and runs can be compared.
 
-===================  ====================================================  ===============================
-source               one document is                                       held out for validation
-===================  ====================================================  ===============================
-builtin              one ``*.py`` file of the interpreter's library        1 in 20, by path
-text:PATH            one block of a file, or of the ``*.txt`` of a folder  1 in 20, by ordinal
-jsonl:PATH           one record of a file, or of the ``*.jsonl``           1 in 20, by ordinal
-hf:NAME[/CONFIG]     one record of the ``train`` split                     1 in 100, by ordinal in its shard
-===================  ====================================================  ===============================
+===================  =====================================================  =============================
+source               one document is                                        held out for validation
+===================  =====================================================  =============================
+builtin              one ``*.py`` file of the interpreter's library         1 in 20, by path
+text:PATH            one block of a file, or of the ``*.txt`` of a folder   1 in 20, by ordinal
+jsonl:PATH           one record of a file, or of the ``*.jsonl``            1 in 20, by ordinal
+parquet:PATH         one row of a file, or of the ``*.parquet``             1 in 20, by ordinal
+hf:NAME[/CONFIG]     one record of the ``train`` split                      1 in 100, by ordinal in its shard
+===================  =====================================================  =============================
+
+Files may be packed (``.gz``, ``.zst``). Of more than LARGE bytes (node/data/files.py) 1 in 100 is held out,
+by ordinal in its part.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +28,23 @@ from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 
-import psutil
-
+from node.data.files import LARGE, FilePart, files_of, parts_of, text_bytes, unreadable
 from node.data.hub import Shard, hub_shards, is_hub_name
+from node.data.records import (
+    LARGEST_BLOCK,
+    Record,
+    block_size,
+    blocks_of,
+    lines_of,
+    row_parts,
+    rows_of,
+    text_of,
+)
+from node.data.skipping import without_bad
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.sources import likely_source
 
-_MOST_RECORD = 2**26
-"""Bytes of one record, far more than any document has."""
-_READ_CHARACTERS = 2**20
+_KNOWN = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -49,7 +61,7 @@ Pass = Callable[[], Iterator[Document]]
 
 @dataclass(frozen=True)
 class SourceShard:
-    """One file of a source, or all of it.
+    """One file of a source, a part of one, or all of the source.
 
     Attributes:
         documents: starts a new pass over its documents, which come always in the same order.
@@ -78,16 +90,17 @@ class TextSource:
 
 
 def open_source(source: str, text_field: str, may_open_files: bool = True) -> TextSource:
-    """Open a source by name; nothing is read yet.
+    """Open a source by name; no file is opened yet.
 
     Args:
-        source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]`` (node/data/hub.py).
-        text_field: key of the text in jsonl and hf records.
+        source: ``builtin``, ``text:PATH``, ``jsonl:PATH``, ``parquet:PATH`` or ``hf:NAME[/CONFIG]``
+            (node/data/hub.py).
+        text_field: key of the text in records.
         may_open_files: whether the owner of this machine has named `source`. Somebody else's source, such as
             that of a run, opens no path of this machine.
 
     Raises:
-        HetnodeError: DATA_UNREADABLE if `source` has none of these forms; DATA_NOT_NAMED.
+        HetnodeError: DATA_UNREADABLE if `source` has none of these forms, or names no file; DATA_NOT_NAMED.
     """
     kind, _, rest = source.partition(":")
     if not may_open_files and names_files(source):
@@ -95,13 +108,11 @@ def open_source(source: str, text_field: str, may_open_files: bool = True) -> Te
     match kind:
         case "builtin" if not rest:
             return TextSource(source, lambda: [SourceShard(_library)])
-        case "text" if rest:
-            return TextSource(source, lambda: [SourceShard(partial(_text, _path(rest)))])
-        case "jsonl" if rest:
-            return TextSource(source, lambda: [SourceShard(partial(_jsonl, _path(rest), text_field))])
+        case "text" | "jsonl" | "parquet" if rest:
+            return _of_files(source, text_field)
         case "hf" if rest:
             return TextSource(source, lambda: _hub(rest, text_field, may_open_files))
-    raise unreadable(source, "its kind is unknown", "Use builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG].")
+    raise unreadable(source, "its kind is unknown", f"Use {likely_source(source) or _KNOWN}.")
 
 
 def names_files(source: str) -> bool:
@@ -118,15 +129,6 @@ def not_named(what: str, option: str, path: str) -> HetnodeError:
         f"If you want to give what is there to the run, and to the peers in it, start the node with "
         f"{option} {path}, or with the path of your own copy. Otherwise take part in another run.",
     )
-
-
-def _path(name: str) -> Path:
-    # Path.expanduser would raise for an unknown user; here the path is reported as missing.
-    return Path(os.path.expanduser(name))
-
-
-def unreadable(what: object, why: object, remedy: str) -> HetnodeError:
-    return HetnodeError(ErrorCode.DATA_UNREADABLE, f"The data {what} cannot be read: {why}.", remedy)
 
 
 def _held_out(ordinal: int, one_in: int, shard: str = "") -> bool:
@@ -161,112 +163,52 @@ def _library() -> Iterator[Document]:
         yield Document(text, _hash(relative) % 20 == 0)
 
 
-def _files(path: Path, suffix: str) -> list[Path]:
-    """The file itself, or all files in and below a folder that end in `suffix`, in a fixed order.
+def _of_files(source: str, text_field: str) -> TextSource:
+    """A source of files; large ones have their parts as shards. None is opened yet."""
+    kind, _, name = source.partition(":")
+    # Path.expanduser would raise for an unknown user; here the path is reported as missing.
+    path = Path(os.path.expanduser(name))
+    files = files_of(path, ".txt" if kind == "text" else f".{kind}")
+    is_large = text_bytes(files) > LARGE
 
-    A device or a pipe has no end, so it is no file. Nothing is read of files that this machine cannot hold.
-    """
-    if path.exists() and not (path.is_dir() or path.is_file()):
-        raise unreadable(path, "it is neither a file nor a folder", "Name a file or a folder of files.")
-    files = sorted(each for each in path.rglob(f"*{suffix}") if each.is_file()) if path.is_dir() else [path]
-    if not files:
-        raise unreadable(path, f"the folder has no {suffix} file", "Name a file or a folder that holds some.")
-    # A token takes up to 4 bytes, once more while all are put together; text has fewer tokens than bytes.
-    whole = sum(file.stat().st_size for file in files if file.exists())
-    free = psutil.virtual_memory().available
-    if 2 * whole > free:
-        raise unreadable(
-            path,
-            f"it has {whole / 1e9:.3g} GB, and all of it has to fit twice into the {free / 1e9:.3g} GB of "
-            "memory that are free",
-            "Name a part of it, or a folder of parquet or jsonl files as hf:FOLDER, which is read in pieces.",
-        )
-    return files
+    def shards() -> Sequence[SourceShard]:
+        read: Callable[[FilePart], Iterator[Record]]
+        if kind == "text":
+            size = LARGEST_BLOCK if is_large else block_size(files)
+            read = partial(blocks_of, size=size, is_strict=not is_large)
+        else:
+            read = partial(rows_of if kind == "parquet" else lines_of, text_field=text_field)
+        if not is_large:
+            whole = partial(_chained, read, [FilePart(file) for file in files])
+            return [SourceShard(partial(_documents, 0, whole, is_part=False))]
+        parts = (row_parts if kind == "parquet" else parts_of)(files)
+        return [
+            SourceShard(partial(_documents, index, partial(read, part)), part.nbytes)
+            for index, part in enumerate(parts)
+        ]
 
-
-def _text(path: Path) -> Iterator[Document]:
-    files = _files(path, ".txt")
-    # Smaller blocks for a short text, so that it has validation documents, too.
-    size = min(max(sum(len(piece) for file in files for piece in _pieces(file)) // 32, 1024), 65536)
-    blocks = (block for file in files for block in _blocks(_pieces(file), size))
-    for ordinal, block in enumerate(blocks):
-        yield Document(block, _held_out(ordinal, 20))
+    return TextSource(source, shards)
 
 
-def _pieces(file: Path) -> Iterator[str]:
-    """The text of a file in pieces, so that a large one is in memory only once: as tokens."""
-    try:
-        with file.open(encoding="utf-8-sig") as text:
-            while piece := text.read(_READ_CHARACTERS):
-                yield piece
-    except (OSError, ValueError) as error:
-        raise unreadable(file, error, "Name a readable UTF-8 text file or a folder of *.txt.") from None
-
-
-def _blocks(pieces: Iterator[str], size: int) -> Iterator[str]:
-    """Cut a text into blocks of at most `size` characters, at the end of a line if possible."""
-    text, start = "", 0
-    for piece in chain(pieces, [""]):
-        text, start = text[start:] + piece, 0
-        # A block ends before the last character that is known, unless the text does.
-        while start + size < len(text) or (not piece and start < len(text)):
-            stop = start + size
-            if stop < len(text):
-                stop = text.rfind("\n", start, stop) + 1 or stop
-            yield text[start:stop]
-            start = stop
-
-
-def _jsonl(path: Path, text_field: str) -> Iterator[Document]:
-    ordinal = 0
-    for file in _files(path, ".jsonl"):
-        try:
-            with file.open("rb") as lines:
-                for line_number, line in enumerate(iter(lambda: lines.readline(_MOST_RECORD + 1), b""), 1):
-                    if line.strip():
-                        text = _record(line, f"{file}, line {line_number}", text_field)
-                        yield Document(text, _held_out(ordinal, 20))
-                        ordinal += 1
-        except (OSError, ValueError) as error:
-            raise unreadable(file, error, "Name a readable file or a folder of *.jsonl.") from None
-
-
-def _record(line: bytes, where: str, text_field: str) -> str:
-    if len(line) > _MOST_RECORD:
-        raise _too_long(where)
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise unreadable(where, f"it is not JSON ({error})", "Correct or remove that line.") from None
-    return _text_of(record, where, text_field)
-
-
-def _text_of(record: object, where: str, text_field: str) -> str:
-    text = record.get(text_field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        keys = f", its keys are {', '.join(map(str, record))[:80]}" if isinstance(record, dict) else ""
-        raise unreadable(
-            where,
-            f"the record has no text under the key '{text_field}'{keys}",
-            "Set data.text_field to the key of the text, or correct that record.",
-        )
-    if len(text) > _MOST_RECORD:
-        raise _too_long(where)
-    return text
-
-
-def _too_long(where: str) -> HetnodeError:
-    return unreadable(where, f"it has more than {_MOST_RECORD >> 20} MiB", "Divide or remove that record.")
+def _chained(read: Callable[[FilePart], Iterator[Record]], parts: Sequence[FilePart]) -> Iterator[Record]:
+    return chain.from_iterable(map(read, parts))
 
 
 def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[SourceShard]:
     return [
-        SourceShard(partial(_documents_of, index, shard, text_field), shard.nbytes)
+        SourceShard(partial(_documents, index, partial(_texts_of, shard, text_field)), shard.nbytes)
         for index, shard in enumerate(hub_shards(location, may_open_files))
     ]
 
 
-def _documents_of(index: int, shard: Shard, text_field: str) -> Iterator[Document]:
+def _texts_of(shard: Shard, text_field: str) -> Iterator[Record]:
     for ordinal, record in enumerate(shard.records()):
-        text = _text_of(record, f"hf:{shard.name}, record {ordinal}", text_field)
-        yield Document(text, _held_out(ordinal, 100, f"{index}/" if index else ""))
+        yield text_of(record, f"hf:{shard.name}, record {ordinal}", text_field)
+
+
+def _documents(
+    index: int, records: Callable[[], Iterator[Record]], is_part: bool = True
+) -> Iterator[Document]:
+    """The documents of shard `index`, or of a source that is none of several, without bad records."""
+    for ordinal, text in without_bad(records(), is_part):
+        yield Document(text, _held_out(ordinal, 100 if is_part else 20, f"{index}/" if index else ""))

@@ -21,8 +21,9 @@ from typing import Protocol
 
 import numpy as np
 
+from node.data.files import unreadable
 from node.data.permutation import window_of
-from node.data.sources import Document, SourceShard, not_named, open_source, unreadable
+from node.data.sources import Document, SourceShard, not_named, open_source
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
 from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError

@@ -93,7 +93,7 @@ def evaluate(
 
     Args:
         checkpoint: all stages of a run, on the device that computes.
-        source: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``.
+        source: as :func:`open_source`.
         mode: COMPRESSED is the forward mode of a pipeline replica: with the projection, k and element type of
             the run's links, between the same stages, and with the embedding of the checkpoint.
         batches: micro-batches of the run's size; None takes all windows.

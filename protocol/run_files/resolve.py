@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.removed import refuse_removed
+from protocol.run_files.sources import likely_source
 from protocol.spec.run import RunSpec, invalid_spec
 from protocol.spec.sections import Section
 
@@ -44,6 +45,9 @@ def resolve(
                 branch = {part: branch}
             tree = _merge(tree, branch)
     refuse_removed(tree)
+    source = tree.get("data", {}).get("source")
+    if isinstance(source, str) and (meant := likely_source(source)):
+        raise HetnodeError(ErrorCode.BAD_SPEC, f"The data source '{source}' has no kind.", f"Use {meant}.")
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:

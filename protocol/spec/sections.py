@@ -145,12 +145,12 @@ def _default_heads(tree: Mapping[str, Any]) -> dict[str, int]:
 
 
 class DataSpec(Section):
-    """Where samples come from: ``builtin``, ``text:PATH``, ``jsonl:PATH`` or ``hf:NAME[/CONFIG]``."""
+    """Where samples come from: ``builtin``, ``hf:NAME[/CONFIG]``, ``text:PATH``, or jsonl or parquet."""
 
     optional = frozenset({"end_token"})
 
     source: str = "builtin"
-    text_field: str = Field("text", min_length=1, description="key of the text in jsonl and hf records")
+    text_field: str = Field("text", min_length=1, description="key of the text in records")
     tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
     tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
     end_token: str = Field("", description="follows each document; '': one with a usual name, else a newline")
@@ -159,8 +159,8 @@ class DataSpec(Section):
     @model_validator(mode="after")
     def _source_is_known(self) -> DataSpec:
         kind, _, rest = self.source.partition(":")
-        if self.source != "builtin" and not (kind in ("text", "jsonl", "hf") and rest):
-            known = "builtin, text:PATH, jsonl:PATH or hf:NAME[/CONFIG]"
+        if self.source != "builtin" and not (kind in ("text", "jsonl", "parquet", "hf") and rest):
+            known = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
             raise ValueError(f"unknown data source '{self.source}': use {known}")
         if self.end_token and self.tokenizer == "byte":
             raise ValueError("the byte tokenizer has no end_token")

@@ -29,7 +29,7 @@ from tests.builders import spec_of
 from tests.support.coordinator_process import Running, running
 from tests.support.paths import ROOT
 
-LIBRARIES = ("datasets", "matplotlib", "sentencepiece", "tokenizers")
+LIBRARIES = ("datasets", "matplotlib", "pyarrow", "sentencepiece", "tokenizers")
 # Python raises ModuleNotFoundError for a module that is None in this table.
 HIDE = "".join(f"sys.modules[{name!r}] = None\n" for name in LIBRARIES)
 
@@ -108,6 +108,8 @@ def test_what_this_machine_has_in_place_of_the_named_data_decides() -> None:
     for data, source, tokenizer in (
         (DataSpec(source="hf:owner/name"), None, None),
         (DataSpec(), "hf:owner/name", None),
+        (DataSpec(), "parquet:here", None),
+        (DataSpec(), "jsonl:here.jsonl.zst", None),
         (DataSpec(tokenizer="there.json"), None, None),
         (DataSpec(tokenizer="there.json"), None, "here.json"),
     ):

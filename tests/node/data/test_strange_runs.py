@@ -6,10 +6,8 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import tokenizers
 
@@ -140,21 +138,13 @@ def sparse(path: Path, nbytes: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [("text", "txt"), ("jsonl", "jsonl")])
-def test_files_that_the_memory_cannot_hold_are_not_read(kind: str, suffix: str, tmp_path: Path) -> None:
-    file = sparse(tmp_path / f"huge.{suffix}", 2**40)
-    assert "1.1e+03 GB" in refused(f"{kind}:{file}")
-    assert "1.1e+03 GB" in refused(f"{kind}:{tmp_path}")
-    sparse(file, 2**20)
-    with file.open("ab") as end:
-        end.truncate(int(psutil.virtual_memory().available * 0.6))
-    assert "fit twice" in refused(f"{kind}:{file}")
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_of_a_huge_file_that_is_no_text_the_beginning_is_read(kind: str, tmp_path: Path) -> None:
+    file = sparse(tmp_path / "huge", 2**40)
+    assert str(file) in refused(f"{kind}:{file}")
 
 
-def test_an_endless_line_is_refused_within_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=2**50))
+def test_an_endless_line_is_refused_within_bounded_memory(tmp_path: Path) -> None:
     file = sparse(tmp_path / "line.jsonl", 10 * 2**30)
     assert "line 1" in (cause := refused(f"jsonl:{file}"))
     assert "64 MiB" in cause

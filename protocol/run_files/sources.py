@@ -1,0 +1,18 @@
+"""Names of data sources as people write them."""
+
+from __future__ import annotations
+
+_ENDINGS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+
+
+def kind_of_file(name: str) -> str:
+    """The kind of source that the ending of a file's name tells; "" if it tells none."""
+    unpacked = name.lower().removesuffix(".gz").removesuffix(".zst")
+    return next((kind for ending, kind in _ENDINGS.items() if unpacked.endswith(ending)), "")
+
+
+def likely_source(source: str) -> str:
+    """The source that `source`, which names a file without a known kind, is likely to mean; "" for others."""
+    kind, _, rest = source.partition(":")
+    meant = kind_of_file(rest or kind)
+    return f"{meant}:{rest or kind}" if meant and kind not in ("text", "jsonl", "parquet", "hf") else ""

@@ -32,6 +32,7 @@ from coordinator.placement.rules import (
     replica_rests_until,
     share_limits,
 )
+from coordinator.placement.samples import lost_from
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
 from coordinator.run.state.records import Peer, peers_of
@@ -45,8 +46,11 @@ ReservedChain = tuple[ReservedAssignment, ...]
 """The assignments of one replica in order of position, each with the peer that takes it."""
 
 
-def next_plan(state: State, from_round: int) -> Plan | None:
+def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | None:
     """The plan that takes over at `from_round`; None where the newest one stands, or no other is possible.
+
+    If rounds before are aborted, `is_lost` says it of the last one, and no replica goes on, nobody has what
+    was learned of their samples any more: they are trained again.
 
     A replica keeps its members if all of them take part and none drains. Another replica trains if each of
     its positions has a peer that has caught up and rested: the peer with the reservation, else a spare with
@@ -75,7 +79,10 @@ def next_plan(state: State, from_round: int) -> Plan | None:
     replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
     if is_same and replicas == list(newest.replicas):
         return None
-    first_sample = next_first_sample(newest, state.spec, from_round)
+    first = from_round if kept else lost_from(state, from_round - is_lost)
+    if first < from_round:
+        reasons.append(f"samples from round {first} on are trained again, because no replica has them")
+    first_sample = next_first_sample(newest, state.spec, first)
     reason = "; ".join([*reasons, *rebalanced])
     return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
 

@@ -3,7 +3,7 @@
 Ordinals count the samples of the whole run from 0. A plan assigns them without gaps from
 ``plan.first_sample`` on: round after round, and within a round one contiguous block per replica, in the order
 of ``plan.replicas``. The next plan starts at :func:`next_first_sample`, so no sample is assigned twice and
-none is left out.
+none is left out; or earlier, at the first sample of a round of which nothing is left.
 """
 
 from __future__ import annotations

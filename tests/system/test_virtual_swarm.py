@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run.state.events import PeerLost
+from coordinator.run.state.events import PeerLost, PlanAdopted
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.sampling import sample_range
 from protocol.spec.fixed import EXTRA_STEPS
 from protocol.types import Committed, Role
 from tests.builders import decisions_in
@@ -140,6 +141,32 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
     swarm = play.to_the_end(lambda swarm: restart_coordinator(swarm, "a"), rounds=5)
     assert len(swarm.committed(0)) >= 4
     assert not swarm.happened(PeerLost)
+
+
+@pytest.mark.parametrize("nodes_later", [0, 300])
+@pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
+def test_a_run_that_is_killed_as_a_whole_trains_the_samples_of_the_open_round_when_it_is_back(
+    play: Play, plan: FaultPlan, moment: Moment, nodes_later: float
+) -> None:
+    plan.fail_at("a", None if moment is Moment.INNER_STEP else 0, 3, moment, Action.DELAY, seconds=0.0)
+
+    async def killed(swarm: VirtualSwarm) -> None:
+        await swarm.until_fired("a")
+        swarm.coordinator.kill()
+        swarm.kill(*FULL)
+        await asyncio.sleep(10)
+        await swarm.coordinator.start()
+        await asyncio.sleep(nodes_later)
+        swarm.start(*FULL)
+
+    swarm = play.to_the_end(killed, FULL, rounds=6)
+    plans = [event.plan for event in swarm.happened(PlanAdopted)]
+    committed = []
+    for number in swarm.committed(0):
+        [*_, newest] = [each for each in plans if each.from_round <= number]
+        for replica in newest.replicas:
+            committed += sample_range(newest, swarm.spec, number, replica.index)
+    assert committed == list(range(len(committed))), "none is left out, and none is committed twice"
 
 
 def test_replicas_train_a_bounded_number_of_steps_while_the_coordinator_is_away(play: Play) -> None:

@@ -331,17 +331,17 @@ def conclude(
     With the first decision of a round the stages without a turn are skipped.
     """
     round_number = transaction.state.current_round
-    epoch = next_epoch(transaction, round_number)
+    epoch = next_epoch(transaction, round_number, is_lost=not entries)
     common = stage, round_number, epoch, reason
     decision = Committed(*common, entries, result) if entries else Aborted(*common)
     transaction.add(events.RoundDecided(transaction.now, decision))
     skip_others(transaction, round_number, epoch)
 
 
-def next_epoch(transaction: Transaction, round_number: int) -> int:
+def next_epoch(transaction: Transaction, round_number: int, is_lost: bool = False) -> int:
     """The epoch of the plan for the next round. The first decision of a round fixes it for all stages.
 
-    So all members change plans at the same step without a vote.
+    So all members change plans at the same step without a vote. `is_lost`: that decision is an abort.
     """
     state = transaction.state
     plan = state.plan_for(round_number + 1)
@@ -352,7 +352,7 @@ def next_epoch(transaction: Transaction, round_number: int) -> int:
     remove_silent(transaction)
     change_roles(transaction, round_number + 1)
     state = transaction.state
-    successor = next_plan(state, round_number + 1)
+    successor = next_plan(state, round_number + 1, is_lost)
     if isinstance(successor, Plan):
         plan = successor
         transaction.add(events.PlanAdopted(transaction.now, plan))

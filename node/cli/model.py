@@ -199,6 +199,8 @@ def export(
         path = _tokenizer_path(stored.spec, runs[0])
         write_folder(stored, folder, DTYPES[dtype], most, path, measured)
     say(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
+    if not (folder / "tokenizer.model").exists():
+        say("llama.cpp's converter takes this vocabulary if it is one of those that it lists.")
 
 
 @contextmanager
@@ -247,6 +249,10 @@ def import_model(
     if former is None or former.initial is None:
         rate = started.inner.learning_rate
         say(f"Learning rate {rate:g}. {importing.PRETRAINED_RATE:g} suits a model that has learned already.")
+        if published.base is None:
+            say(
+                "The folder does not tell the model's name on the hub: the card of an export will not either."
+            )
     if started.model.context < published.context:
         say(f"Samples have {started.model.context} tokens; the model is made for {published.context}.")
     if published.tied and not started.model.tied_head:

@@ -84,7 +84,6 @@ def test_what_is_no_number_is_null_in_json(run: Path, monkeypatch: pytest.Monkey
         ),
         (("eval", "{run}", "--split", "some"), ErrorCode.BAD_OPTION, "held-out, all"),
         (("eval", "{run}", "--mode", "some"), ErrorCode.BAD_OPTION, "compressed"),
-        (("eval", "{run}", "--data", "hf:x"), ErrorCode.BAD_OPTION, "--batches"),
         (("swarm", "up", "--config", "given.toml"), ErrorCode.CHECKPOINT_MISSING, "no checkpoint"),
     ],
 )
@@ -103,6 +102,15 @@ def test_wrong_options_are_refused_in_words(
         output_of(*(argument.format(run=run, hf=folder) for argument in arguments))
     assert caught.value.code is code
     assert not Path("x").exists()
+
+
+def test_data_that_may_have_no_end_needs_a_number_of_batches(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.experiment.evaluate.is_streamed", lambda _: True)
+    with pytest.raises(HetnodeError, match="--batches") as caught:
+        output_of("eval", run)
+    assert caught.value.code is ErrorCode.BAD_OPTION
 
 
 @pytest.mark.slow

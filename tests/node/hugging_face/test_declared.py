@@ -167,6 +167,7 @@ def test_an_import_says_its_learning_rate_and_a_shorter_context(
     spec = resolve(file=Path("new/run.toml"))
     assert (spec.inner.learning_rate, spec.model.context) == (1e-4, 2048)
     assert "Learning rate 0.0001." in said
+    assert "does not tell the model's name on the hub" in said
     assert "Samples have 2048 tokens; the model is made for 131072." in said
     given = ("--set", "inner.learning_rate=0.01", "--set", "model.context=32")
     said = output_of("import", "hf", "--out", "set", "--preset", "nano", *given)

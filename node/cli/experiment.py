@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import command_runner
-from node.cli.options import SharedOptions, option, records_as_options, settings_of
+from node.cli.family import CommandFamily
+from node.cli.options import option, records_as_options, settings_of
 from node.cli.output import say
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import TerminalConsole, bad_option
@@ -26,7 +27,7 @@ _VALIDATE_EVERY = 10
 """Rounds between two measurements of the validation loss; one more follows at the end."""
 
 experiment_app = typer.Typer(
-    cls=SharedOptions,
+    cls=CommandFamily,
     help="Train all replicas of a run on this machine, to compare algorithms. No network takes part.",
     no_args_is_help=True,
 )

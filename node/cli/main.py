@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from node.cli.family import CommandFamily
 from node.cli.output import open_output
 from protocol.errors import ExitCode
 
@@ -47,44 +48,56 @@ class LazyCommand:
         """The command as typer runs it."""
         found = getattr(import_module(f"node.cli.{self.module}"), self.attribute)
         if isinstance(found, typer.Typer):
+            found.rich_markup_mode, found.info.cls = None, CommandFamily
             group = typer.main.get_group(found)
             group.name = name
             return group
-        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name)(found)
         return typer.main.get_command(single)
 
 
-COMMANDS = {
-    "doctor": LazyCommand("doctor", "doctor"),
-    "generate": LazyCommand("model", "generate"),
-    "eval": LazyCommand("model", "evaluate"),
-    "export": LazyCommand("model", "export"),
-    "import": LazyCommand("model", "import_model"),
-    "leave": LazyCommand("own_node", "leave"),
-    "pause": LazyCommand("own_node", "pause"),
-    "resume": LazyCommand("own_node", "resume"),
-    "service": LazyCommand("service", "service_app"),
-    "coordinator": LazyCommand("coordinator", "coordinator"),
-    "join": LazyCommand("join", "join"),
-    "relay": LazyCommand("relay", "relay"),
-    "health": LazyCommand("health", "health"),
-    "status": LazyCommand("status", "status"),
-    "credit": LazyCommand("credit", "credit"),
-    "watch": LazyCommand("watch", "watch"),
-    "explain": LazyCommand("explain", "explain"),
-    "swarm": LazyCommand("swarm", "swarm_app"),
-    "spec": LazyCommand("spec", "spec_app"),
-    "run": LazyCommand("operator", "run_app"),
-    "rollback": LazyCommand("operator", "rollback"),
-    "invite": LazyCommand("operator", "invite_app"),
-    "peers": LazyCommand("operator", "peers_app"),
-    "incident": LazyCommand("incident", "incident_app"),
-    "receipt": LazyCommand("receipt", "receipt_app"),
-    "plan": LazyCommand("plan", "plan"),
-    "experiment": LazyCommand("experiment", "experiment_app"),
+FAMILIES = {
+    "Try it on this machine": {
+        "swarm": LazyCommand("swarm", "swarm_app"),
+        "plan": LazyCommand("plan", "plan"),
+        "spec": LazyCommand("spec", "spec_app"),
+        "experiment": LazyCommand("experiment", "experiment_app"),
+    },
+    "Take part in a run": {
+        "join": LazyCommand("join", "join"),
+        "doctor": LazyCommand("doctor", "doctor"),
+        "watch": LazyCommand("watch", "watch"),
+        "leave": LazyCommand("own_node", "leave"),
+        "pause": LazyCommand("own_node", "pause"),
+        "resume": LazyCommand("own_node", "resume"),
+        "service": LazyCommand("service", "service_app"),
+        "health": LazyCommand("health", "health"),
+        "relay": LazyCommand("relay", "relay"),
+        "receipt": LazyCommand("receipt", "receipt_app"),
+    },
+    "See what a run does": {
+        "status": LazyCommand("status", "status"),
+        "explain": LazyCommand("explain", "explain"),
+        "credit": LazyCommand("credit", "credit"),
+    },
+    "Use the model": {
+        "generate": LazyCommand("model", "generate"),
+        "eval": LazyCommand("model", "evaluate"),
+        "export": LazyCommand("model", "export"),
+        "import": LazyCommand("model", "import_model"),
+    },
+    "Operate a run": {
+        "coordinator": LazyCommand("coordinator", "coordinator"),
+        "invite": LazyCommand("operator", "invite_app"),
+        "peers": LazyCommand("operator", "peers_app"),
+        "run": LazyCommand("operator", "run_app"),
+        "rollback": LazyCommand("operator", "rollback"),
+        "incident": LazyCommand("incident", "incident_app"),
+    },
 }
 """In the order in which the help lists them."""
+COMMANDS = {name: command for family in FAMILIES.values() for name, command in family.items()}
 
 
 class LazyGroup(TyperGroup):
@@ -97,11 +110,17 @@ class LazyGroup(TyperGroup):
         command = COMMANDS.get(cmd_name)
         return command and TyperCommand(cmd_name, help=command.help)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for family, commands in FAMILIES.items():
+            with formatter.section(family):
+                formatter.write_dl([(name, command.help) for name, command in commands.items()])
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
         if name in COMMANDS:
             return name, COMMANDS[name].load(name), rest
-        return super().resolve_command(ctx, args)  # says that there is no such command
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # only the names are read
+        return super().resolve_command(ctx, args)  # says which one was meant
 
 
 app = typer.Typer(
@@ -111,7 +130,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 

@@ -11,8 +11,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from node import command_runner
+from node.cli.family import CommandFamily
 from node.cli.known_runs import only_coordinator, operator_of
-from node.cli.options import SharedOptions, option, seconds_of
+from node.cli.options import option, seconds_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import disk_errors_reported, make_usable
@@ -34,9 +35,9 @@ Answer = TypeVar("Answer")
 
 _ID_LETTERS = 52  # of each peer id
 
-invite_app = typer.Typer(cls=SharedOptions, help="Invites: who may come into a run.", no_args_is_help=True)
+invite_app = typer.Typer(cls=CommandFamily, help="Invites: who may come into a run.", no_args_is_help=True)
 peers_app = typer.Typer(
-    cls=SharedOptions, help="Peers that were let in or are kept out.", no_args_is_help=True
+    cls=CommandFamily, help="Peers that were let in or are kept out.", no_args_is_help=True
 )
 run_app = typer.Typer(help="A whole run, by its operator: pause it, and let it go on.", no_args_is_help=True)
 

@@ -8,11 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
-from itertools import islice
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
 from node.command_runner import bad_option
 from protocol.trust.public_name import public_name
@@ -57,23 +55,6 @@ PublicName = Annotated[
     ),
 ]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class SharedOptions(TyperGroup):
-    """A family of commands whose own options may also stand behind the name of the command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = {name for each in self.params if each.name != "help" for name in each.opts}
-        words, shared, rest = iter(args), list[str](), list[str]()
-        for word in words:
-            name, has_value, _ = word.partition("=")
-            if word == "--":
-                rest += [word, *words]
-            elif name in own:
-                shared += [word] if has_value else [word, *islice(words, 1)]
-            else:
-                rest.append(word)
-        return super().parse_args(ctx, [*shared, *rest])
 
 
 def records_as_options(**left_out: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -31,19 +31,19 @@ _MOST_ROUNDS = 2000
 """Losses of one replica that are kept for its line."""
 
 _HELP = """\
-1 2 3 4, Tab, arrows   another view
-up, down, wheel        scroll
-p                      pause this machine's node: it finishes its round and gives back
-                       the device; p again lets it take part again
-d                      let this machine's node leave its run, after a question
-l                      the log of this machine's node
-q                      end this view; run and node go on
-?                      this help; any key closes it
+1 2 3 4, Tab, arrows  another view
+up, down, wheel       scroll
+p                     pause this machine's node: it finishes its
+                      round; p again lets it take part again
+d                     let this machine's node leave its run
+l                     the log of this machine's node
+q                     end this view; run and node go on
+?                     this help; any key closes it
 
-"Waits for": assignment - a place in the plan; plan - the plan of the next round;
-links - links to its neighbours; neighbour - its next frame; group - the offers of
-the other replicas; payloads - their payloads; decision - the coordinator;
-checkpoint - a checkpoint of other peers.
+"waits for": assignment - a place in the plan; plan - that of the next round; \
+links - those to its neighbours; neighbour - its next frame; group - the offers of \
+the other replicas; payloads - theirs; decision - that of the coordinator; \
+checkpoint - one of other peers.
 """
 
 
@@ -103,9 +103,9 @@ class WatchApp(App[None]):
     TabbedContent { height: 1fr; }
     TabPane { padding: 0 1; }
     ModalScreen { align: center middle; }
-    .dialog { width: auto; max-width: 90%; height: auto; max-height: 90%; padding: 1 2;
+    .dialog { width: 74; max-width: 100%; height: auto; max-height: 90%; padding: 1 2;
               border: round $primary; background: $surface; }
-    .dialog Static { width: auto; }
+    .dialog Static { width: 100%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("p", "pause", "Pause/resume"),

@@ -114,6 +114,20 @@ async def test_the_swarm_is_shown_as_chains() -> None:
     assert "waiting as a spare" in text
 
 
+async def test_the_help_is_whole_on_a_small_terminal() -> None:
+    async with shown(ScriptedRun(running())) as (app, pilot):
+        await pilot.press("question_mark")
+        await pilot.pause()
+        words = " ".join(line[5:-5].strip(" │") for line in screen_of(app).splitlines())
+    for part in (
+        "it finishes its round",
+        "p again lets it take part again",
+        "that of the coordinator",
+        "peers.",
+    ):
+        assert part in " ".join(words.split()), part
+
+
 def test_an_uncompressed_link_is_shown_as_such() -> None:
     status = running()
     assert status.plan is not None

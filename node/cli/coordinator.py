@@ -312,8 +312,7 @@ class _CoordinatorFolder:
         write_whole(folder / _PLACES, self._chosen.places(address, enrollment))
         write_whole(folder / "enrolment-address", enrollment)
         write_whole(folder / "address", address)
-        console.print(f"run  {run}\nspec {spec.hash}")
-        console.print(spec.model_dump_json(indent=2), markup=False)
+        console.print(f"run  {run}\nspec {spec.hash}: {folder / 'run.toml'}", markup=False, soft_wrap=True)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
         # As a thread, and no task: it may wait for a resolver, and nobody waits for it.
         Thread(target=_dial, args=({address, enrollment},), daemon=True).start()

@@ -70,6 +70,7 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "rope_base": 100.0,
     },
     "tied head": {"tied_head": True},
+    "RoPE in three of four layers": {"rope_scaling": "smollm3", "layers": 4},
 }
 
 

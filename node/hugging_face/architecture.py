@@ -1,9 +1,10 @@
 """A run's model as a model of transformers: the names of its tensors, and ``config.json``.
 
 The layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections.
-So only the names of tensors change. A model with norms of queries and keys is exported as Qwen3, any other
-one as Llama, to which a Mistral without a sliding window is equal. So is a Qwen2: it is a Llama with biases,
-of which that of the output is zero. AutoTokenizer of transformers 5 changes the ids of a Qwen2's tokenizer.
+So only the names of tensors change. A model with norms of queries and keys is exported as Qwen3, one without
+RoPE in some layers as SmolLM3, any other one as Llama, to which a Mistral without a sliding window is equal.
+So is a Qwen2: it is a Llama with biases, of which that of the output is zero. AutoTokenizer of transformers 5
+changes the ids of a Qwen2's tokenizer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 """The architectures by their `model_type`."""
 
@@ -77,8 +79,8 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         dtype: name of the element type of the weights, as in torch.
         end: id of the end-of-text token, or None.
     """
-    kind = "qwen3" if model.qk_norm else "llama"
-    rope = _rope_of(model)
+    kind = "qwen3" if model.qk_norm else "smollm3" if model.rope_scaling == "smollm3" else "llama"
+    rope, turning = _rope_of(model), map(model.has_rope, range(model.layers))
     return {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
@@ -90,7 +92,8 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         # transformers 5 reads rope_parameters and dtype; version 4 the other names.
         "rope_parameters": {"rope_theta": model.rope_base, **rope},
         "rope_theta": model.rope_base,
-        **({"rope_scaling": rope} if model.rope_scaling != "none" else {}),
+        **({"rope_scaling": rope} if rope["rope_type"] != "default" else {}),
+        **({"no_rope_layers": [*map(int, turning)]} if kind == "smollm3" else {}),
         "hidden_act": "silu",
         "attention_bias": model.qkv_bias,
         "attention_dropout": 0.0,
@@ -106,7 +109,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
 
 
 def _rope_of(model: ModelSpec) -> dict[str, Any]:
-    if model.rope_scaling == "none":
+    if model.rope_scaling in ("none", "smollm3"):
         return {"rope_type": "default"}
     fields: dict[str, Any] = {"rope_type": model.rope_scaling, "factor": model.rope_factor}
     if model.rope_scaling == "llama3":
@@ -148,7 +151,8 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
         raise unsupported(path, f"{where or 'model'}: {first['msg'].removeprefix('Value error, ')}") from None
     # With the defaults, which a run's JSON leaves out: they replace what a preset or a run file says.
     names = [name for name in ModelSpec.model_fields if name != "tied_head"]  # the run chooses that
-    return {name: getattr(model, name) for name in names}, config.get("tie_word_embeddings", False)
+    is_tied = config.get("tie_word_embeddings", kind == "smollm3")
+    return {name: getattr(model, name) for name in names}, is_tied
 
 
 def _heads(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +168,10 @@ def _heads(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of RoPE. KeyError if one of its kind is missing."""
-    found = {"rope_base": rope.get("rope_theta", config.get("rope_theta", 10_000.0))}
+    is_smollm3 = config["model_type"] == "smollm3"
+    usual = 2_000_000.0 if is_smollm3 else 10_000.0
+    found = {"rope_base": rope.get("rope_theta", config.get("rope_theta", usual))}
+    found |= {"rope_scaling": "smollm3"} if is_smollm3 else {}
     kind = _kind_of(rope)
     if kind != "default":
         found |= {"rope_scaling": kind, "rope_factor": rope["factor"]}
@@ -177,8 +184,8 @@ def unsupported(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.UNSUPPORTED_MODEL,
         f"{path} cannot be imported: {why}.",
-        "Give a complete folder of a Llama, Mistral, Qwen2 or Qwen3 model in safetensors. Biases of other "
-        "projections, sliding windows below model.context, and other ways to stretch RoPE are not supported.",
+        "Give a complete folder of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 model in safetensors. Biases of "
+        "other projections, sliding windows below model.context, and other kinds of RoPE are not supported.",
     )
 
 
@@ -191,13 +198,18 @@ def _problems(config: Mapping[str, Any], context: int) -> list[str]:
         found.append(f"its architectures are {config.get('architectures')!r:.80}, not one of {known}")
     if problem := _window_problem(config, context):
         found.append(problem)
-    biases = ("mlp_bias",) if kind == "llama" else ("attention_bias", "mlp_bias")
+    biases = ("mlp_bias",) if kind in ("llama", "smollm3") else ("attention_bias", "mlp_bias")
     found += [f"it has {name}" for name in biases if config.get(name)]
     if config.get("hidden_act", "silu") != "silu":
         found.append(f"its hidden_act is {config['hidden_act']!r:.40}, not silu")
     for rope in _ropes(config):
-        if _kind_of(rope) not in _ROPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        kinds = ("default",) if kind == "smollm3" else _ROPES
+        if _kind_of(rope) not in kinds or rope.get("partial_rotary_factor", 1.0) != 1.0:
             found.append(f"it stretches RoPE in another way ({_kind_of(rope)!r:.40})")
+    turning = config.get("no_rope_layers") or []
+    is_usual = isinstance(turning, list) and turning == [int(n % 4 < 3) for n in range(len(turning))]
+    if kind == "smollm3" and not (is_usual and config.get("no_rope_layer_interval", 4) == 4):
+        found.append("it has no RoPE in other layers than each fourth")
     if config.get("quantization_config"):
         found.append("its weights are quantized")
     if not isinstance(config.get("tie_word_embeddings", False), bool):

@@ -136,6 +136,8 @@ def _is_local(data: DataSpec) -> bool:
 def _architecture(model: ModelSpec) -> str:
     if model.qk_norm:
         return "Qwen3 architecture"
+    if model.rope_scaling == "smollm3":
+        return "SmolLM3 architecture"
     return "Qwen2 architecture, stored as a Llama with biases" if model.qkv_bias else "Llama architecture"
 
 

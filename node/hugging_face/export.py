@@ -1,7 +1,7 @@
 """A checkpoint as a complete Hugging Face folder, which transformers loads without remote code.
 
 ==============================  ==================================================================
-config.json                     LlamaForCausalLM or Qwen3ForCausalLM
+config.json                     LlamaForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM
 generation_config.json          the end token, and ids that are never generated
 model*.safetensors              weights; several files with an index if they exceed the size of a shard
 tokenizer.json ...              a tokenizer with the run's ids

@@ -81,7 +81,7 @@ def inspect(folder: Path, context: int | None = None) -> Published:
     if type(longest) is not int:
         raise unsupported(path, f"max_position_embeddings is {longest!r:.40}")
     model, tied = model_of(config, context or min(longest, MOST_CONTEXT), path)
-    has_output_bias = config["model_type"] == "llama" and model["qkv_bias"]
+    has_output_bias = config["model_type"] != "qwen2" and model["qkv_bias"]
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends  # of several, the first ends a document
     declared_end = end if type(end) is int else None
@@ -126,12 +126,7 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
         ) from None
 
 
-def import_model(
-    published: Published,
-    spec: RunSpec,
-    out: Path,
-    tokenizer: str | None = None,
-) -> RunSpec:
+def import_model(published: Published, spec: RunSpec, out: Path, tokenizer: str | None = None) -> RunSpec:
     """Write the start of a run from the model to `out`, a new or empty folder.
 
     Memory stays near the largest stage.

@@ -41,7 +41,7 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, by default an untied head.
 
-    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2 or Qwen3.
+    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2, Qwen3 or SmolLM3.
     """
 
     optional = frozenset(
@@ -65,8 +65,8 @@ class ModelSpec(Section):
     head_width: int = Field(32, ge=1, le=2**10, description="even; default: width / heads")
     qkv_bias: bool = Field(False, description="queries, keys and values have biases, as in Qwen2")
     qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as in Qwen3")
-    rope_scaling: Literal["none", "linear", "llama3"] = Field(
-        "none", description="how RoPE is stretched to a longer context than the model began with"
+    rope_scaling: Literal["none", "linear", "llama3", "smollm3"] = Field(
+        "none", description="how RoPE is made for long contexts; smollm3: no RoPE in each fourth layer"
     )
     rope_factor: float = Field(1.0, ge=1, le=1e6, description="by which RoPE is stretched")
     rope_low_frequency: float = Field(
@@ -75,6 +75,9 @@ class ModelSpec(Section):
     rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
     tied_head: bool = Field(False, description="the head is the embedding, in a run of one stage")
+
+    def has_rope(self, layer: int) -> bool:
+        return self.rope_scaling != "smollm3" or layer % 4 != 3
 
     @property
     def query_width(self) -> int:
@@ -128,8 +131,10 @@ class ModelSpec(Section):
 
     @model_validator(mode="after")
     def _rope_is_stretched(self) -> ModelSpec:
-        if self.rope_scaling == "none" and self.rope_factor != 1:
+        if self.rope_scaling in ("none", "smollm3") and self.rope_factor != 1:
             raise ValueError("rope_factor is for rope_scaling 'linear' or 'llama3'")
+        if self.rope_scaling == "smollm3" and self.qk_norm:
+            raise ValueError("rope_scaling 'smollm3' and qk_norm: no published architecture has both")
         if self.rope_scaling == "llama3" and self.rope_low_frequency >= self.rope_high_frequency:
             raise ValueError("rope_low_frequency must be below rope_high_frequency")
         return self

@@ -117,7 +117,9 @@ def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
         if m["qk_norm"]:
             q, k = _rms(q, w["norm_q"], eps), _rms(k, w["norm_k"], eps)
         share = m["heads"] // m["key_value_heads"]
-        q, k, v = _rope(q, m), np.repeat(_rope(k, m), share, 0), np.repeat(v, share, 0)
+        if m["rope_scaling"] != "smollm3" or n % 4 < 3:
+            q, k = _rope(q, m), _rope(k, m)
+        k, v = np.repeat(k, share, 0), np.repeat(v, share, 0)
         scores = q @ k.swapaxes(1, 2) / math.sqrt(e) + mask
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = weights / weights.sum(-1, keepdims=True) @ v

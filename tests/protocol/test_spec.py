@@ -87,6 +87,7 @@ def test_nine_layers_in_four_stages_leave_the_most_to_the_first() -> None:
         {"qkv_bias": True},
         {"qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
         {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_context": 64},
+        {"rope_scaling": "smollm3"},
     ],
 )
 def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp_path: Path) -> None:
@@ -116,6 +117,8 @@ def test_optional_fields_at_their_default_keep_the_hash() -> None:
         ({"qk_norm": True, "qkv_bias": True}, "exclude each other"),
         ({"rope_factor": 2.0}, "rope_scaling"),
         ({"rope_scaling": "yarn"}, "llama3"),
+        ({"rope_scaling": "smollm3", "rope_factor": 2.0}, "rope_factor"),
+        ({"rope_scaling": "smollm3", "qk_norm": True}, "no published architecture"),
         ({"rope_scaling": "llama3", "rope_low_frequency": 4.0}, "below"),
         ({"width": "wide"}, "width"),
     ],

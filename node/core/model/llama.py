@@ -21,13 +21,14 @@ from protocol.spec.sections import ModelSpec
 
 @lru_cache(maxsize=16)
 def rotary_tables(
-    model: ModelSpec, length: int, dtype: torch.dtype, device: torch.device
+    model: ModelSpec, length: int, dtype: torch.dtype, device: torch.device, has_rope: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [L, e/2] of position times frequency. Shared by all blocks; never modified."""
+    """Cosines and sines [L, e/2] of position times frequency, or of 0. Shared by blocks; never modified."""
     # Angles are computed in float64 and converted last: bf16 cannot tell positions above 256 apart.
     # inference_mode(False): a first call during evaluation would cache tensors that autograd rejects later.
     with torch.inference_mode(False):
-        angle_le = torch.outer(torch.arange(length, dtype=torch.float64), rotary_frequencies(model))
+        frequency_e = rotary_frequencies(model) * has_rope
+        angle_le = torch.outer(torch.arange(length, dtype=torch.float64), frequency_e)
         return angle_le.cos().to(device, dtype), angle_le.sin().to(device, dtype)
 
 
@@ -40,7 +41,7 @@ def rotary_frequencies(model: ModelSpec) -> Tensor:
     """
     pair_e = torch.arange(0, model.head_width, 2, dtype=torch.float64) / model.head_width
     frequency_e = model.rope_base**-pair_e
-    if model.rope_scaling == "none":
+    if model.rope_scaling in ("none", "smollm3"):
         return frequency_e
     stretched_e = frequency_e / model.rope_factor
     if model.rope_scaling == "linear":

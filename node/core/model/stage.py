@@ -61,9 +61,10 @@ class Stage(nn.Module):
         if self.is_first:
             x = F.embedding(x, self.emb)
         model = self.spec.model
-        tables = rotary_tables(model, x.shape[1], x.dtype, x.device)
-        for block in self.blocks:
-            x = self.run_block(block, x, *tables)
+        rope = map(model.has_rope, self.spec.layers_of(self.stage))
+        tables = [rotary_tables(model, x.shape[1], x.dtype, x.device, each) for each in rope]
+        for block, of_layer in zip(self.blocks, tables, strict=True):
+            x = self.run_block(block, x, *of_layer)
         if self.is_last:
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
             head = self.emb if model.tied_head else self.head

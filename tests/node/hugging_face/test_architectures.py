@@ -40,6 +40,7 @@ SIZES = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 STRETCHED = {**LLAMA3, "original_max_position_embeddings": 32, "rope_theta": 500.0}
+SMOLLM3 = {"num_hidden_layers": 9, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("llama", {"num_key_value_heads": 4}),
     "llama 2 70b": ("llama", {}),
@@ -51,6 +52,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window": ("mistral", {"sliding_window": 64}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "smollm3": ("smollm3", {**SMOLLM3, "tie_word_embeddings": True}),
+    "smollm3, apart, biases": ("smollm3", {**SMOLLM3, "tie_word_embeddings": False, "attention_bias": True}),
 }
 
 
@@ -109,7 +112,7 @@ def test_a_published_model_is_imported_trained_in_a_pipeline_and_exported(name: 
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, config) in ARCHITECTURES.items() if "tie_word_embeddings" in config]
+    "name", [name for name, (_, config) in ARCHITECTURES.items() if config.get("tie_word_embeddings")]
 )
 def test_a_tied_model_is_trained_tied_by_full_replicas_and_exported_tied(name: str, tmp_path: Path) -> None:
     kind, config = ARCHITECTURES[name]

@@ -18,6 +18,7 @@ from protocol.run_files.resolve import resolve
 from tests.support.hugging_face import imported, output_of, stages_of, write_folder
 from tests.support.models import PLAIN, random_model
 
+SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
 QWEN3_WITHOUT_HEAD_WIDTH = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": None}
 
 
@@ -105,6 +106,9 @@ def test_a_tied_embedding_stays_tied_in_a_run_of_one_stage(tmp_path: Path) -> No
         ({"layer_types": ["sliding_attention"], "sliding_window": "wide"}, "window of 'wide'"),
         ({"max_position_embeddings": "long"}, "max_position"),
         ({"rms_norm_eps": 0}, "norm_epsilon"),
+        ({**SMOLLM3, "no_rope_layers": [1, 0, 1]}, "other layers than each fourth"),
+        ({**SMOLLM3, "no_rope_layer_interval": 2}, "other layers than each fourth"),
+        ({**SMOLLM3, "rope_scaling": {"type": "linear", "factor": 2.0}}, "another way"),
     ],
 )
 def test_a_model_that_is_not_ours_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:

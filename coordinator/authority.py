@@ -163,10 +163,7 @@ class ServerCertificate:
 
 
 def open_authority(
-    folder: Path,
-    run: str,
-    seconds: float = CERTIFICATE_SECONDS,
-    clock: Callable[[], float] = time.time,
+    folder: Path, run: str, seconds: float = CERTIFICATE_SECONDS, clock: Callable[[], float] = time.time
 ) -> Authority:
     """The authority in ``authority.key`` and ``authority.pem`` of `folder`, made on first use.
 

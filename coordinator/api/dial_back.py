@@ -21,13 +21,7 @@ from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare, source_of_host
 from protocol.trust.endpoints import check_address, split_endpoint
 from protocol.trust.names import tls_name
-from protocol.trust.reachability import (
-    DIAL_BACK_SECONDS,
-    Addresses,
-    Reached,
-    address_obstacle,
-    port_obstacle,
-)
+from protocol.trust.reachability import DIAL_BACK_SECONDS, Addresses, Reached, address_obstacle, port_obstacle
 from protocol.types import PeerId
 
 _AT_ONCE, _AT_ONCE_OF_A_SOURCE = 64, 16

@@ -43,10 +43,7 @@ class Relay(Protocol):
 
 
 def no_relay(
-    addresses: ListenAddresses,
-    ports: PublicPorts,
-    peer: PeerId,
-    stack: AsyncExitStack,
+    addresses: ListenAddresses, ports: PublicPorts, peer: PeerId, stack: AsyncExitStack
 ) -> Relay | None:
     """Stands in for a relay where none is part of the program."""
     return None

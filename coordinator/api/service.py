@@ -79,12 +79,7 @@ from protocol.wire.convert.plans import (
 )
 from protocol.wire.probing import MAX_PROBE_SECONDS, ProbeDoor, answer_all, limited
 from protocol.wire.records import seal_state
-from protocol.wire.status import (
-    kept_from_pb,
-    measurement_from_pb,
-    status_to_pb,
-    waits_from_pb,
-)
+from protocol.wire.status import kept_from_pb, measurement_from_pb, status_to_pb, waits_from_pb
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -124,10 +124,7 @@ def _with_permitted_role(state: State, command: Join) -> tuple[Join, bool]:
 
 
 def _joined(
-    transaction: Transaction,
-    command: Join,
-    former: Peer | None,
-    reservation: ReservedAssignment | None,
+    transaction: Transaction, command: Join, former: Peer | None, reservation: ReservedAssignment | None
 ) -> PeerJoined:
     """The event of `command`, with the role that the coordinator chooses if it is to choose."""
     found = command.endpoint, command.reachability, command.claimed, command.problem

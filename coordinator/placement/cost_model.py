@@ -63,15 +63,7 @@ from protocol.math.loss_chunk import chunk_rows
 from protocol.math.microbatch_order import most_in_flight
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
-from protocol.types import (
-    Capacity,
-    Estimates,
-    LinkEstimate,
-    Member,
-    PeerId,
-    Reachability,
-    StageRange,
-)
+from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, Reachability, StageRange
 
 COMPARED_MICROBATCHES = 16
 """Chains are compared by a step of this many microbatches at most; a longer step grows in proportion."""

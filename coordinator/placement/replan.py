@@ -199,10 +199,7 @@ def _rebuilt_chain(
 
 
 def _mixed(
-    state: State,
-    index: int,
-    ready: Mapping[tuple[int, int], ReservedAssignment],
-    kept: Mapping[int, Replica],
+    state: State, index: int, ready: Mapping[tuple[int, int], ReservedAssignment], kept: Mapping[int, Replica]
 ) -> dict[int, ReservedChain]:
     """Replica `index`, whose members are apart, and one that trains, with every second member exchanged.
 

@@ -22,13 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from coordinator.placement.cost_model import (
-    Costs,
-    memory_budget,
-    memory_needed,
-    stage_parameters,
-    survey_of,
-)
+from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, stage_parameters, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
 from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
@@ -85,10 +79,7 @@ def obstacle(spec: RunSpec, able: Capacity, round_seconds: float = 0.0) -> str:
     if round_seconds:
         usual = min(usual, max(round_seconds, _LEAST_UPLOAD_SECONDS))
     # A dense round may take longer than others, but not longer than all payloads may.
-    for nbytes, longest in (
-        (payload_bytes(spec), usual),
-        (_longest_payload_bytes(spec), spec.timing.fetch),
-    ):
+    for nbytes, longest in ((payload_bytes(spec), usual), (_longest_payload_bytes(spec), spec.timing.fetch)):
         upload = nbytes / able.uplink if able.uplink else 0.0
         if upload > longest:
             return (

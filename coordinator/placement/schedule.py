@@ -117,10 +117,7 @@ class StepTime:
             backward, up = link.backward * factor, link.backward_uplink * factor
             for resource, slower_link in (
                 (Resource("sending", i, i + 1), replace(link, forward=forward, forward_uplink=down)),
-                (
-                    Resource("sending", i + 1, i),
-                    replace(link, backward=backward, backward_uplink=up),
-                ),
+                (Resource("sending", i + 1, i), replace(link, backward=backward, backward_uplink=up)),
                 (Resource("latency", i, i + 1), replace(link, delay=link.delay * factor)),
             ):
                 yield resource, replace(self, links=(*self.links[:i], slower_link, *self.links[i + 1 :]))

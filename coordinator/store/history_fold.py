@@ -194,11 +194,7 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
             where = event.round_number, event.stage
             yield StageRow(*where, last_report_at=event.at)
             yield Contribution(
-                *where,
-                event.peer,
-                reported_at=event.at,
-                reported_sequence=sequence,
-                held=event.count,
+                *where, event.peer, reported_at=event.at, reported_sequence=sequence, held=event.count
             )
         case events.GroupClosed():
             where = event.round_number, event.stage

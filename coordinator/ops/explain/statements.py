@@ -92,15 +92,9 @@ def say(code: Code, *events: int | None, detail: str = "", **fields: Any) -> Sta
 
 def nonfinite(figures: MemberFigures, *events: int | None) -> Statement:
     """In which step of a round the values of a member were not finite, and how many steps of it count."""
-    return say(
-        Code.NONFINITE,
-        *events,
-        rounds=(figures.round_number,),
-        replicas=(figures.replica,),
-        peers=(figures.peer,),
-        step=figures.nonfinite_step,
-        done=figures.steps,
-    )
+    who: dict[str, Any] = {"rounds": (figures.round_number,), "replicas": (figures.replica,)}
+    done: dict[str, Any] = {"step": figures.nonfinite_step, "done": figures.steps}
+    return say(Code.NONFINITE, *events, peers=(figures.peer,), **who, **done)
 
 
 def printable(text: str, most: int = MOST_DETAIL) -> str:

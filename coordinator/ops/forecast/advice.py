@@ -37,11 +37,7 @@ class Advice:
 
 
 def advice(
-    spec: RunSpec,
-    survey: Survey,
-    replicas: Sequence[Replica],
-    payload_bytes: Sequence[int],
-    base: Forecast,
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int], base: Forecast
 ) -> Iterator[Advice]:
     """The settings that would each save 2 % of the present round or more.
 

@@ -15,16 +15,7 @@ from coordinator.run.state.settlement import settlement_of
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, State
 from coordinator.run.state.tokens import decided_tokens
 from protocol.spec.fixed import LEAST_SHARE
-from protocol.types import (
-    Committed,
-    Decision,
-    ExchangeGroup,
-    Finding,
-    Part,
-    PeerId,
-    RolledBack,
-    Skipped,
-)
+from protocol.types import Committed, Decision, ExchangeGroup, Finding, Part, PeerId, RolledBack, Skipped
 
 
 def offer(state: State, event: events.PayloadOffered) -> State:
@@ -75,9 +66,7 @@ def _answer(state: State, at: float, round_number: int, peer: PeerId, weight: fl
     if is_news and state.began_at >= state.started_at:
         phases = (*phases, seconds)[-KEPT_PHASES:]
     return replace(
-        state,
-        answered=state.answered.set(index, at),
-        phase_seconds=state.phase_seconds.set(index, phases),
+        state, answered=state.answered.set(index, at), phase_seconds=state.phase_seconds.set(index, phases)
     )
 
 

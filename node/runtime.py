@@ -31,6 +31,7 @@ from node.net.joining import (
     Agreement,
     announce_leaving,
     join_run,
+    leave_after,
     leave_run,
     local_address_towards,
     log_admission,
@@ -200,7 +201,7 @@ async def _enter(
         reach.ports.reached = admission.reached
 
     await wait.answer(join)
-    stack.push_async_callback(leave_run, coordinator, "stopped before the end")
+    stack.push_async_exit(partial(leave_after, coordinator))
     await agreement.on(credentials, admission.spec)
     estimates.joined()
     credentials.remember(wanted, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,12 +28,6 @@ _EXPANDS = 4
 _PACKED = (".gz", ".zst")
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _MOST_NAMES = 5
-_MARKS = {
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
 
 
 def unreadable(what: object, why: object, remedy: str) -> HetnodeError:
@@ -68,14 +61,10 @@ def files_of(path: Path, ending: str) -> list[Path]:
     names = ", ".join(str(each.relative_to(path)) for each in others[:_MOST_NAMES])
     names += f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
     if not found:
-        kinds = Counter(kind for each in others if (kind := kind_of_file(each.name)))
-        raise unreadable(
-            path,
-            f"the folder has no {ending} file{' but ' * bool(names)}{names}",
-            "Name a file or a folder that holds some"
-            + "".join(f", or use {kind}:{path}" for kind, _ in kinds.most_common(1))
-            + ".",
-        )
+        kind = next((kind for each in others if (kind := kind_of_file(each.name))), "")
+        instead = f", or use {kind}:{path}" if kind else ""
+        why = f"the folder has no {ending} file{' but ' * bool(names)}{names}"
+        raise unreadable(path, why, f"Name a file or a folder that holds some{instead}.")
     if others:
         log.warning("%s: %d other files are left out: %s", path, len(others), names)
     return [found[unpacked] for unpacked in sorted(found)]
@@ -195,15 +184,14 @@ def not_utf8(file: object, data: bytes) -> HetnodeError:
         return unreadable(
             file, why, "Get the file again, or drop them: iconv -c -f UTF-8 -t UTF-8 FILE > NEW."
         )
-    encoding = seems.split()[0]
     why = f"it is not UTF-8, but seems to be {seems}"
-    return unreadable(file, why, f"Convert it: iconv -f {encoding} -t UTF-8 FILE > NEW.")
+    return unreadable(file, why, f"Convert it: iconv -f {seems.split()[0]} -t UTF-8 FILE > NEW.")
 
 
 def _encoding_of(data: bytes) -> str | None:
-    for mark, name in _MARKS.items():
-        if data.startswith(mark):
-            return name
+    wide = data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE))
+    if wide or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-32" if wide else "UTF-16"
     even, odd = data[::2].count(0), data[1::2].count(0)
     if even + odd:
         if max(even, odd) * 4 < len(data) or min(even, odd) * 4 > max(even, odd):

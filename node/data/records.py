@@ -53,12 +53,9 @@ def blocks_of(part: FilePart, size: int, is_strict: bool) -> Iterator[Record]:
     """
     for block in _cut(_pieces(part, "strict" if is_strict else "surrogateescape"), size):
         try:
-            data = b"" if is_strict else block.encode()
+            yield block if is_strict or block.encode() else ""
         except UnicodeEncodeError:
-            data = block.encode(errors="surrogateescape")
-            yield not_utf8(part, data)
-        else:
-            yield block
+            yield not_utf8(part, block.encode(errors="surrogateescape"))
 
 
 def _pieces(part: FilePart, errors: str) -> Iterator[str]:

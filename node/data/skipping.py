@@ -20,20 +20,20 @@ _SHORT = 100
 class LeftOut:
     """Counts what is left out of a sequence, in one pass, by itself or as a part of others."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, early: int = _EARLY) -> None:
+        self._what, self._early = what, early
         self._count = self._bad = 0
         self._first: HetnodeError | None = None
 
-    def good(self) -> None:
-        self._count += 1
+    def good(self, count: int = 1) -> None:
+        self._count += count
 
     def bad(self, why: HetnodeError) -> None:
         """Leave one out. Raises the first reason, with numbers, once they are too many."""
         self._count += 1
         self._bad += 1
         self._first = self._first or why
-        if self._bad * ONE_IN > max(self._count, _EARLY):
+        if self._bad * ONE_IN > max(self._count, self._early):
             raise self._too_many(self._first)
         if str(self._bad).strip("0") == "1":
             log.warning("%d of %d %s left out so far: %s", self._bad, self._count, self._what, why.cause)

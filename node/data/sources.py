@@ -179,8 +179,16 @@ def _of_files(source: str, text_field: str) -> TextSource:
         else:
             read = partial(rows_of if kind == "parquet" else lines_of, text_field=text_field)
         if not is_large:
-            whole = partial(_chained, read, [FilePart(file) for file in files])
-            return [SourceShard(partial(_documents, 0, whole, is_part=False))]
+            return [
+                SourceShard(
+                    partial(
+                        _documents,
+                        0,
+                        lambda: chain.from_iterable(map(read, map(FilePart, files))),
+                        is_part=False,
+                    )
+                )
+            ]
         parts = (row_parts if kind == "parquet" else parts_of)(files)
         return [
             SourceShard(partial(_documents, index, partial(read, part)), part.nbytes)
@@ -188,10 +196,6 @@ def _of_files(source: str, text_field: str) -> TextSource:
         ]
 
     return TextSource(source, shards)
-
-
-def _chained(read: Callable[[FilePart], Iterator[Record]], parts: Sequence[FilePart]) -> Iterator[Record]:
-    return chain.from_iterable(map(read, parts))
 
 
 def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[SourceShard]:

@@ -108,9 +108,11 @@ def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, 
     for held_out, ids in _encoded(chain.from_iterable(shard.documents() for shard in shards), tokenizer):
         files[held_out].append(ids)
     # The order of validation windows does not depend on the seed: runs with equal data are comparable.
+    training, validation = files[False].tokens(), files[True].tokens()
+    of = f"data of {name} ({len(training) + len(validation)} tokens in all)"
     return SampleStream(
-        LoadedSplit(files[False].tokens(), spec.model.context, spec.seed, f"training data of {name}"),
-        LoadedSplit(files[True].tokens(), spec.model.context, 0, f"validation data of {name}"),
+        LoadedSplit(training, spec.model.context, spec.seed, f"training {of}"),
+        LoadedSplit(validation, spec.model.context, 0, f"validation {of}"),
     )
 
 

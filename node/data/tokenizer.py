@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from node.data.sentencepiece_model import definition_of
+from node.data.skipping import LeftOut
 from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -23,6 +24,8 @@ Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 BYTES = "byte"
 """The tokenizer without a file, as the specification names it."""
+_EARLY_TEXTS = 100
+"""Of the first so many texts the tokenizer may refuse any few."""
 _MOST_BYTES = 2**28
 """Of a tokenizer's file: ten times the largest known."""
 TOKENIZER_FILE, SENTENCEPIECE_FILE = "tokenizer.json", "tokenizer.model"
@@ -98,7 +101,7 @@ class FileTokenizer:
     """A ``tokenizer.json`` of the tokenizers library, or a SentencePiece model, which becomes one.
 
     The token `end` separates documents; without it the first one with a usual name, else the encoding of a
-    newline. Truncation and padding are switched off.
+    newline. Truncation and padding are switched off. A text that the library refuses has no ids.
 
     Raises ValueError if `content` is no such file or lacks `end`; HetnodeError MISSING_EXTRA without the
     library.
@@ -118,6 +121,7 @@ class FileTokenizer:
             self._inner = Tokenizer.from_str(definition)
         except Exception as error:  # the library raises bare Exception
             raise ValueError(str(error)) from None
+        self._left_out = LeftOut("texts", _EARLY_TEXTS)
         self._inner.no_truncation()
         self._inner.no_padding()
         ids = self._inner.get_vocab(with_added_tokens=True)
@@ -153,17 +157,23 @@ class FileTokenizer:
         return found
 
     def encode(self, text: str) -> Tokens:
-        return np.array(self._encoding(text).ids, dtype=np.int32)
+        encoding = self._encoding(text)
+        return np.array(encoding.ids if encoding else [], dtype=np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         well_formed = [text.encode(errors="replace").decode() for text in texts]
-        encodings = self._inner.encode_batch_fast(well_formed, add_special_tokens=False)
+        try:
+            encodings = self._inner.encode_batch_fast(well_formed, add_special_tokens=False)
+        except BaseException as error:
+            _why(error)
+            return [self.encode(text) for text in texts]
+        self._left_out.good(len(texts))
         return [np.array(each.ids, dtype=np.int32) for each in encodings]
 
     def encode_counted(self, text: str) -> tuple[Tokens, Tokens]:
         encoding = self._encoding(text)
-        ids = np.array(encoding.ids, dtype=np.int32)
-        if not len(ids):
+        ids = np.array(encoding.ids if encoding else [], dtype=np.int32)
+        if not encoding or not len(ids):
             return ids, ids
         points = np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4")
         widths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
@@ -176,9 +186,25 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
 
-    def _encoding(self, text: str) -> Encoding:
+    def _encoding(self, text: str) -> Encoding | None:
+        """None of a text that the library refuses. Raises DATA_UNREADABLE where these are many."""
         well_formed = text.encode(errors="replace").decode()
-        return self._inner.encode(well_formed, add_special_tokens=False)
+        try:
+            encoding = self._inner.encode(well_formed, add_special_tokens=False)
+        except BaseException as error:
+            cause = f"The tokenizer cannot encode a text: {_why(error)}."
+            remedy = "Use a tokenizer with a token for what it does not know, or other data."
+            self._left_out.bad(HetnodeError(ErrorCode.DATA_UNREADABLE, cause, remedy))
+            return None
+        self._left_out.good()
+        return encoding
+
+
+def _why(error: BaseException) -> str:
+    """What the library says. Raises `error` if it is not of the library, whose panics are no Exception."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _is_json(content: bytes) -> bool:

@@ -23,7 +23,7 @@ from node.net.waiting import CoordinatorWait
 from node.security.channels import WrongClock
 from node.security.credentials import RunCredentials, check_in_date, folder_of, load, of_authority, stamp
 from node.security.identity import Identity
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.roles import POLICIES, RoleWish
 from protocol.server.clock import off_text
 from protocol.spec.run import RunSpec
@@ -275,6 +275,15 @@ async def leave_run(coordinator: CoordinatorClient, reason: str) -> None:
     # The coordinator may have ended, or have forgotten this peer after an earlier call.
     with suppress(HetnodeError):
         await coordinator.leave(reason)
+
+
+async def leave_after(
+    coordinator: CoordinatorClient, _: object, failure: BaseException | None, __: object
+) -> None:
+    """As :func:`leave_run`, at the end of a context. The reason names the failure that ends it, if any."""
+    first = failure and first_error(failure)
+    code = f": {first.code.label}" if isinstance(first, HetnodeError) else ""
+    await leave_run(coordinator, f"stopped before the end{code}")
 
 
 async def local_address_towards(coordinator: str) -> str:

@@ -312,6 +312,16 @@ def test_parts_tile_any_file_and_cut_no_character(
         piece.decode()
 
 
+def test_a_text_of_less_than_a_sample_says_how_much_it_has(tmp_path: Path) -> None:
+    for length, split in ((10, "training"), (500, "validation")):
+        (tmp_path / "small.txt").write_text("x" * length)
+        with pytest.raises(HetnodeError) as caught:
+            open_stream(spec_of(f"text:{tmp_path / 'small.txt'}"))
+        assert caught.value.code is ErrorCode.DATA_TOO_SMALL
+        assert split in caught.value.cause
+        assert f"({length + 1} tokens in all)" in caught.value.cause
+
+
 # Bad records
 
 

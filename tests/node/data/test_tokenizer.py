@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from node.data.stream import open_stream
 from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
@@ -140,3 +141,41 @@ def test_another_tokenizer_than_the_runs_is_refused(bpe: Path, kind: str) -> Non
         check_tokenizer(spec)
     assert caught.value.code is ErrorCode.TOKENIZER_MISMATCH
     assert "0" * 64 in caught.value.cause
+
+
+def save(inner: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
+    inner.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(DataSpec(tokenizer=str(folder / "tokenizer.json")))
+
+
+def words_alone(folder: Path) -> Tokenizer:
+    """It has no token for a word that it does not know: the library raises."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2}))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return save(inner, folder)
+
+
+def test_a_text_that_the_tokenizer_refuses_has_no_ids(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = words_alone(tmp_path)
+    texts = ["a b"] * 30 + ["a c"] + ["b"] * 30
+    for encoded in (tokenizer.encode_batch(texts), [tokenizer.encode(text) for text in texts]):
+        assert [ids.tolist() for ids in encoded] == [[0, 1]] * 30 + [[]] + [[1]] * 30
+    assert [len(part) for part in tokenizer.encode_counted("c")] == [0, 0]
+    assert "1 of 31 texts left out" in caplog.text
+
+
+def test_a_tokenizer_that_refuses_many_texts_ends_the_reading(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("c d\n" * 50_000)
+    words_alone(tmp_path)
+    data = {"data.tokenizer": str(tmp_path / "tokenizer.json"), "data.source": f"text:{tmp_path}/corpus.txt"}
+    with pytest.raises(HetnodeError, match="6 of 6 texts are bad") as caught:
+        open_stream(resolve("nano", overrides=data))
+    assert caught.value.code is ErrorCode.DATA_UNREADABLE
+
+
+def test_a_tokenizer_that_refuses_a_newline_has_no_separator(tmp_path: Path) -> None:
+    tokenizer = save(tokenizers.Tokenizer(models.Unigram([("a", -1.0), ("b", -2.0)])), tmp_path)
+    assert tokenizer.separator.tolist() == tokenizer.separator_bytes.tolist() == []
+    assert tokenizer.encode("ab").tolist() == [0, 1]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import torch
+
 from coordinator.ops.explain.statements import Code
 from coordinator.run.state.events import PayloadOffered, PayloadWithheld
 from coordinator.run.state.state import State
+from coordinator.store.metrics import read_measurements
+from protocol.status import Measurement
 from protocol.types import PeerId
 from tests.support.explaining import Asked, said
 from tests.virtual.scenario import FULL, MIXED, Play, swarm_spec
@@ -29,6 +35,25 @@ def test_a_machine_that_stands_still_for_a_while_is_why_its_round_is_slow(play: 
     assert said(found, Code.MORE_TIME, detail="offer")
     (withheld,) = said(found, Code.WITHHELD, peers=(peer,))
     assert {type(each) for each in ask.cited(withheld)} == {PayloadWithheld}
+
+
+def test_a_member_whose_values_are_not_finite_is_named_with_the_step(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> tuple[Asked, int, PeerId, list[Measurement]]:
+        swarm.start()
+        await swarm.until_round(3)
+        await asyncio.sleep(4.0)  # on the virtual clock: into the inner phase, past the commits before it
+        number, trainer = swarm.state.current_round, swarm.trainer("q")
+        with torch.no_grad():
+            next(iter(trainer.parameters(trainer.stages.first).values())).fill_(torch.nan)
+        await swarm.until_round(number + 2)
+        file = swarm.folder / "coordinator" / "metrics.jsonl"
+        measured = [each for _, each, _ in read_measurements(file, 0, file.stat().st_size)]
+        return asked(swarm), number, swarm.peer("q"), measured
+
+    ask, number, peer, measured = play(scenario, MIXED, swarm_spec(MIXED, rounds=60), step_seconds=3.0)
+    (told,) = (each for asks in (number, number + 1) for each in said(ask(asks, measured), Code.NONFINITE))
+    assert told.peers == (peer,)
+    assert told.figures["step"] >= 1
 
 
 def test_a_slow_line_makes_its_pipeline_the_last(play: Play) -> None:

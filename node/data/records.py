@@ -144,7 +144,9 @@ def rows_of(part: FilePart, text_field: str) -> Iterator[Record]:
             )
         groups = range(parquet.num_row_groups)
         row = sum(parquet.metadata.row_group(group).num_rows for group in groups[: part.start])
-        for batch in parquet.iter_batches(_ROWS, groups[part.start : part.stop], [text_field]):
+        for batch in parquet.iter_batches(
+            _ROWS, groups[part.start : part.stop], [text_field], use_threads=False
+        ):
             for text in batch.column(0).to_pylist():
                 yield text_of({text_field: text}, f"{part.file}, row {row}", text_field)
                 row += 1
@@ -155,7 +157,7 @@ def _parquet(file: Path) -> Any:
         import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: PLC0415
     with reading(file):
         # With a buffer it reads page by page; without one, a row group is in memory as a whole.
-        return pyarrow.parquet.ParquetFile(file, buffer_size=2**20)
+        return pyarrow.parquet.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
 
 
 def text_of(record: object, where: str, text_field: str) -> Record:

@@ -246,6 +246,17 @@ def test_a_large_parquet_file_is_read_by_row_groups(tmp_path: Path) -> None:
     assert [document.text for shard in shards for document in shard.documents()] == column
 
 
+def test_a_row_group_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
+    column = [os.urandom(2000).hex() for _ in range(10_000)]
+    file = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": column})
+    pyarrow.parquet.write_table(table, file, 10**9, compression="none", use_dictionary=False)
+    del table
+    before = pyarrow.total_allocated_bytes()
+    for _ in open_source(f"parquet:{file}", "text").documents():
+        assert pyarrow.total_allocated_bytes() - before < 2**24
+
+
 # Large files
 
 

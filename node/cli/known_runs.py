@@ -167,8 +167,7 @@ def memberships(run: str) -> Iterator[RunCredentials]:
 def coordinator_folders(run: str | None) -> Iterator[Path]:
     """Where the coordinator of `run` may have its folder, as :func:`operator_or_member` reads it."""
     if run is None:
-        found = [path.parent for path in _coordinators().glob("*/coordinator/operator.pem")]
-        yield from found if len(found) == 1 else ()
+        yield from found if len(found := _folders_here()) == 1 else ()
         return
     run = _run_named(run)
     for folder in (Path(run), *(_coordinators() / name / "coordinator" for name in (run, spec_name_in(run)))):
@@ -193,24 +192,36 @@ def runs_here() -> list[str]:
             is_good = credentials.load(folder).tls.expires > time.time()
             good[folder.name] = good.get(folder.name, False) or is_good
     if not good:
-        return [str(path.parent) for path in sorted(_coordinators().glob("*/coordinator/address"))]
+        return [str(folder) for folder in _folders_here()]
     return [run for run, is_good in good.items() if is_good] or list(good)
 
 
 def only_coordinator() -> Path:
-    """The folder of the one coordinator that was started here without --folder. Raises BAD_OPTION."""
-    found = [path.parent for path in _coordinators().glob("*/coordinator/address")]
+    """The folder of the one coordinator of :func:`_folders_here`. Raises BAD_OPTION."""
+    found = _folders_here()
     if not found:
         raise bad_option(
-            f"No coordinator has its folder in {_coordinators()}.",
+            f"No coordinator has its folder in {_coordinators()} or ./runs.",
             "Start one with 'hetnode coordinator', or name the folder of the one that you mean.",
         )
     if len(found) > 1:
         raise bad_option(
-            f"{len(found)} coordinators have their folders in {_coordinators()}.",
-            "Name the folder of the one that you mean.",
+            f"There are {len(found)} coordinators here.",
+            f"Name the folder of the one that you mean: {', '.join(map(str, found))}.",
         )
     return found[0]
+
+
+def _folders_here() -> list[Path]:
+    """The folders of coordinators that were started without --folder, and of the swarms in ./runs.
+
+    Where coordinators run now, only theirs.
+    """
+    from node.security.identity import is_in_use  # noqa: PLC0415
+
+    usual = [*_coordinators().glob("*/coordinator/operator.pem"), *Path("runs").glob("*/operator.pem")]
+    found = sorted(path.parent for path in usual)
+    return [folder for folder in found if is_in_use(folder / "identity.key")] or found
 
 
 def _coordinators() -> Path:

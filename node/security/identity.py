@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def open_free_identity(folder: Path, preferred: Iterable[Path] = ()) -> Identity
     paths = chain(preferred, (folder / f"peer-{i}.key" for i in count()))
     opened = (_try_open(path) for path in paths)
     return next(identity for identity in opened if identity is not None)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a live process has the identity of this key file."""
+    with suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _try_open(path: Path) -> Identity | None:

@@ -95,6 +95,27 @@ def test_the_name_that_a_card_shows_is_taken_where_the_coordinator_is_too(
     assert list(known_runs.coordinator_folders(spec_of().name)) == [folder]
 
 
+def test_the_coordinator_that_runs_is_meant_where_there_are_several(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of swarms in ./runs are here, too."""
+    monkeypatch.setattr(known_runs, "user_data_path", lambda _: home)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HetnodeError, match="No coordinator has its folder in"):
+        known_runs.only_coordinator()
+    folders = [home / "runs" / "one" / "coordinator", Path("runs/nano-1"), Path("runs/nano-2")]
+    for number, folder in enumerate(folders, 1):
+        folder.mkdir(parents=True)
+        (folder / "operator.pem").touch()
+        identity = open_identity(folder / "identity.key")
+        assert known_runs.only_coordinator() == folder
+        assert list(known_runs.coordinator_folders(None)) == [folder]
+        os.close(identity.lock)
+        if number > 1:
+            with pytest.raises(HetnodeError, match=f"{number} coordinators here.*runs/nano-1"):
+                known_runs.only_coordinator()
+
+
 def test_a_given_identity_decides(home: Path) -> None:
     let_in(home, 1)
     invite = Destination(Invite("h:1", "h:2", authority("a").pin, "00" * 6, bytes(16)))

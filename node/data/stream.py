@@ -11,6 +11,7 @@ an order that depends on the seed. A larger source is streamed (node/data/stream
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +30,13 @@ from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
+log = logging.getLogger(__name__)
+
 MOST_LOADED = 2**30
 """Bytes of the files of a source whose windows are counted, which takes minutes before the first step."""
 _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 """Documents, and characters but for those of the last one, that are encoded together, on all cores."""
+_MOST_QUIET = 2**26
 _MOST_EXPANDED = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
@@ -105,6 +109,8 @@ def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, 
     """Both splits, tokenized in one pass. Ids have the smallest element type that can hold all of them."""
     dtype = next(t for t in (np.uint8, np.uint16, np.int32) if tokenizer.vocabulary - 1 <= np.iinfo(t).max)
     files = {False: TokenFile(dtype, name), True: TokenFile(dtype, name)}
+    if (nbytes := sum(shard.nbytes or 0 for shard in shards)) > _MOST_QUIET:
+        log.info("tokenizing the %d MB of %s before the first step", nbytes // 10**6, name)
     for held_out, ids in _encoded(chain.from_iterable(shard.documents() for shard in shards), tokenizer):
         files[held_out].append(ids)
     # The order of validation windows does not depend on the seed: runs with equal data are comparable.

@@ -200,7 +200,7 @@ def _may_pass(error: BaseException | None) -> bool:
     found, seen = False, set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if type(error).__name__ == "OfflineModeIsEnabled":
+        if "OfflineMode" in f"{type(error).__name__} {error}":  # the owner of this machine wants it so
             return False
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status is not None:

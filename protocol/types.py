@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType, TypeAlias
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The newest that this program speaks. It grows with every incompatible change of messages or rules."""
 
 PeerId = NewType("PeerId", str)

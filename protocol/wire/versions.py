@@ -5,8 +5,9 @@ from __future__ import annotations
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PROTOCOL_VERSION
 
-OLDEST_PROTOCOL = 3
-"""The oldest that this program still speaks, so that old and new nodes meet in one run."""
+OLDEST_PROTOCOL = 4
+"""The oldest that this program still speaks, so that old and new nodes meet in one run. Version 3 had another
+order of samples from a hub."""
 
 
 def common_version(whose: str, newest: int, oldest: int = 0) -> int:

@@ -23,7 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_tools import protoc
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 COORDINATOR = "coordinator.hetnode"
 PACKAGE = "hetnode.v1"
 

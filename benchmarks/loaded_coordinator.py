@@ -14,7 +14,7 @@ from benchmarks.processes import answer_commands
 from coordinator import app
 from coordinator.api.public_ports import ListenAddresses
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId
+from protocol.types import PeerId, PeerRecord
 from tests.builders import keyed
 from tests.support.dial_back import believe
 
@@ -33,6 +33,9 @@ class _NoDht:
         sources: Collection[str],
         members: Collection[PeerId],
     ) -> None:
+        pass
+
+    async def publish(self, record: PeerRecord, ttl: float) -> None:
         pass
 
     async def close(self) -> None:

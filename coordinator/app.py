@@ -18,7 +18,7 @@ import grpc
 from coordinator.api import enrollment, member_server
 from coordinator.api.access import AccessControl
 from coordinator.api.admin import Admin
-from coordinator.api.admission import AdmittingPeer, keep_admitted, tell_sources
+from coordinator.api.admission import AdmittingPeer, keep_admitted, keep_published, tell_sources
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import ExplanationDesk, OperatorService
@@ -167,7 +167,7 @@ async def run_coordinator(
         await _start_servers(stack, ports, servers)
         await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
         write_operator(authority, folder)
-        _start_work(stack, command_loop, bootstrap, sources, (authority, folder, identity.peer))
+        _start_work(stack, command_loop, bootstrap, sources, ports, (authority, folder, identity.peer))
         dashboard.serve(folder, command_loop, records)
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
@@ -293,13 +293,15 @@ def _start_work(
     command_loop: CommandLoop,
     bootstrap: Bootstrap,
     sources: MemberSources,
+    ports: PublicPorts,
     renewed: tuple[Authority, Path, PeerId],
 ) -> None:
-    """Tell the DHT peer and the members who is admitted, and arbitrate payloads; `stack` ends all work."""
+    """Tell DHT peer and members who is admitted, publish the API, arbitrate; `stack` ends all work."""
     for work in (
         renew_certificates(*renewed),
         keep_admitted(command_loop, bootstrap, sources),
         tell_sources(command_loop, sources),
+        keep_published(bootstrap, renewed[2], ports.advertised[0]),
         arbitrate_contested(command_loop, bootstrap.arbiter),
     ):
         stack.callback(asyncio.create_task(work).cancel)

@@ -42,6 +42,7 @@ from node.net.joining import (
 from node.net.link_server import LinkServer
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
+from node.net.moved_coordinator import follow_coordinator
 from node.net.own_address import OwnAddress
 from node.net.probe import probe_peer
 from node.net.reach import DirectReach
@@ -352,6 +353,7 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         await membership.attach(admit)
         directory = Directory(transport, node.newest_record, membership.estimates)
         background.append(group.create_task(directory.keep()))
+        background.append(group.create_task(follow_coordinator(node.coordinator, membership, directory)))
         for told in (node.reach, node.forwarded, node.own_address):
             background.append(group.create_task(told.keep(transport, directory)))
         background.append(group.create_task(node.reach.keep_connected(transport, directory)))

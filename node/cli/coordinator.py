@@ -320,8 +320,8 @@ class _CoordinatorFolder:
             console.print(f"dashboard {url}", markup=False)
         if self._former not in ("", address):
             console.print(
-                f"[yellow]the peers of this run look for it at {self._former}: start it there again, or send "
-                "each of them a new invite[/]"
+                f"[yellow]it was at {self._former}: nodes that train there find it in some minutes, if they "
+                "still reach its DHT peer; send the others a new invite, or start it there again[/]"
             )
         console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)
         if self._chosen.open:

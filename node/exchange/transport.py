@@ -297,6 +297,9 @@ class ArbiterPeer(Protocol):
     ) -> None:
         """See :meth:`Transport.admit`."""
 
+    async def publish(self, record: PeerRecord, ttl: float) -> None:
+        """See :meth:`Transport.publish`."""
+
     async def arbitrate(
         self, descriptor: PayloadDescriptor, donors: Sequence[PeerId], deadline: float
     ) -> Verdict:

@@ -224,6 +224,11 @@ class CoordinatorClient:
         old, self._channel = self._channel, self._opened()
         await old.drop()
 
+    async def follow(self, address: str) -> None:
+        """Go on at `address`, where the coordinator answers by now, also after a restart of this node."""
+        self.address, self.credentials = address, self.credentials.moved(address)
+        await self.reconnect()
+
     async def keep_renewed(self) -> NoReturn:
         """Renew the certificate long before it expires, again and again. Open connections continue.
 

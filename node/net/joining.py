@@ -58,7 +58,7 @@ async def obtain_credentials(
         log.info("already in run %s: the credentials in %s are used, not the invite", known.run, known.folder)
         if known.api == invite.api:
             return known
-        api = await wait.answer(partial(_answering_address, known, (known.api, invite.api)))
+        api = await wait.answer(partial(answering_address, known, (known.api, invite.api)))
         return known.moved(api)
     credentials = await wait.turn(
         lambda: wait.answer(lambda seconds: enroll(invite, identity, seconds)),
@@ -86,7 +86,7 @@ async def _in_date(credentials: RunCredentials, clock: Callable[[], float], seco
         ) from None
 
 
-async def _answering_address(known: RunCredentials, addresses: Sequence[str], seconds: float) -> str:
+async def answering_address(known: RunCredentials, addresses: Sequence[str], seconds: float) -> str:
     """The first of `addresses` at which the coordinator of the run answers.
 
     The coordinator may have moved, and neither address tells when it was valid. The authority proves who

@@ -104,9 +104,8 @@ class RunCredentials:
 
     def moved(self, api: str) -> RunCredentials:
         """These credentials with another address of the coordinator, which is stored in the folder."""
-        moved = replace(self, api=api)
-        moved._save_run()
-        return moved
+        replace(load(self.folder), api=api)._save_run()  # role and name may have been remembered since
+        return replace(self, api=api)
 
     @property
     def is_of_relay(self) -> bool:

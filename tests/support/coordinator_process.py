@@ -28,7 +28,7 @@ from protocol.status import RunStatus
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.names import COORDINATOR_NAME
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb
 from protocol.wire.operator_calls import IssueInvite
@@ -61,6 +61,7 @@ class NoDht:
         """If it is given, this peer does nothing before it is set."""
         self._admitted = asyncio.Condition()
         self.closed = False
+        self.published: PeerRecord | None = None
 
     async def admit(
         self,
@@ -74,6 +75,9 @@ class NoDht:
         async with self._admitted:
             self.banned, self.sources, self.members = banned, sources, members
             self._admitted.notify_all()
+
+    async def publish(self, record: PeerRecord, ttl: float) -> None:
+        self.published = record
 
     async def until_admitted(self, *sources: str) -> None:
         """Wait until exactly these sources are admitted."""

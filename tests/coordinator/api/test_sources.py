@@ -17,7 +17,15 @@ from protocol.types import MemberSource
 from protocol.wire.convert.plans import sources_from_pb
 from protocol.wire.operator_calls import BanPeer, UnbanPeer
 from tests.builders import Keyed, keyed, spec_of
-from tests.support.coordinator_process import Running, certificate_of, channel_to, refusal_of, running
+from tests.support.coordinator_process import (
+    COORDINATOR,
+    NoDht,
+    Running,
+    certificate_of,
+    channel_to,
+    refusal_of,
+    running,
+)
 from tests.support.hostile import relay
 
 A, B, C = (keyed(i) for i in range(3))
@@ -81,6 +89,24 @@ async def test_members_learn_the_sources_of_all_members_and_then_the_new_ones(ru
     assert await sources_after(watch, 2) == new
     again = run.stub(B).Watch(pb.WatchRequest(peer=B.peer))
     assert await sources_after(again, 3) == {first, *new}
+
+
+async def test_a_coordinator_that_has_moved_is_heard_by_those_that_do_not_call_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its DHT peer publishes where it is, and admits members at the places where they accept links."""
+    monkeypatch.setattr(NoDht, "arbiter", object())
+    async with running(spec_of(), tmp_path) as first:
+        await asyncio.gather(first.join(A, endpoint="192.0.2.7:9"), first.join(B, endpoint="name.example:9"))
+        await first.settle(0, 1, A, B)
+    async with running(spec_of(), tmp_path) as second:
+        await second.dht.until_admitted("192.0.2.7")
+        assert second.address != first.address
+        assert second.dht.published is not None
+        assert (second.dht.published.peer, second.dht.published.endpoint) == (
+            COORDINATOR.peer,
+            second.address,
+        )
 
 
 async def test_a_restarted_coordinator_learns_the_sources_from_heartbeats(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=_place_of)],
     data: Annotated[
         str | None,
-        option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME\\[/CONFIG]. Default: the run's own."),
+        option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]. Default: the run's own."),
     ] = None,
     split: Annotated[
         str, option("'held-out': what runs keep back of this data for validation. 'all' of it.")
@@ -257,7 +257,8 @@ def import_model(
         say(f"Samples have {started.model.context} tokens; the model is made for {published.context}.")
     if published.tied and not started.model.tied_head:
         say("The embedding of this model is tied to its head; from now on they are trained apart.")
-        say("A run of one stage keeps them tied: --set swarm.stages=1 --set swarm.pipelines=0.")
+        several = "--set swarm.stages=1 --set swarm.pipelines=0" if started.swarm.stages > 1 else ""
+        say(f"To keep them tied: {several or 'leave out model.tied_head'}.")
 
 
 def _import_for_known_run(
@@ -287,6 +288,8 @@ def _import_for_new_run(
     is_named = "data.tokenizer" in options.given or (former is not None and former.data.tokenizer != "byte")
     own = None if is_named else importing.tokenizer_of(published)
     overrides = {f"model.{name}": value for name, value in published.model.items()}
+    if decided := sorted((overrides.keys() - {"model.context"}) & options.given.keys()):
+        raise bad_option(f"The model's folder decides {', '.join(decided)}.", "Leave them out.")
     if former is None and "inner.learning_rate" not in options.given:
         overrides["inner.learning_rate"] = importing.PRETRAINED_RATE
     if own:

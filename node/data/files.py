@@ -176,6 +176,10 @@ class _Limited(io.RawIOBase):
 
 def not_utf8(file: object, data: bytes) -> HetnodeError:
     """The refusal of a file, of which `data` is a piece that is no UTF-8 text."""
+    if isinstance(file, FilePart) and file.start:
+        with file.file.open("rb") as raw:  # only the beginning tells the order of the bytes in a character
+            head = raw.read(2**16)
+        data = head if b"\0" in head else data
     seems = _encoding_of(data)
     if seems is None:
         return unreadable(file, "it is no text, but binary", "Name a UTF-8 text file.")

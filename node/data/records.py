@@ -147,9 +147,17 @@ def rows_of(part: FilePart, text_field: str) -> Iterator[Record]:
         for batch in parquet.iter_batches(
             _ROWS, groups[part.start : part.stop], [text_field], use_threads=False
         ):
-            for text in batch.column(0).to_pylist():
+            for text in map(_value, batch.column(0)):
                 yield text_of({text_field: text}, f"{part.file}, row {row}", text_field)
                 row += 1
+
+
+def _value(scalar: Any) -> Any:
+    """What stands in a row; its bytes where they are no UTF-8 text."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error.object
 
 
 def _parquet(file: Path) -> Any:
@@ -164,12 +172,13 @@ def text_of(record: object, where: str, text_field: str) -> Record:
     """The text of a record, or why it has none."""
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        keys = f", its keys are {', '.join(map(str, record))[:80]}" if isinstance(record, dict) else ""
-        return unreadable(
-            where,
-            f"the record has no text under the key '{text_field}'{keys}",
-            "Set data.text_field to the key of the text, or correct that record.",
-        )
+        why = f"the record has no text under the key '{text_field}'"
+        if isinstance(record, dict):
+            kinds = {dict: "an object", list: "a list", bytes: "no UTF-8 text", type(None): "null"}
+            why += f", its keys are {', '.join(map(str, record))[:80]}"
+            if text_field in record:
+                why = f"under the key '{text_field}' is {kinds.get(type(text), 'a number')}"
+        return unreadable(where, why, "Set data.text_field to the key of the text, or correct that record.")
     return text if len(text) <= MOST_RECORD else _too_long(where)
 
 

@@ -164,6 +164,9 @@ class DataSpec(Section):
     @model_validator(mode="after")
     def _source_is_known(self) -> DataSpec:
         kind, _, rest = self.source.partition(":")
+        for name in (self.source, self.tokenizer, self.end_token):
+            if any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise ValueError(f"{name!a} is not UTF-8: rename that file")
         if self.source != "builtin" and not (kind in ("text", "jsonl", "parquet", "hf") and rest):
             known = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
             raise ValueError(f"unknown data source '{self.source}': use {known}")

@@ -299,3 +299,12 @@ def test_heartbeats_become_rarer_in_a_large_swarm_but_three_fit_into_the_silence
     timing = spec_of(timing__heartbeat=2.0, timing__lost_after=30.0).timing
     assert [timing.heartbeat_of(peers) for peers in (0, 200, 300, 1000, 5000)] == [2.0, 2.0, 3.0, 10.0, 10.0]
     assert spec_of(timing__heartbeat=5.0, timing__lost_after=15.0).timing.heartbeat_of(5000) == 5.0
+
+
+@pytest.mark.parametrize("name", ["data.source", "data.tokenizer"])
+def test_a_name_that_no_file_of_settings_can_hold_is_refused(name: str) -> None:
+    """What a file system gives for bytes that are no UTF-8."""
+    with pytest.raises(HetnodeError, match="is not UTF-8: rename that file") as caught:
+        resolve("nano", overrides={name: "text:n\udcff.txt"})
+    assert caught.value.code is ErrorCode.BAD_SPEC
+    str(caught.value).encode()

@@ -17,7 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.files import LARGE, FilePart, opened, parts_of
+from node.data.files import LARGE, FilePart, not_utf8, opened, parts_of
 from node.data.sources import open_source
 from node.data.stream import MOST_LOADED, is_streamed, open_stream
 from protocol.errors import ErrorCode, HetnodeError
@@ -369,6 +369,37 @@ def test_a_null_row_is_left_out_of_parquet_and_of_a_data_set(tmp_path: Path) -> 
     assert read(f"parquet:{tmp_path}") == expected
     assert read(f"hf:{tmp_path}") == expected
     samples(f"hf:{tmp_path}", 100)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"), [("null", "null"), ("7", "a number"), ("[]", "a list"), ("{}", "an object")]
+)
+def test_what_stands_in_place_of_a_text_is_named(tmp_path: Path, value: str, what: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": {value}}}\n' * 30)
+    assert f"under the key 'text' is {what}" in refused(f"jsonl:{tmp_path / 'a.jsonl'}").cause
+
+
+def test_a_row_of_parquet_that_is_no_utf8_is_one_bad_record(tmp_path: Path) -> None:
+    """Others of its batch stay, and nobody is told to convert the file as a text."""
+    rows = [f"row {number} ".encode() * 20 for number in range(100)]
+    for bad, count in ((1, 99), (100, 0)):
+        data = pyarrow.array([*[b"caf\xe9"] * bad, *rows[bad:]], pyarrow.binary()).view(pyarrow.string())
+        file = tmp_path / f"{bad}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": data}), file)
+        if count:
+            assert len([each for each in open_source(f"parquet:{file}", "text").documents()]) == count
+        else:
+            error = refused(f"parquet:{file}")
+            assert "row 0" in error.cause
+            assert "is no UTF-8 text" in error.cause
+            assert "iconv" not in error.remedy
+
+
+def test_a_later_part_of_a_file_is_named_as_its_beginning_tells(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(LINES.encode("utf-16"))
+    middle = FilePart(file, 101, 4096)
+    assert not_utf8(middle, file.read_bytes()[101:4096]).cause.endswith("UTF-16.")
 
 
 def test_more_bad_records_than_a_small_share_end_the_reading_with_the_first(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(play: Play) -> None
 def replaced_plan(change: Callable[[Replica], Replica], at: int) -> Callable[..., Any]:
     """A rule that makes one new plan, with changed replicas, from round `at` on."""
 
-    def next_plan(state: Any, from_round: int) -> Plan | None:
+    def next_plan(state: Any, from_round: int, _: bool) -> Plan | None:
         newest = state.plans[-1]
         if from_round != at:
             return None

@@ -89,7 +89,7 @@ def test_a_full_replica_an_uncompressed_and_a_compressed_pipeline_agree_and_k_fo
 def test_members_refuse_a_k_beyond_the_width_of_the_model_and_full_replicas_go_on(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_wide(state: State, from_round: int) -> Plan | None:
+    def too_wide(state: State, from_round: int, _: bool) -> Plan | None:
         newest = state.plans[-1]
         if from_round != 2:
             return None

@@ -32,7 +32,7 @@ Record = str | HetnodeError
 LARGEST_BLOCK = 65536
 _READ_CHARACTERS = 2**20
 _ROWS = 128
-_MOST_EXPANDED = 4 * LARGE
+MOST_EXPANDED = 4 * LARGE
 _JQ = "Give one record a line: jq -c {} FILE > NEW.jsonl."
 
 
@@ -41,7 +41,7 @@ def block_size(files: Sequence[Path]) -> int:
     whole = 0
     for piece in chain.from_iterable(_pieces(FilePart(file), "strict") for file in files):
         whole += len(piece)
-        if whole > _MOST_EXPANDED:
+        if whole > MOST_EXPANDED:
             raise unreadable(files[0].parent, "its files expand without end", "Use another copy of the data.")
     return min(max(whole // 32, 1024), LARGEST_BLOCK)
 

@@ -37,7 +37,7 @@ MOST_LOADED = 2**30
 _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 """Documents, and characters but for those of the last one, that are encoded together, on all cores."""
 _MOST_QUIET = 2**26
-_MOST_EXPANDED = 8
+MOST_EXPANDED = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
 
@@ -154,7 +154,7 @@ class TokenFile:
     def append(self, ids: Tokens) -> None:
         data = ids.astype(self._dtype).tobytes()
         self._nbytes += len(data)
-        if self._nbytes > _MOST_EXPANDED * MOST_LOADED:
+        if self._nbytes > MOST_EXPANDED * MOST_LOADED:
             raise unreadable(self._name, "its files expand without end", "Use another copy of the data.")
         with self._disk():
             self._file.write(data)

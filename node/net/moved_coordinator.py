@@ -15,7 +15,7 @@ from protocol.server.backoff import pause_after
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS, _LONGEST_SECONDS = 15.0, 300.0
+LOOK_SECONDS, LONGEST_SECONDS = 15.0, 300.0
 _TRY_SECONDS = 20.0
 
 
@@ -29,7 +29,7 @@ async def follow_coordinator(
     """
     looks = 0
     while True:
-        await asyncio.sleep(pause_after(looks + 1, _LOOK_SECONDS, _LONGEST_SECONDS))
+        await asyncio.sleep(pause_after(looks + 1, LOOK_SECONDS, LONGEST_SECONDS))
         looks = looks + 1 if membership.away else 0
         known = coordinator.credentials
         found = (await directory.endpoints()).get(known.coordinator, known.api) if looks else known.api

@@ -123,7 +123,7 @@ def bomb(path: Path, unit: bytes, count: int) -> Path:
 def test_a_packed_file_that_expands_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.data.records._MOST_EXPANDED", 2**24)
+    monkeypatch.setattr("node.data.records.MOST_EXPANDED", 2**24)
     monkeypatch.setattr("node.data.stream.MOST_LOADED", 2**21)
     text = bomb(tmp_path / "a.txt.gz", b"some words \n" * 2**17, 30)
     records = bomb(tmp_path / "a.jsonl.gz", b'{"text": "%s"}\n' % (b"y" * 2**20), 30)

@@ -47,8 +47,8 @@ class Surroundings:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moved_coordinator, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(moved_coordinator, "_LONGEST_SECONDS", 0.01)
+    monkeypatch.setattr(moved_coordinator, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(moved_coordinator, "LONGEST_SECONDS", 0.01)
 
 
 @asynccontextmanager

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.membership.ahead import digest_ahead, problem_ahead, told_ahead
+from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
 from coordinator.run.rounds.attestation import record_of, settled_digest
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch
 from coordinator.run.state.commands import PauseRun, RollBack
-from coordinator.run.state.events import AnchorDigest, RoundDecided, RunRolledBack
+from coordinator.run.state.events import AnchorDigest, DigestAttested, RoundDecided, RunRolledBack
 from coordinator.run.state.state import KEPT_ROUNDS, State
 from coordinator.run.state.text import listed
 from coordinator.run.state.transaction import Transaction
@@ -81,6 +81,11 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
         for stage, part in _parts(state)
         if (digest := digest_of(state, stage, restore_round, part)) is not None
     )
+    if is_ahead:  # or nobody could find the donors of what some members have replaced
+        for each in digests:
+            key = each.stage, restore_round, Part(each.part)
+            for peer in kept_ahead(state, *key):
+                transaction.add(DigestAttested(transaction.now, *key, peer, each.digest))
     epoch = next_epoch(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
     for stage in range(state.stages):

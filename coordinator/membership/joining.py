@@ -44,7 +44,7 @@ def check_compatible(spec: RunSpec, newest: int, spec_hash: str, oldest: int = 0
     Raises:
         HetnodeError: VERSION_MISMATCH with both versions; SPEC_MISMATCH with both hashes, in full.
     """
-    version = common_version("The node", newest, oldest)
+    version = common_version("the node", "the coordinator", newest, oldest)
     if spec_hash not in ("", spec.hash):
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,

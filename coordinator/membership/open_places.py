@@ -31,7 +31,7 @@ from protocol.types import PeerId
 PLACE_SECONDS = 24 * 3600.0
 """A computer that is off at night keeps its place."""
 SEAT_SECONDS = 1800.0
-"""Longer than a restart of a machine with its updates. Meanwhile nobody else gets this room."""
+"""A machine restarts, with its updates, in less. Until then the room of a peer that has left stays free."""
 REFRESH_SECONDS = 600.0
 """A peer that waits asks far more often than that; the event log needs to know it only so often."""
 MOST_WAITING = 1000

@@ -49,8 +49,8 @@ ReservedChain = tuple[ReservedAssignment, ...]
 def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | None:
     """The plan that takes over at `from_round`; None where the newest one stands, or no other is possible.
 
-    If rounds before are aborted, `is_lost` says it of the last one, and no replica goes on, nobody has what
-    was learned of their samples any more: they are trained again.
+    Where no replica goes on, nobody has what was learned in the aborted rounds before: their samples are
+    trained again. `is_lost`: the round before is one of them.
 
     A replica keeps its members if all of them take part and none drains. Another replica trains if each of
     its positions has a peer that has caught up and rested: the peer with the reservation, else a spare with

@@ -18,7 +18,8 @@ from protocol.run_files.sources import kind_of_file
 log = logging.getLogger(__name__)
 
 LARGE = 2**30
-"""Bytes of text beyond which files are read in parts, when these are needed (node/data/stream.py)."""
+"""Bytes of text beyond which a source is not tokenized before the first step, which would take minutes: its
+files are read in parts, when these are needed (node/data/stream.py)."""
 PART = 2**26
 """Bytes of one part of a large file."""
 MOST_RECORD = 2**26

@@ -17,13 +17,15 @@ from typing import Any
 
 from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.sources import kind_of_file
+from protocol.server.backoff import pause_after
 
 SPLIT = "train"
 _ON_HUB = re.compile(r"(?:(?:zip|tar|gzip|bz2|xz|zstd|lz4|7z|rar)://[^:]*::)*hf://[^:]*")
 
 _SECONDS_TO_READ, _SECONDS_TO_LIST = 1800.0, 60.0
 """How long the network or the hub may fail, in which the library makes several tries of its own."""
-_MOST_SECONDS_BETWEEN = 60.0
+_FIRST_SECONDS, _MOST_SECONDS_BETWEEN = 2.0, 60.0
 _TOO_MANY = (408, 429)
 _NETWORK_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp"})
 """Their errors without a status are those of a connection. Which one is used depends on versions."""
@@ -42,7 +44,8 @@ PRESETS: Mapping[str, tuple[str, str | None]] = {
 class Shard:
     """One file of a data set. `records` reads it from its beginning, and fetches what it reads.
 
-    Reading raises DATA_UNREADABLE, which names the file. `nbytes` is its size, None if nobody tells.
+    Reading raises DATA_UNREADABLE, which names the file. `nbytes` is the size of the file; None where
+    the hub does not tell it.
     """
 
     name: str
@@ -187,7 +190,7 @@ class _Patience:
         if monotonic() > self._ends:
             return False
         # Nodes that failed together do not come back together.
-        seconds = min(2.0**self._tries, _MOST_SECONDS_BETWEEN) * uniform(0.5, 1)
+        seconds = pause_after(self._tries, _FIRST_SECONDS, _MOST_SECONDS_BETWEEN) * uniform(0.5, 1)
         log.warning(
             "the data %s cannot be read now (%s); next try in %.0f s", self._what, _reason(error), seconds
         )
@@ -233,6 +236,12 @@ def _hub_name(location: str) -> tuple[str, str | None]:
         return PRESETS[location]
     # Path.expanduser would raise for an unknown user; here the path is reported as missing.
     path = Path(os.path.expanduser(location))
+    if path.is_file():
+        raise HetnodeError(
+            ErrorCode.DATA_UNREADABLE,
+            f"The data hf:{location} cannot be read: it is a file of this machine, not a folder.",
+            f"Use {kind_of_file(path.name) or 'text'}:{location}.",
+        )
     if path.exists():
         return str(path), None
     parts = location.split("/")

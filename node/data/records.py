@@ -32,7 +32,8 @@ Record = str | HetnodeError
 LARGEST_BLOCK = 65536
 _READ_CHARACTERS = 2**20
 _ROWS = 128
-MOST_EXPANDED = 4 * LARGE
+MOST_TEXT = 4 * LARGE
+"""Characters of the files of a source that is not large."""
 _JQ = "Give one record a line: jq -c {} FILE > NEW.jsonl."
 
 
@@ -41,7 +42,7 @@ def block_size(files: Sequence[Path]) -> int:
     whole = 0
     for piece in chain.from_iterable(_pieces(FilePart(file), "strict") for file in files):
         whole += len(piece)
-        if whole > MOST_EXPANDED:
+        if whole > MOST_TEXT:
             raise unreadable(files[0].parent, "its files expand without end", "Use another copy of the data.")
     return min(max(whole // 32, 1024), LARGEST_BLOCK)
 

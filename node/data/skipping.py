@@ -10,11 +10,11 @@ from protocol.errors import HetnodeError
 log = logging.getLogger(__name__)
 
 ONE_IN = 20
-"""At most one of so many records is left out."""
+"""The share of records that may be left out: one of this number."""
 _EARLY = 10_000
-"""Of the first so many records any may be bad, as long as they are few of so many."""
+"""A source with fewer records is judged as if it had this number, until its end is known."""
 _SHORT = 100
-"""The same of a part of a source, which may be short."""
+"""The same for a part of a source, also at its end: it may be short."""
 
 
 class LeftOut:

@@ -4,7 +4,7 @@ Documents are tokenized and concatenated, each followed by the tokenizer's separ
 L + 1 tokens that overlap by one: inputs are ``[:, :-1]``, targets ``[:, 1:]``. An incomplete last window is
 dropped. Training and validation documents are two separate sequences.
 
-A source of up to MOST_LOADED bytes is tokenized once, whatever its kind; each epoch has every window once, in
+A source of up to LARGE bytes is tokenized once, whatever its kind; each epoch has every window once, in
 an order that depends on the seed. A larger source is streamed (node/data/streamed.py). In both cases equal
 (spec, ordinals) give equal samples, independent of earlier reads.
 """
@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from node.data.files import unreadable
+from node.data.files import LARGE, unreadable
 from node.data.permutation import window_of
 from node.data.sources import Document, SourceShard, not_named, open_source
 from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
@@ -32,12 +32,10 @@ from protocol.spec.run import RunSpec
 
 log = logging.getLogger(__name__)
 
-MOST_LOADED = 2**30
-"""Bytes of the files of a source whose windows are counted, which takes minutes before the first step."""
 _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 """Documents, and characters but for those of the last one, that are encoded together, on all cores."""
 _MOST_QUIET = 2**26
-MOST_EXPANDED = 8
+TOKEN_BYTES = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
 
@@ -102,7 +100,7 @@ def open_stream(
 def is_streamed(shards: Sequence[SourceShard]) -> bool:
     """Whether these shards of a source have more bytes than all nodes of a run tokenize before they train."""
     sizes = [shard.nbytes for shard in shards]
-    return None in sizes or sum(size or 0 for size in sizes) > MOST_LOADED
+    return None in sizes or sum(size or 0 for size in sizes) > LARGE
 
 
 def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, name: str) -> SampleStream:
@@ -145,7 +143,7 @@ def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document
 class TokenFile:
     """Tokens in a nameless temporary file, so that memory need not hold them.
 
-    Raises HetnodeError DISK_FULL; DATA_UNREADABLE for more than files of MOST_LOADED bytes can have.
+    Raises HetnodeError DISK_FULL; DATA_UNREADABLE for more than files of LARGE bytes can have.
     """
 
     def __init__(self, dtype: type[np.generic], name: str) -> None:
@@ -154,7 +152,7 @@ class TokenFile:
     def append(self, ids: Tokens) -> None:
         data = ids.astype(self._dtype).tobytes()
         self._nbytes += len(data)
-        if self._nbytes > MOST_EXPANDED * MOST_LOADED:
+        if self._nbytes > TOKEN_BYTES * LARGE:
             raise unreadable(self._name, "its files expand without end", "Use another copy of the data.")
         with self._disk():
             self._file.write(data)

@@ -152,7 +152,7 @@ class CoordinatorClient:
         if not is_signed_by(self.credentials.coordinator, signed, reply.spec_signature):
             raise wrong_authority("The run's specification is not signed by the coordinator of the invite.")
         if reply.protocol_version:  # none of a coordinator of the first versions
-            common_version("The coordinator", reply.protocol_version)
+            common_version("the coordinator", "this node", reply.protocol_version)
         spec = _understood(reply.spec_json)
         # Another version of hetnode may read the same bytes as another spec.
         if spec.hash != reply.spec_hash:

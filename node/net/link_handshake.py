@@ -57,7 +57,7 @@ def hello_in(message: LinkMessage | None) -> pb.Hello | None:
     if message is None or message.hello is None or message.chunk is not None:
         return None
     hello = message.hello
-    common_version("The neighbour", hello.protocol_version, hello.oldest_protocol)
+    common_version("one end of the link", "the other", hello.protocol_version, hello.oldest_protocol)
     return hello
 
 

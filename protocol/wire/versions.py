@@ -10,21 +10,21 @@ OLDEST_PROTOCOL = 4
 order of samples from a hub."""
 
 
-def common_version(whose: str, newest: int, oldest: int = 0) -> int:
+def common_version(whose: str, own: str, newest: int, oldest: int = 0) -> int:
     """The newest version that this program and another one speak, which speaks `oldest` to `newest`.
 
-    `oldest` 0: the other one speaks `newest` alone. `whose` begins a sentence: "The neighbour".
+    `oldest` 0: the other one speaks `newest` alone. `whose` and `own` name both programs, because either side
+    may read the message: "the node", "the coordinator".
 
     Raises HetnodeError VERSION_MISMATCH with what each speaks.
     """
     chosen, oldest = min(newest, PROTOCOL_VERSION), oldest or newest
     if chosen < max(oldest, OLDEST_PROTOCOL):
-        is_older = newest < OLDEST_PROTOCOL
         raise HetnodeError(
             ErrorCode.VERSION_MISMATCH,
-            f"{whose} speaks {_spoken(oldest, newest)} of the protocol, "
-            f"this side {_spoken(OLDEST_PROTOCOL, PROTOCOL_VERSION)}.",
-            f"Update the program of {'the other' if is_older else 'this'} side.",
+            f"{whose[0].upper()}{whose[1:]} speaks {_spoken(oldest, newest)} of the protocol, {own} "
+            f"{_spoken(OLDEST_PROTOCOL, PROTOCOL_VERSION)}.",
+            f"Update {whose if newest < PROTOCOL_VERSION else own}.",
         )
     return chosen
 

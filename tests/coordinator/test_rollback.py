@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.rollback import restorable_rounds
+from coordinator.rollback import problem_of, restorable_rounds
 from coordinator.run.rounds.attestation import locate, record_of, settled_digest
 from coordinator.run.state.commands import (
     Attest,
@@ -275,3 +275,32 @@ def test_a_liar_spends_few_rounds_of_a_run(run: Run) -> None:
     run.accept(RollBack(6, ""))
     assert run.state.restored == {12: 6}
     assert run.state.current_round == 13
+
+
+def tell(run: Run, stage: int, part: str, *rounds: int) -> None:
+    """Rounds that are not decided here, as members tell them of a part: the newest first."""
+    for peer in PEERS:
+        for number in rounds:
+            outcome = run.send(Attest(peer.peer, stage, number, part, f"{stage}{part}{number}"))
+            assert outcome.refusal is not None
+            assert outcome.refusal.code is ErrorCode.COORDINATOR_BEHIND
+
+
+def test_stages_that_stopped_one_round_apart_are_adopted_from_what_is_on_disk(run: Run) -> None:
+    """The coordinator died between the decisions of two stages: no round is the newest one of both."""
+    keep(run, 4, 6)
+    for stage, part, newest in ((0, "stage", 8), (0, "embedding", 8), (1, "stage", 9)):
+        tell(run, stage, part, newest, 6, newest - 1)
+    assert {each: problem_of(run.state, each) for each in (5, 6, 7, 8, 9)} == {
+        5: "round 5 is not decided",
+        6: "",
+        7: "no live peer keeps stage 0",
+        8: "no live peer keeps stage 1",
+        9: "only 0 of 3 peers hold the same stage 0",
+    }
+    run.accept(RollBack(6, ""))
+    assert run.state.restored == {10: 6}
+    for stage, part in ((0, Part.STAGE), (1, Part.STAGE), (0, Part.EMBEDDING)):
+        found = record_of(run.state, stage, part, 6)
+        assert found is not None
+        assert set(found.holders) == {peer.peer for peer in PEERS}

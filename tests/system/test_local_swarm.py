@@ -270,7 +270,7 @@ def test_a_wrong_spec_is_refused_certificates_are_renewed_and_a_ban_ends_only_th
             swarm.wait_log(name, "certificate was renewed", count=2)
         swarm.wait_round(1, 120)
         assert all(decision["committed"] for decision in swarm.decisions())
-        assert all(swarm.log(name).count(" is open") == 1 for name in ("a", "b"))
+        assert all(swarm.log(name).count("link to position") == 1 for name in ("a", "b"))
 
         swarm.ask("peers", "ban", swarm.peer("b"), "--reason", "it is a test", "--folder", str(swarm.run))
         swarm.wait_until(lambda: not swarm.is_running("b"), 30, "the end of b")

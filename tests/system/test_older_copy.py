@@ -39,7 +39,10 @@ def test_the_run_goes_on_from_what_nodes_hold(tmp_path: Path) -> None:
 
         swarm.wait_until(lambda: bool(listed()), 120, "what nodes hold")
         adopted = max(listed())
-        assert newest - 1 <= adopted <= newest
+        # Where the coordinator died between two stages, the newest round of both is that on the disks.
+        is_from_disk = adopted < newest - 1
+        assert newest - 2 <= adopted <= newest
+        assert not is_from_disk or adopted % 2 == 0
         done = commands.hetnode("rollback", str(swarm.run), "--to", str(adopted), "--yes")
         assert done.returncode == 0, done.stderr
         assert "the run goes on" in done.stdout
@@ -47,6 +50,6 @@ def test_the_run_goes_on_from_what_nodes_hold(tmp_path: Path) -> None:
         assert not swarm.events("diverged")
         assert swarm.anchors("a") == swarm.anchors("b")
         for name in NODES:
-            assert f"goes back to round {adopted}" not in swarm.log(name)
+            assert (f"goes back to round {adopted}" in swarm.log(name)) == is_from_disk
             assert "parameters before" not in swarm.log(name)
             assert max(swarm.contributions(name)) == spec.rounds

@@ -89,7 +89,8 @@ class MemberAnchors:
         self._waits = services.figures.waits
         # Round and digest of each anchor; of the embedding also where it is a part of the hosted stage 0.
         self._anchors: dict[tuple[int, Part], tuple[int, str]] = {}
-        self._former: dict[tuple[int, Part], tuple[int, str]] = {}  # those before
+        # The same of the two newest ones before it that checkpoints have, and of the one just before it.
+        self._earlier: dict[tuple[int, Part], list[tuple[int, str]]] = {}
 
     @property
     def position(self) -> int:
@@ -112,7 +113,7 @@ class MemberAnchors:
     async def refresh(self) -> None:
         """Ask the worker which anchors it has. Call this after it has loaded any."""
         self._anchors = dict(await self._worker.call(Digests()))
-        self._former.clear()
+        self._earlier.clear()
         self.commits.pending.clear()  # loading an anchor drops its proposal
         self.attestations.drop()
 
@@ -157,7 +158,8 @@ class MemberAnchors:
         """Tell the coordinator the digests of everything that this member holds.
 
         Raises HetnodeError: ANCHOR_DIVERGED where other replicas have another anchor; COORDINATOR_BEHIND,
-        after all is told, also of the round before: members may have stopped one round apart.
+        after all is told, also of rounds before: members may have stopped one round apart, and the stages of
+        one member, too. Then all have the same rounds on their disks alone.
         """
         behind: HetnodeError | None = None
         for where, anchor in list(self._anchors.items()):
@@ -167,9 +169,9 @@ class MemberAnchors:
                 if error.code is not ErrorCode.COORDINATOR_BEHIND:
                     raise
                 behind = error
-                if where in self._former:
+                for earlier in self._earlier.get(where, ()):
                     with suppress(HetnodeError):  # it raises the same, and what is told counts
-                        await self._tell(*where, *self._former[where])
+                        await self._tell(*where, *earlier)
         if behind is not None:
             raise behind
         if self.snapshots is not None:
@@ -256,7 +258,10 @@ class MemberAnchors:
                 changed = self._parts_changed_with(stage, Part.STAGE)
                 digests = {each: self._anchors[stage, each][1] for each in changed}
             for each, digest in digests.items():
-                self._former[stage, each] = self._anchors[stage, each]
+                former = self._anchors[stage, each]
+                every = self._spec.recovery.checkpoint_every
+                saved = [one for one in self._earlier.get((stage, each), ()) if one[0] % every == 0]
+                self._earlier[stage, each] = [*saved[-2:], former]
                 self._anchors[stage, each] = (round_number, digest)
             if self.snapshots is not None and stage == 0:
                 await self.snapshots.write(round_number)
@@ -302,7 +307,7 @@ class MemberAnchors:
                     else LoadPart(stage, part, rollback.round_number, file)
                 )
                 self.commits.pending.pop(stage, None)
-                self._former.clear()
+                self._earlier.clear()
                 now = await self._worker.call(Digests())
                 for changed in self._parts_changed_with(stage, part):
                     self._anchors[stage, changed] = now[stage, changed]

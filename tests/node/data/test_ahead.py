@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -15,6 +17,7 @@ from node.data.stream import SampleStream
 from node.data.streamed import Ordinals, Samples
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from tests.support.paths import ROOT
 
 SPEC = resolve("nano", overrides={"inner.steps": 10, "inner.microbatches": 4, "inner.microbatch_size": 3})
 ROUND = SPEC.samples_per_round(4)
@@ -122,3 +125,24 @@ def test_the_thread_ends_with_its_reader() -> None:
     gc.collect()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_process_ends_while_its_samples_are_read() -> None:
+    """A hub that does not answer keeps nobody waiting."""
+    code = """
+import threading
+from node.data.ahead import ReadAhead
+began = threading.Event()
+def read(ordinals):
+    if ordinals.start:
+        began.set()
+        threading.Event().wait()
+reader = ReadAhead(read)
+reader.read(range(0, 1), [range(1, 2)])
+began.wait()
+print("reads")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=120, check=True
+    )
+    assert ended.stdout == b"reads\n"

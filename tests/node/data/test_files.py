@@ -17,9 +17,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.data.files import LARGE, FilePart, not_utf8, opened, parts_of
+from node.data.files import FilePart, not_utf8, opened, parts_of
 from node.data.sources import open_source
-from node.data.stream import MOST_LOADED, is_streamed, open_stream
+from node.data.stream import is_streamed, open_stream
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -72,7 +72,7 @@ def refused(source: object) -> HetnodeError:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of more than 20 KB are large, and have small parts and blocks."""
-    for place in ("sources.LARGE", "stream.MOST_LOADED"):
+    for place in ("sources.LARGE", "stream.LARGE"):
         monkeypatch.setattr(f"node.data.{place}", 20_000)
     monkeypatch.setattr("node.data.files.PART", 8_000)
     monkeypatch.setattr("node.data.records.PART", 8_000)
@@ -123,8 +123,8 @@ def bomb(path: Path, unit: bytes, count: int) -> Path:
 def test_a_packed_file_that_expands_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.data.records.MOST_EXPANDED", 2**24)
-    monkeypatch.setattr("node.data.stream.MOST_LOADED", 2**21)
+    monkeypatch.setattr("node.data.records.MOST_TEXT", 2**24)
+    monkeypatch.setattr("node.data.stream.LARGE", 2**21)
     text = bomb(tmp_path / "a.txt.gz", b"some words \n" * 2**17, 30)
     records = bomb(tmp_path / "a.jsonl.gz", b'{"text": "%s"}\n' % (b"y" * 2**20), 30)
     for source in (f"text:{text}", f"jsonl:{records}"):
@@ -132,10 +132,6 @@ def test_a_packed_file_that_expands_without_end_is_refused(
             open_stream(spec_of(source))
     line = bomb(tmp_path / "line.jsonl.gz", b"y" * 2**24, 6)
     assert "64 MiB" in refused(f"jsonl:{line}").cause
-
-
-def test_a_source_of_large_files_is_one_that_is_not_counted() -> None:
-    assert LARGE == MOST_LOADED
 
 
 def test_a_folder_names_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -193,7 +193,7 @@ def test_a_source_that_expands_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(_records(range(1)).encode() * 20_000))
-    monkeypatch.setattr("node.data.stream.MOST_LOADED", 2**17)
+    monkeypatch.setattr("node.data.stream.LARGE", 2**17)
     error = _failure(f"hf:{tmp_path}")
     assert error.code is ErrorCode.DATA_UNREADABLE
     assert "expand" in error.cause

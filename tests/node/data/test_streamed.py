@@ -163,7 +163,7 @@ def _file(shard: int) -> str:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Six shards, each longer than a slice, of a source too large to be counted."""
-    monkeypatch.setattr("node.data.stream.MOST_LOADED", 0)
+    monkeypatch.setattr("node.data.stream.LARGE", 0)
     for shard in range(6):
         _write(tmp_path / "data" / _file(shard), 10_000 * shard)
     return tmp_path / "data"
@@ -208,7 +208,7 @@ def test_a_shard_that_cannot_be_read_is_named(
 ) -> None:
     import pyarrow.parquet  # noqa: PLC0415  collecting the tests needs none of it
 
-    monkeypatch.setattr("node.data.stream.MOST_LOADED", 0)
+    monkeypatch.setattr("node.data.stream.LARGE", 0)
     files = [tmp_path / f"shard_{number:08d}_processed.parquet" for number in range(4)]
     for file in files:
         pyarrow.parquet.write_table(pyarrow.table({"text": ["some text " * 50] * 400}), file)

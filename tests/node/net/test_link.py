@@ -267,7 +267,7 @@ async def test_another_protocol_version_is_refused_with_both_numbers(server: tup
         await call.write(pb.LinkMessage(hello=pb.Hello(protocol_version=PROTOCOL_VERSION + 1, peer="upper")))
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert f"version {PROTOCOL_VERSION + 1}" in await call.details()
-        assert f"this side version {PROTOCOL_VERSION}" in await call.details()
+        assert f"the other version {PROTOCOL_VERSION}" in await call.details()
 
 
 async def test_a_newer_neighbour_that_speaks_this_version_too_is_greeted(

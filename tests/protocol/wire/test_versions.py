@@ -24,16 +24,16 @@ def from_4_to_6(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_newest_version_that_both_speak(newest: int, oldest: int, common: int | None) -> None:
     if common is not None:
-        assert common_version("The node", newest, oldest) == common
+        assert common_version("the node", "the coordinator", newest, oldest) == common
         return
     with pytest.raises(HetnodeError) as caught:
-        common_version("The node", newest, oldest)
+        common_version("the node", "the coordinator", newest, oldest)
     assert caught.value.code is ErrorCode.VERSION_MISMATCH
     assert "versions 4 to 6" in caught.value.cause
 
 
-def test_the_side_that_is_behind_has_to_be_updated() -> None:
-    with pytest.raises(HetnodeError, match=r"speaks version 3 of the protocol, .* the other side"):
-        common_version("The node", 3)
-    with pytest.raises(HetnodeError, match=r"speaks versions 7 to 8 of the protocol, .* this side"):
-        common_version("The node", 8, 7)
+def test_the_side_that_is_behind_is_named_to_both() -> None:
+    with pytest.raises(HetnodeError, match=r"The node speaks version 3 .*, the coord.* Update the node\."):
+        common_version("the node", "the coordinator", 3)
+    with pytest.raises(HetnodeError, match=r"speaks versions 7 to 8 .* Update the coordinator\."):
+        common_version("the node", "the coordinator", 8, 7)

@@ -344,7 +344,7 @@ def _start_run(
         health,
         history,
         dashboard.resting,
-        explain=Explainer(command_loop, store, history).explain,
+        explain=Explainer(command_loop, store, history, dashboard.resting).explain,
     )
     return command_loop, serving, records
 

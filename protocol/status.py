@@ -83,7 +83,7 @@ class CauseCode(StrEnum):
     # Why a replica cannot train.
     OBSTRUCTED = "obstructed"  # replicas, causes: the replica and all that it lacks
     VACANT = "vacant"  # stages
-    MEMBER_GONE = "member-gone"  # peers, stages
+    MEMBER_GONE = "member-gone"  # peers, stages; detail "rests" if its process does
     MEMBER_DRAINS = "member-drains"  # peers, stages
     MEMBER_RESTS = "member-rests"  # peers, stages, round_number, count
     MEMBER_SYNCS = "member-syncs"  # peers, stages

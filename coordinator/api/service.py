@@ -131,7 +131,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._dht_peers, self._dial_back = tuple(dht_peers), dial_back
         self._spec_signature = sign(spec_message(self._run, self._spec.canonical_json))
         self._announcements = Announcements(
-            *(self._run, sign, sources, relay, records.resting), stall=RunNews(command_loop).stall
+            *(self._run, sign, sources, relay, records.resting),
+            stall=RunNews(command_loop, records.resting).stall,
         )
         self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
         self._messages, self._large_answers = RoundMessages(), LargeAnswers()

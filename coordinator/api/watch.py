@@ -200,7 +200,11 @@ class Watcher:
             return pb.PlanUpdate(finished=True, waiting=announcement.waiting)
         newer = [plan for plan in state.plans if plan.epoch > self._epoch]
         plan = (newer[0] if self._epoch else newer[-2:][0]) if newer else None
-        waiting = "" if plan else announcement.waiting or peer_message(state, self._peer)
+        waiting = (
+            ""
+            if plan
+            else announcement.waiting or peer_message(state, self._peer, self._announcements.resting)
+        )
         told = self._told
         has_lists = told is not None and _lists(told) == _lists(announcement)
         is_new = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from coordinator.placement.reservations import is_spare
@@ -16,15 +16,25 @@ from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
 
-def run_cause(state: State) -> Cause:
-    """What the run does or waits for, as far as it is not paused."""
+def run_cause(state: State, resting: Collection[PeerId] = ()) -> Cause:
+    """What the run does or waits for, as far as it is not paused. The processes of `resting` rest."""
     match state.phase:
         case RunPhase.GATHERING:
             return _gathering(state)
         case RunPhase.TRAINING:
-            return replace(_training(state), round_number=state.current_round, total=state.spec.rounds)
+            found = told_of_rest(_training(state), resting)
+            return replace(found, round_number=state.current_round, total=state.spec.rounds)
         case RunPhase.FINISHED:
             return Cause(CauseCode.FINISHED, total=state.spec.rounds)
+
+
+def told_of_rest(cause: Cause, resting: Collection[PeerId]) -> Cause:
+    """`cause`, where of the members that are gone those in `resting` have processes that rest."""
+    if not resting:
+        return cause
+    rests = cause.code is CauseCode.MEMBER_GONE and cause.peers[0] in resting
+    causes = tuple(told_of_rest(each, resting) for each in cause.causes)
+    return replace(cause, detail="rests" if rests else cause.detail, causes=causes)
 
 
 def _gathering(state: State) -> Cause:

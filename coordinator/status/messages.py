@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import assert_never
 
 from coordinator.run.state import events
@@ -9,21 +10,21 @@ from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.run.state.text import counted, listed, short, stages_of
 from coordinator.status.cause_text import alarm_text, cause_text, pause_text, run_text
-from coordinator.status.causes import peer_cause, run_cause
+from coordinator.status.causes import peer_cause, run_cause, told_of_rest
 from protocol.roles import POLICIES
 from protocol.status import STALLS, RunPhase
 from protocol.trust.public_name import name_as_text
 from protocol.types import Aborted, Committed, Decision, Pause, PeerId, RolledBack, Skipped
 
 
-def run_message(state: State) -> str:
+def run_message(state: State, resting: Collection[PeerId] = ()) -> str:
     """What the run does or waits for, such as "training: round 7 of 30, waiting for replica-1 at stage 0"."""
-    return run_text(run_cause(state), state.pause, state.committed, state.aborted)
+    return run_text(run_cause(state, resting), state.pause, state.committed, state.aborted)
 
 
-def stall_message(state: State) -> str:
+def stall_message(state: State, resting: Collection[PeerId] = ()) -> str:
     """What the run waits for, if it cannot go on before a peer joins or returns; "" otherwise."""
-    cause = run_cause(state)
+    cause = run_cause(state, resting)
     return run_text(cause, state.pause) if cause.code in STALLS else ""
 
 
@@ -34,10 +35,10 @@ def pause_message(state: State) -> str:
     return f"the run is paused before round {state.pause.from_round}{pause_text(state.pause)}"
 
 
-def peer_message(state: State, peer: PeerId) -> str:
+def peer_message(state: State, peer: PeerId, resting: Collection[PeerId] = ()) -> str:
     """Why `peer`, which has joined, does not train while the run trains; "" if it trains."""
     cause = peer_cause(state, peer)
-    return cause_text(cause) if cause else ""
+    return cause_text(told_of_rest(cause, resting)) if cause else ""
 
 
 def event_peers(event: Event) -> tuple[PeerId, ...]:

@@ -10,7 +10,7 @@ from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import ALARM_ROUNDS, State
 from coordinator.run.state.text import stages_of
-from coordinator.status.causes import alarm_cause, peer_cause, run_cause
+from coordinator.status.causes import alarm_cause, peer_cause, run_cause, told_of_rest
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages
 from protocol.status import (
@@ -55,12 +55,13 @@ def run_status(
     measured = tuple(measurements)
     is_open = state.phase is RunPhase.TRAINING and state.rounds_decided < state.spec.rounds
     # Once for all peers: of a large swarm they take long.
-    lacks = obstacles(state, state.current_round) if is_open else {}
+    found = obstacles(state, state.current_round) if is_open else {}
+    lacks = {index: told_of_rest(cause, resting) for index, cause in found.items()}
     return RunStatus(
         run=state.run,
         spec=state.spec,
         phase=state.phase,
-        cause=hindrance or run_cause(state),
+        cause=hindrance or run_cause(state, resting),
         rounds_decided=state.rounds_decided,
         stage_rounds_committed=state.committed,
         stage_rounds_aborted=state.aborted,

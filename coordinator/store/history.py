@@ -388,7 +388,9 @@ def _decided(db: sqlite3.Connection, part: Contribution) -> tuple[int, int]:
 def _credit(totals: PeerTotals) -> Credit:
     rounds = (totals.first_round or 0, totals.last_round or 0, totals.credit_sequence or 0)
     bytes_of = totals.payload_bytes, int(totals.link_bytes)
-    return Credit(totals.peer, totals.stage_tokens, totals.stage_rounds, *bytes_of, *rounds)
+    return Credit(
+        totals.peer, totals.stage_tokens, totals.stage_rounds, *bytes_of, *rounds, totals.name or ""
+    )
 
 
 def _estimates(db: sqlite3.Connection, number: int, most: int) -> tuple[EstimatePoint, ...]:

@@ -159,6 +159,7 @@ class Credit:
         link_bytes: sent to its neighbours, by its own count, which is not checked.
         first_round, last_round: that counted; 0 without any.
         sequence: of the last event that changed its credit.
+        name: its public name, or "".
     """
 
     peer: PeerId
@@ -169,6 +170,7 @@ class Credit:
     first_round: int
     last_round: int
     sequence: int
+    name: str = ""
 
 
 @dataclass(frozen=True)

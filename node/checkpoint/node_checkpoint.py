@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.checkpoint import global_model, private_state
@@ -95,7 +95,7 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
     A checkpoint that has all stages and the embedding is preferred to a newer one that has only some, which
     happens after this node was assigned other stages. Unusable checkpoints are skipped with a warning.
     """
-    partial = None
+    partial: tuple[Path, Restored] | None = None
     for folder in global_model.rounds_below(root).values():
         try:
             found = global_model.read(folder)
@@ -104,27 +104,28 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
             continue
         hosted = {stage: found.stages[stage] for stage in stages if stage in found.stages}
         if found.spec != spec or not hosted:
-            log.warning("skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
+            level = logging.INFO if found.spec == spec else logging.WARNING
+            log.log(level, "skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
             continue
         embedding = found.embedding
         if 0 in stages:
             embedding = None  # stage 0 contains it
         elif 0 in found.stages:
             embedding = embedding_of(found.stages[0])
-        private = _private(folder, spec, found.round_number, hosted)
-        restored = Restored(found.round_number, hosted, embedding, private)
+        restored = Restored(found.round_number, hosted, embedding, None)
         needs_embedding = 0 not in stages and not spec.link.embedding_every
         if len(hosted) == len(stages) and not (needs_embedding and embedding is None):
-            return restored
-        partial = partial or restored
-    return partial
+            return _with_private(folder, spec, restored)
+        partial = partial or (folder, restored)
+    return partial and _with_private(partial[0], spec, partial[1])
 
 
-def _private(
-    folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]
-) -> dict[int, StageState] | None:
+def _with_private(folder: Path, spec: RunSpec, found: Restored) -> Restored:
+    if not private_state.is_in(folder):
+        log.info("%s has anchors alone: error feedback and moments begin anew", folder)
+        return found
     try:
-        return private_state.read(folder, spec, round_number, stages)
+        return replace(found, private=private_state.read(folder, spec, found.round_number, found.stages))
     except HetnodeError as error:
         log.warning("continuing without error feedback and moments: %s", error)
-        return None
+        return found

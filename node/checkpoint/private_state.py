@@ -123,6 +123,11 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
 
 
+def is_in(folder: Path) -> bool:
+    """Whether the checkpoint `folder` has private state: anchors that are kept for rollbacks have none."""
+    return (folder / _FOLDER).exists()
+
+
 def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:
     """The verified state of `stages` in the checkpoint `folder`, which was written after `round_number`.
 

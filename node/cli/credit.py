@@ -20,6 +20,7 @@ from node.command_runner import TerminalConsole
 from node.views.run_history import size
 from node.views.text import count, plain, short_id
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.public_name import name_as_text
 
 
 def credit(
@@ -54,9 +55,11 @@ def credit_view(credits: Credits) -> RenderableType:
     """The first peers, and the sums over all peers."""
     if not credits.peers:
         return Text("No peer has joined yet.")
-    table = Table(title=f"credit in {plain(credits.run, 60)}", title_justify="left")
-    for name in ("", "peer", "stage tokens", "share", "stage rounds", "payloads", "links"):
+    table = Table(title=f"credit in {plain(credits.run, 60)}", title_justify="left", box=None)
+    for name in ("", "peer", "tokens", "share", "stage rounds", "payloads", "links"):
         table.add_column(name, justify="left" if name == "peer" else "right", no_wrap=True)
+    # It gets what the figures leave.
+    table.add_column("name", no_wrap=True, overflow="ellipsis")
     for rank, each in enumerate(credits.credits, start=1):
         share = each.stage_tokens / credits.stage_tokens if credits.stage_tokens else 0.0
         table.add_row(
@@ -67,6 +70,7 @@ def credit_view(credits: Credits) -> RenderableType:
             f"{each.stage_rounds:,}",
             size(each.payload_bytes),
             size(each.link_bytes) if each.link_bytes else "",
+            Text(name_as_text(each.name)) if each.name else "",
         )
     stages = f"{credits.stages} stages" if credits.stages > 1 else "1 stage"
     shown = len(credits.credits)

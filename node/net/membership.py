@@ -40,6 +40,12 @@ Admit = Callable[[Set[PeerId], "RunView"], Awaitable[None]]
 TEMPORARY = frozenset((ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.RATE_LIMITED))
 """Failures of a call that end by themselves."""
 _RETRY_SECONDS, _POLL_SECONDS = 1.0, 0.2
+_LONG_AWAY_SECONDS = 600.0
+_RETURNS = "this node goes on by itself when it answers"
+_IF_GONE = (
+    f"{_RETURNS}, here or where other nodes know it. Ask the operator whether the run goes on: if it has "
+    "moved, 'hetnode leave' and 'hetnode join' with a new invite lead there"
+)
 _SOURCES_OF_PEER = 4  # as many as the coordinator remembers
 
 
@@ -166,7 +172,7 @@ class Membership:
         self._joining = asyncio.Lock()  # several tasks may notice a lost session; one of them joins again
         self._changed = asyncio.Condition()
         self._stream: asyncio.Task[None] | None = None
-        self._is_away = False
+        self._is_away, self._next_report = False, 0.0
         self._answered = self._now()
         self._closing: tuple[int, float] | None = None
         self._moves = 0
@@ -304,10 +310,13 @@ class Membership:
             await self.rejoin(session)
         elif error.code is not ErrorCode.COORDINATOR_UNREACHABLE:
             raise error
-        elif not self._is_away:
+        elif not self._is_away or self.away >= self._next_report:
+            self._next_report = 2 * self.away if self._is_away else _LONG_AWAY_SECONDS
+            since = f", {self.away / 60:.0f} min so far" * self._is_away
+            action = _IF_GONE if self._is_away else _RETURNS
             self._is_away = True
-            action = error.remedy if isinstance(error, WrongClock) else "no action is needed here"
-            log.warning("waiting for the coordinator; %s: %s", action, error.cause)
+            told = error.remedy if isinstance(error, WrongClock) else action
+            log.warning("waiting for the coordinator%s; %s: %s", since, told, error.cause)
 
     async def _adopt(self, update: PlanUpdate) -> None:
         """Make `update` the newest view. The allow list comes first: other peers may act before this node."""

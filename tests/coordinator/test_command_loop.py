@@ -186,7 +186,7 @@ async def test_watchers_of_a_large_swarm_are_told_less_often_why_the_run_waits(
     command_loop: CommandLoop, clock: _Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.api.run_news.STALL_UPDATES_PER_SECOND", 1 / STALL_SECONDS)
-    monkeypatch.setattr("coordinator.api.run_news.stall_message", lambda _: f"waits at {clock.now}")
+    monkeypatch.setattr("coordinator.api.run_news.stall_message", lambda *_: f"waits at {clock.now}")
     RunNews(command_loop)
     woken: list[float] = []
     monkeypatch.setattr(command_loop, "wake", lambda topic: woken.append(clock.now))

@@ -13,14 +13,17 @@ from coordinator.ops.explain.statements import MOST_CITED, Code
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from protocol.status import Explanation, Measurement, Statement
+from protocol.types import PeerId
 from tests.support.history import stored, write_history
 
 
 class Asked:
     """Answers from the events so far, and what the events are. `read_numbers`: the events that were read."""
 
-    def __init__(self, state: State, events: Iterable[Event], now: float) -> None:
-        self.state, self.now = state, now
+    def __init__(
+        self, state: State, events: Iterable[Event], now: float, resting: Collection[PeerId] = ()
+    ) -> None:
+        self.state, self.now, self.resting = state, now, resting
         self.log = stored(events)
         self.read_numbers: set[int] = set()
 
@@ -28,7 +31,7 @@ class Asked:
         measured = [(self.now, each) for each in measurements]
         with TemporaryDirectory() as folder:
             history = write_history(Path(folder, "history.sqlite"), self.state.spec, self.log, measured)
-            return explain(str(question), self.state, history, self.read, self.now)
+            return explain(str(question), self.state, history, self.read, self.now, self.resting)
 
     def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
         self.read_numbers |= {*range(first, last + 1)}

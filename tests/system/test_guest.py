@@ -47,6 +47,14 @@ def is_unwell(code: str, status: ExitCode, *arguments: str) -> bool:
     return asked.returncode == status and f"[{code}]" in asked.stderr
 
 
+def assert_is_told_of_its_rest(swarm: ProcessSwarm) -> None:
+    (peer,) = json.loads(swarm.ask("status", "--json", str(swarm.run)))["peers"]
+    told = " ".join(swarm.ask("explain", "--run", str(swarm.run), peer["peer"]).split())
+    assert "rests: its machine lets it take no part for now" in told
+    assert "hetnode join" not in told
+    assert "which is paused on its machine" in " ".join(status(swarm).split())
+
+
 def test_a_guest_rests_comes_back_and_leaves_without_its_coordinator(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     node, run = str(folder), str(tmp_path / "run")
@@ -69,6 +77,7 @@ def test_a_guest_rests_comes_back_and_leaves_without_its_coordinator(tmp_path: P
         assert "the node rests: " in health(node, "--away", "0")
         # As soon as the resting process calls the coordinator, over a connection of its own.
         swarm.wait_until(lambda: "paused" in status(swarm), 30, "the status to show the pause")
+        assert_is_told_of_its_rest(swarm)
         before = adam_steps(folder)
         swarm.wait_until(lambda: not children(main), 30, "the end of all other processes")
         assert "the node of" in hetnode("resume", node, check=True).stdout

@@ -101,9 +101,6 @@ class Past:
             raise HetnodeError(ErrorCode.BAD_REQUEST, "There is no such order.", "") from None
         skip = _number(options, "skip", 0)
         page = plain(self._history.credits(order, Page(skip, _CREDITS)))
-        names = self._state().names
-        for each in page["credits"]:
-            each["name"] = shown(names.get(each["peer"]) or "")
         return {**page, "skip": skip, "most": _CREDITS}
 
 

@@ -18,6 +18,7 @@ from coordinator.run.state.state import State
 from coordinator.status.messages import event_message, event_peers
 from coordinator.store.history import SqliteHistory
 from protocol.status import Explanation, Statement
+from protocol.types import PeerId
 
 MOST_STATEMENTS = 32
 
@@ -30,18 +31,26 @@ class Read(Protocol):
     ) -> Sequence[tuple[int, Event]]: ...
 
 
-def explain(text: str, state: State, history: SqliteHistory, read: Read, now: float) -> Explanation:
+def explain(
+    text: str,
+    state: State,
+    history: SqliteHistory,
+    read: Read,
+    now: float,
+    resting: Collection[PeerId] = (),
+) -> Explanation:
     """The answer to a question. Bounded. Waits for a disk: it is for threads.
 
     Args:
         history: with the events that have led to `state`, and perhaps later ones.
         read: reads events of the log.
         now: seconds on the clock of the events.
+        resting: the peers whose processes rest.
 
     Raises:
         HetnodeError: as :func:`question_of`; NO_HISTORY; and what `read` raises.
     """
-    known = Known(state, history, now)
+    known = Known(state, history, now, resting)
     question = question_of(text, state, known.length)
     if question.events:
         title, *found = _events(question.events, read)

@@ -7,6 +7,7 @@ its events between appends (:meth:`coordinator.store.store.Store.read`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from coordinator.ops.explain.explain import explain
 from coordinator.run.command_loop import CommandLoop
@@ -16,6 +17,7 @@ from protocol.server.calls import rate_limited
 from protocol.server.limits import FairShare
 from protocol.status import Explanation
 from protocol.trust.rate_limit import RateLimit
+from protocol.types import PeerId
 
 _QUESTIONS_OF_ONE, _QUESTIONS = 2, 16
 """Questions that wait for their turn, of one caller and of all."""
@@ -29,10 +31,14 @@ class Explainer:
     Args:
         store: of the events of `command_loop`.
         history: of the same events.
+        resting: the peers whose processes rest, as they are at each moment.
     """
 
-    def __init__(self, command_loop: CommandLoop, store: Store, history: SqliteHistory) -> None:
+    def __init__(
+        self, command_loop: CommandLoop, store: Store, history: SqliteHistory, resting: Mapping[PeerId, int]
+    ) -> None:
         self._command_loop, self._store, self._history = command_loop, store, history
+        self._resting = resting
         self._turn = asyncio.Lock()
         self._places = FairShare(_QUESTIONS_OF_ONE, _QUESTIONS)
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
@@ -54,9 +60,9 @@ class Explainer:
     async def _in_turn(self, caller: str, question: str) -> Explanation:
         try:
             async with self._turn:
-                loop = self._command_loop
+                loop, resting = self._command_loop, frozenset(self._resting)
                 return await asyncio.to_thread(
-                    explain, question, loop.state, self._history, self._store.read, loop.now()
+                    explain, question, loop.state, self._history, self._store.read, loop.now(), resting
                 )
         finally:
             self._places.release(caller)

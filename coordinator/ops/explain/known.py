@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -13,6 +13,7 @@ from coordinator.store.history import SqliteHistory
 from coordinator.store.history_answers import RoundSummary
 from coordinator.store.history_tables import JournalLine, Kind, StageOutcome
 from protocol.status import Statement
+from protocol.types import PeerId
 
 COMPARED_ROUNDS = 16
 """Decided rounds before the one that is asked for, whose times are compared."""
@@ -67,12 +68,15 @@ class Known:
 
     Attributes:
         now: seconds on the clock of the events.
+        resting: the peers whose processes rest.
         length: of the log: the number of its newest event in the history.
     """
 
-    def __init__(self, state: State, history: SqliteHistory, now: float) -> None:
+    def __init__(
+        self, state: State, history: SqliteHistory, now: float, resting: Collection[PeerId] = ()
+    ) -> None:
         history.catch_up()
-        self.state, self.history, self.now = state, history, now
+        self.state, self.history, self.now, self.resting = state, history, now, resting
         self.length = history.run().sequence
 
     @property

@@ -24,7 +24,7 @@ _MOST_REPLICAS = 4
 def explain_now(known: Known) -> Iterator[Statement]:
     """The title, then the statements."""
     state = known.state
-    yield say(Code.RUN, cause=run_cause(state), detail=run_message(state))
+    yield say(Code.RUN, cause=run_cause(state, known.resting), detail=run_message(state, known.resting))
     if state.phase is RunPhase.GATHERING:
         yield from map(known.told, known.newest(Kind.JOINED))
         yield say(Code.REMEDY, detail="gathering")

@@ -10,7 +10,7 @@ from coordinator.placement.reservations import Vacancies, is_spare
 from coordinator.placement.rules import closed_links, is_synced, least_synced
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
-from coordinator.status.causes import peer_cause, run_cause
+from coordinator.status.causes import peer_cause, run_cause, told_of_rest
 from coordinator.status.messages import run_message
 from coordinator.store.history_answers import PeerDetail
 from coordinator.store.history_tables import Kind
@@ -46,13 +46,13 @@ def explain_peer(known: Known, peer: PeerId) -> Iterator[Statement]:
         code = Code.PEER if peer in state.banned else Code.ENROLLED
         yield say(code, peers=(peer,), detail="banned" if peer in state.banned else "")
         return
-    yield _title(state, found)
+    yield _title(known, found)
     if peer in state.excluded:
         yield say(Code.REMEDY, detail="excluded")
     elif found.is_live:
         yield from _standing(known, found, past)
     elif not found.finished and state.phase is not RunPhase.FINISHED:
-        yield say(Code.REMEDY, detail="gone")
+        yield say(Code.REMEDY, detail=_activity(known, found))
     for kind, most in _TOLD.items():
         # A failure from before its last join says nothing of now, but for why it lost its part of the plan.
         lines = [each for each in past.changes if each.kind is kind][:most]
@@ -63,22 +63,24 @@ def explain_peer(known: Known, peer: PeerId) -> Iterator[Statement]:
         yield say(Code.COUNTED, past.credit.sequence, rounds=(past.credit.last_round,))
 
 
-def _title(state: State, peer: Peer) -> Statement:
+def _title(known: Known, peer: Peer) -> Statement:
+    state = known.state
     assignment = state.assignment(peer.peer, state.current_round) if state.plans else None
     reserved = state.reservations.get(peer.peer)
     where = (assignment.replica.index, assignment.member.stages) if assignment else None
     if where is None and reserved is not None:
         where = reserved.replica, reserved.stages
     replicas, stages = ((where[0],), where[1]) if where else ((), ())
-    detail = _activity(state, peer)
+    detail = _activity(known, peer)
     return say(Code.PEER, peers=(peer.peer,), role=peer.role, detail=detail, replicas=replicas, stages=stages)
 
 
-def _activity(state: State, peer: Peer) -> str:
+def _activity(known: Known, peer: Peer) -> str:
+    state = known.state
     if peer.peer in state.excluded:
         return "banned" if peer.peer in state.banned else "quarantined"
     if not peer.is_live:
-        return "finished" if peer.finished else "gone"
+        return "finished" if peer.finished else "rests" if peer.peer in known.resting else "gone"
     if not peer.policy.trains:
         return "relay"
     if state.phase is RunPhase.GATHERING or _trains(state, peer.peer):
@@ -103,6 +105,7 @@ def _standing(known: Known, peer: Peer, past: PeerDetail) -> Iterator[Statement]
         yield say(Code.RUN, cause=run_cause(state), detail=run_message(state))
         return
     cause, plan = peer_cause(state, peer.peer), state.plans[-1]
+    cause = told_of_rest(cause, known.resting) if cause else None
     if cause is not None:
         yield say(Code.CAUSE, _event(past, Kind.RESERVED) or _event(past, Kind.JOINED), cause=cause)
     for closed in closed_links(state):

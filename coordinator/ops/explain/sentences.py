@@ -39,6 +39,7 @@ _ACTIVITIES = {
     "quarantined": "is in quarantine",
     "finished": "has finished its work and left",
     "gone": "is gone",
+    "rests": "rests: its machine lets it take no part for now",
     "drains": "is about to leave",
     "follows": "follows as a {noun} in {replica}, {stages}",
     "spare": "is a spare",
@@ -52,6 +53,7 @@ _REMEDIES = {
     "stalled": "it goes on by itself when such a peer has joined and caught up",
     "excluded": "'hetnode peers unban' lets it in again",
     "gone": "it gets an assignment again when it joins again: 'hetnode join' on its machine",
+    "rests": "it comes back by itself: after 'hetnode resume' there, in its hours, or when it is idle",
     "lost": "a peer that vanishes is missed after {seconds} (timing.lost_after), and its round waits until "
     "then; a node that ends with 'hetnode leave' costs no such wait",
     "rejected": "a peer whose payloads are rejected needs the newest hetnode, and sound memory; "

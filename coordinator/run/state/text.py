@@ -56,7 +56,7 @@ def member_text(cause: Cause) -> str:
     """The member of a MEMBER cause and why it cannot train, such as "..Qm (stage 1), which is gone"."""
     match cause.code:
         case CauseCode.MEMBER_GONE:
-            why = "is gone"
+            why = "is paused on its machine" if cause.detail else "is gone"
         case CauseCode.MEMBER_DRAINS:
             why = "drains"
         case CauseCode.MEMBER_RESTS:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from coordinator.run.state.commands import Leave, PauseRun, RaiseAlarm, Start
+from coordinator.run.state.text import short
+from coordinator.status.cause_text import cause_text, status_text
+from coordinator.status.messages import run_message, stall_message
 from coordinator.status.run_status import replica_figures, run_status
 from protocol.status import (
     Cause,
@@ -20,7 +24,7 @@ from protocol.status import (
     RunPhase,
     RunStatus,
 )
-from protocol.types import Lifecycle, Pause, PausedBy, Role, StageRange
+from protocol.types import Lifecycle, Pause, PausedBy, PeerId, Role, StageRange
 from tests.builders import keyed, spec_of, status_of
 from tests.support.coordinator_run import (
     Run,
@@ -35,8 +39,8 @@ from tests.support.coordinator_run import (
 A, B, C = (keyed(i) for i in range(3))
 
 
-def status_after(run: Run, *measurements: Measurement) -> RunStatus:
-    return run_status(run.state, measurements, run.now, run.now)
+def status_after(run: Run, *measurements: Measurement, resting: Collection[PeerId] = ()) -> RunStatus:
+    return run_status(run.state, measurements, run.now, run.now, resting)
 
 
 def replicas_of(run: Run, *measurements: Measurement) -> dict[int, ReplicaStatus]:
@@ -95,6 +99,19 @@ def test_a_lost_member_breaks_its_replica() -> None:
     assert [each.peer for each in broken.places] == [B.peer, C.peer]
     assert status_after(run).activities["gone"] == 1
     assert status_after(run).replicas_broken == 1
+
+
+def test_a_member_whose_owner_has_paused_it_is_not_called_gone() -> None:
+    run = started(1, pipelines=1)
+    run.accept(Leave(B.peer, "drained"))
+    broken = status_after(run, resting={B.peer}).replicas[1].cause
+    assert broken is not None
+    assert "paused on its machine" in cause_text(broken)
+    run.accept(Leave(A.peer, "no power"))
+    told = run_message(run.state, {B.peer})
+    assert f"{short(B.peer)} (stage 0), which is paused on its machine" in told
+    assert f"{short(A.peer)} (stages 0-1), which is gone" in told
+    assert stall_message(run.state, {B.peer}) == told == status_text(status_after(run, resting={B.peer}))
 
 
 def test_a_replica_in_no_plan_is_told_with_what_it_lacks() -> None:

@@ -65,6 +65,21 @@ def test_a_checkpoint_of_another_run_or_of_other_stages_is_passed_over(
     assert "another run" in caplog.text
 
 
+def test_anchors_that_are_kept_for_rollbacks_are_not_called_corrupt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for round_number in (16, 20, 24, 28):
+        write_checkpoint(tmp_path, round_number)
+    assert not (tmp_path / "round-000020" / "private").exists()
+    found = node_checkpoint.newest(tmp_path, SPEC, StageRange(0, 2))  # after a move, each has some of them
+    assert found is not None
+    assert (found.round_number, found.private is not None) == (28, True)
+    for newer in ("round-000024", "round-000028"):
+        shutil.rmtree(tmp_path / newer)
+    assert_holds(node_checkpoint.newest(tmp_path, SPEC, HOSTED), 20, private=False)
+    assert caplog.text == ""
+
+
 def test_who_was_moved_finds_what_it_has_of_its_new_stages(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 10)
     found = node_checkpoint.newest(tmp_path, SPEC, StageRange(0, 2))

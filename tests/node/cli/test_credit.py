@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,6 +37,14 @@ def test_the_table_fits_80_columns() -> None:
     text = shown(many(50, 1000))
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text.partition("\n")[2]
+    named = many(2, 2)
+    names = "Ada", "W" * 32
+    credits = tuple(replace(each, name=name) for each, name in zip(named.credits, names, strict=True))
+    text = shown(replace(named, credits=credits))
+    assert "Ada" in text
+    assert "WWWW" in text
+    assert max(map(len, text.splitlines())) <= 80
+    text = shown(many(50, 1000))
     assert "50 of 1000 peers are shown; --most shows more." in text.replace("\n", " ")
 
 
@@ -57,3 +66,13 @@ def test_the_credit_of_a_folder_is_shown(tmp_path: Path) -> None:
     lost = commands.hetnode("credit", str(tmp_path / "nowhere"))
     assert lost.returncode == 7
     assert "[no-history]" in lost.stderr
+
+
+def test_credit_shows_public_names_as_pages_do(tmp_path: Path) -> None:
+    run = started_and_attested(2)
+    play_rounds(run, 1)
+    run.accept(replace(keyed(0).join(run.spec), name="Ada"))
+    write_history(tmp_path / "history.sqlite", run.spec, stored(run.events))
+    table, found = (commands.hetnode("credit", str(tmp_path), *json) for json in ((), ("--json",)))
+    assert "Ada" in table.stdout
+    assert {each["name"] for each in json.loads(found.stdout)["credits"]} == {"Ada", ""}

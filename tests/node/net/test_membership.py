@@ -265,9 +265,25 @@ def test_away_counts_from_the_last_answer_and_is_logged_once(caplog: pytest.LogC
     play(scenario)
     told = [record.message for record in caplog.records]
     assert [text.partition(":")[0] for text in told] == [
-        "waiting for the coordinator; no action is needed here",
+        "waiting for the coordinator; this node goes on by itself when it answers",
         "the coordinator is back",
     ]
+
+
+def test_an_address_that_nobody_serves_any_more_is_told_again_with_what_to_ask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.trouble = {"heartbeat": AWAY}
+        await asyncio.sleep(24 * 3600)
+
+    play(scenario)
+    first, *later = (record.message for record in caplog.records)
+    assert "no action" not in caplog.text
+    assert "new invite" not in first
+    assert 5 <= len(later) <= 10, "rarer and rarer"
+    assert later[0].startswith("waiting for the coordinator, 10 min so far; ")
+    assert all("'hetnode join' with a new invite" in each for each in later)
 
 
 def test_a_suspension_of_the_node_does_not_count_as_absence_of_the_coordinator() -> None:

@@ -136,6 +136,14 @@ def test_what_is_said_with_its_figures_and_events(
     assert not cited or {*cited} in kinds
 
 
+def test_a_peer_that_its_owner_has_paused_is_not_told_to_join() -> None:
+    ask = answer("left_peer")[0]
+    rests = Asked(ask.state, [event for _, event in ask.read(1, len(ask.log))], ask.now, {C.peer})(C.peer)
+    assert rests.title.text.endswith("rests: its machine lets it take no part for now")
+    assert "'hetnode resume'" in said(rests, Code.REMEDY, detail="rests")[0].text
+    assert "hetnode join" not in " ".join(each.text for each in rests.statements)
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [

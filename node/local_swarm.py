@@ -18,7 +18,7 @@ from pathlib import Path
 
 from node.command_runner import LIFELINE
 from node.data.sources import names_files
-from node.ipc.modules import COMMAND_MODULES
+from node.ipc.modules import COMMAND, COMMAND_MODULES
 from node.ipc.template import ForkedProcess, close_own_template, own_template
 from node.measure.hardware import available_threads
 from node.net.coordinator_channel import CoordinatorChannel, fetch_status
@@ -71,7 +71,7 @@ class Swarm:
         with log.open("ab") as output:
             # One template for all processes of the swarm: this machine imports torch and the transport once.
             process = own_template(COMMAND_MODULES).fork(
-                "node.__main__",
+                COMMAND,
                 arguments,
                 environment={
                     **os.environ,

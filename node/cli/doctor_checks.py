@@ -21,6 +21,7 @@ from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.extras import require_for_data
 from node.ipc.channel import start_child
+from node.ipc.modules import WORKER
 from node.ipc.worker_calls import CheckDevice, ComputeOptions
 from node.ipc.worker_client import WorkerClient
 from node.measure import hardware
@@ -146,9 +147,7 @@ async def check_compute(
     """Device, memory and speed, as a node's worker process finds them."""
     environment = {"HETNODE_THREADS": str(settings.threads), "OMP_NUM_THREADS": str(settings.threads)}
     async with AsyncExitStack() as stack:
-        child = await start_child(
-            "node.worker.process", name="worker", died=ErrorCode.WORKER_DIED, environment=environment
-        )
+        child = await start_child(WORKER, name="worker", died=ErrorCode.WORKER_DIED, environment=environment)
         stack.push_async_callback(child.close, _CLOSE_SECONDS)
         worker = WorkerClient(child)
         try:

@@ -42,11 +42,11 @@ class LazyCommand:
                 assert isinstance(node.value, ast.Call)
                 named = {each.arg: each.value for each in node.value.keywords}
                 return str(ast.literal_eval(named["help"]))
-        raise AssertionError(f"node.cli.{self.module} has no {self.attribute}")
+        raise AssertionError(f"the module {self.module} has no {self.attribute}")
 
     def load(self, name: str) -> Any:
         """The command as typer runs it."""
-        found = getattr(import_module(f"node.cli.{self.module}"), self.attribute)
+        found = getattr(import_module(f"{__package__}.{self.module}"), self.attribute)
         if isinstance(found, typer.Typer):
             found.rich_markup_mode, found.info.cls = None, CommandFamily
             group = typer.main.get_group(found)

@@ -127,7 +127,7 @@ def _service(run: str, options: Sequence[str]) -> Service:
             f"This machine holds no credentials for the run {run!r:.80}.",
             "Type 'hetnode join INVITE' once; then 'hetnode service install RUN'.",
         )
-    command = (sys.executable, "-P", "-m", "node", "join", run, *options)
+    command = (sys.executable, "-P", "-m", __package__.removesuffix(".cli"), "join", run, *options)
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return Service(run, command, Path.cwd(), _drain_seconds([run, *options]), kept)
 

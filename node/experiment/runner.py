@@ -137,7 +137,7 @@ async def run_trials(
 async def _compute(planned: Planned, folder: Path, options: TrialOptions, observer: Observer) -> Result:
     threads = str(options.threads)
     child = await start_child(
-        "node.experiment.worker",
+        f"{__package__}.worker",
         name="trial's",
         died=ErrorCode.WORKER_DIED,
         environment={"HETNODE_THREADS": threads, "OMP_NUM_THREADS": threads},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from node import command_runner
 from node.hosts.launch import Launch, launch_of
+from node.ipc.modules import WORKER
 from node.ipc.template import own_template
 from node.measure.hardware import available_threads
 from protocol.roles import RoleWish
@@ -22,7 +23,7 @@ _DECIDED_BY_LEADER = (
     *("role", "data", "tokenizer", "initial", "sharded", "precision", "compile"),
     *("activation_checkpointing", "memory_limit"),
 )
-_FOLLOWER_MODULES = ("torch", "node.worker.process", "node.hosts.store_process")
+_FOLLOWER_MODULES = ("torch", WORKER, f"{__package__}.store_process")
 
 
 def launch_for(role: RoleWish | None, several_devices: bool) -> Launch | None:

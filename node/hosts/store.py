@@ -45,7 +45,7 @@ class FindLeader(Request[str]):
 async def start_store(processes: AsyncExitStack) -> WorkerClient:
     """A process that answers the calls of this module, and which `processes` ends."""
     child = await start_child(
-        "node.hosts.store_process", name="store of the ranks", died=ErrorCode.WORKER_DIED, environment={}
+        f"{__package__}.store_process", name="store of the ranks", died=ErrorCode.WORKER_DIED, environment={}
     )
     processes.push_async_callback(child.close, _CLOSE_SECONDS)
     return WorkerClient(child)

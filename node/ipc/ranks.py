@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from node.ipc.channel import Child, StreamChannel, start_child
+from node.ipc.modules import WORKER
 from node.ipc.rank_channels import RankChannels
 from node.ipc.worker_calls import FormGroup, ListDevices
 from node.ipc.worker_client import WorkerClient
@@ -115,7 +116,7 @@ async def start_worker(
     Without an `environment` its interfaces for gloo and NCCL are the user's choice.
     """
     child = await start_child(
-        "node.worker.process",
+        WORKER,
         name=name,
         died=ErrorCode.WORKER_DIED,
         environment={

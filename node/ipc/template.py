@@ -163,11 +163,11 @@ class Template:
     def start(cls, modules: Sequence[str] = CHILD_MODULES) -> Self:
         """Start a template that imports `modules`. Returns at once; forks wait until the imports are done."""
         raise_descriptor_limit()  # also that of all processes that it forks
+        server = f"{__package__}.template_server"  # with -P no folder of the user shadows a library
         ours, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
-                # -P: a folder of the user's must not shadow our packages
-                [sys.executable, "-P", "-m", "node.ipc.template_server", str(theirs.fileno()), *modules],
+                [sys.executable, "-P", "-m", server, str(theirs.fileno()), *modules],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={**DEFAULTS_OF_LIBRARIES, **os.environ, **_TEMPLATE_ENVIRONMENT},

@@ -25,6 +25,7 @@ from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
 from node.command_runner import TerminalConsole
+from node.ipc.modules import COMMAND
 from node.ipc.template import own_template
 from node.local_swarm import run_swarm
 from node.views import run_history
@@ -91,7 +92,7 @@ class SwarmView:
         # In a process of the template, because this one has not imported torch.
         command = ["export", "--format", "checkpoint", *map(str, parts), str(self.folder / "checkpoint")]
         with open(os.devnull, "wb") as nowhere:
-            status = own_template().fork("node.__main__", command, stdout=nowhere.fileno()).wait()
+            status = own_template().fork(COMMAND, command, stdout=nowhere.fileno()).wait()
         if status:
             raise SystemExit(status)  # the process has printed the reason
         self._summarise(history, time.monotonic() - began)

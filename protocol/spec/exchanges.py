@@ -31,14 +31,15 @@ class ExchangeEntry:
     traffic: str = ""
 
 
+_ROOT = __name__.removesuffix("protocol.spec.exchanges")
 EXCHANGES: Mapping[str, ExchangeEntry] = {
-    "gathered": ExchangeEntry("coordinator.run.state.settlement.Settlement"),
+    "gathered": ExchangeEntry(f"{_ROOT}coordinator.run.state.settlement.Settlement"),
     "reduced": ExchangeEntry(
-        "coordinator.reduction.settlement.ReducedSettlement",
-        "node.reduction.results.ReducedResults",
+        f"{_ROOT}coordinator.reduction.settlement.ReducedSettlement",
+        f"{_ROOT}node.reduction.results.ReducedResults",
         "reduction.reduction_peer.ReductionPeer",
-        "node.reduction.volume.volume_text",
-        "coordinator.reduction.traffic.ReducedTraffic",
+        f"{_ROOT}node.reduction.volume.volume_text",
+        f"{_ROOT}coordinator.reduction.traffic.ReducedTraffic",
     ),
 }
 """By the name in ``outer.exchange``."""

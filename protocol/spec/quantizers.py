@@ -23,17 +23,17 @@ class LinkQuantizerEntry:
     token_bytes: Callable[[int], int]
 
 
-_FOLDER, _LEAF = "protocol.math.quantizers", "protocol.formats"
+_MATH, _LEAF = (__name__.replace("spec.quantizers", each) for each in ("math", "formats"))
 
 PAYLOAD_QUANTIZERS: Mapping[str, str] = {
-    "2bit": f"{_FOLDER}.magnitudes.TwoBits",
-    "1bit": f"{_FOLDER}.magnitudes.OneBit",
-    "none": f"{_FOLDER}.magnitudes.Float32Values",
+    "2bit": f"{_MATH}.quantizers.magnitudes.TwoBits",
+    "1bit": f"{_MATH}.quantizers.magnitudes.OneBit",
+    "none": f"{_MATH}.quantizers.magnitudes.Float32Values",
 }
 """By the name in ``outer.quantizer``: module and class."""
 
 LINK_QUANTIZERS: dict[str, LinkQuantizerEntry] = {
-    "bf16": LinkQuantizerEntry(f"{_FOLDER}.floats.BFloat16", lambda width: 2 * width),
+    "bf16": LinkQuantizerEntry(f"{_MATH}.quantizers.floats.BFloat16", lambda width: 2 * width),
     "int4": LinkQuantizerEntry(f"{_LEAF}.int4.Int4", lambda width: -(-width // 2) + 1),
     "dither5": LinkQuantizerEntry(f"{_LEAF}.dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
     "dither3": LinkQuantizerEntry(f"{_LEAF}.dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
@@ -41,7 +41,7 @@ LINK_QUANTIZERS: dict[str, LinkQuantizerEntry] = {
 """By the name in ``link.dtype`` and ``link.gradient_dtype``."""
 
 INDEX_CODES: Mapping[str, str] = {
-    "elias-fano": "protocol.math.indices.EliasFano",
+    "elias-fano": f"{_MATH}.indices.EliasFano",
     "enumerative": f"{_LEAF}.enumerative.Enumerative",
 }
 """By the name in ``outer.indices``: module and class."""

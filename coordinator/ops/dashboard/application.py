@@ -103,7 +103,7 @@ class Application:
         self._files = StaticFiles()
         self.live = LiveRun(source.event, self._files.version)
         self._templates = Environment(
-            loader=PackageLoader("coordinator.ops.dashboard"),
+            loader=PackageLoader(__package__),
             autoescape=select_autoescape(default=True),
             undefined=StrictUndefined,
             auto_reload=False,

@@ -46,7 +46,7 @@ class StaticFiles:
     def __init__(self) -> None:
         self._files: dict[str, StaticFile] = {}
         digest = hashlib.sha256(version("plotly").encode())
-        for path, file in sorted(_below(files("coordinator.ops.dashboard") / "static", "")):
+        for path, file in sorted(_below(files(__package__) / "static", "")):
             content = file.read_bytes()
             digest.update(path.encode() + content)
             self._files[path] = StaticFile(_kind_of(path), content)

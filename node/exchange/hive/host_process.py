@@ -54,7 +54,7 @@ class HostProcess:
         folder = Path(tempfile.mkdtemp(prefix="hetnode-", dir=None if is_short else "/tmp"))
         try:
             child = await start_child(
-                "node.exchange.hive.host",
+                f"{__package__}.host",
                 name="hivemind",
                 died=ErrorCode.TRANSPORT_DIED,
                 environment=_environment(folder) | line.environment,

@@ -1,0 +1,76 @@
+"""How the package is built: by setuptools, but a wheel has all in one package, `hetnode`.
+
+In the checkout, the folders node, protocol and coordinator lie at the top and import each other by these
+names, which in the environment of a user belong to others. So a wheel is built from a copy of the tree: there
+the folders lie in hetnode/, and every import of theirs is rewritten in its line, so that tracebacks have the
+right numbers. No text is rewritten: a text that names a module derives the name from __name__ or __package__.
+"""
+
+import ast
+import os
+import shutil
+import tempfile
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import build_editable, build_sdist, prepare_metadata_for_build_editable
+
+__all__ = ("build_editable", "build_sdist", "build_wheel", "prepare_metadata_for_build_editable")
+PACKAGES = ("coordinator", "node", "protocol")
+COMMAND = "node.__main__:main"
+START = "from hetnode.node.__main__ import main\n\nif __name__ == '__main__':\n    main()\n"
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
+    """Build a wheel in `wheel_directory`, and return its name: see PEP 517."""
+    source, folder = Path.cwd(), os.path.abspath(wheel_directory)
+    with tempfile.TemporaryDirectory() as copy, chdir(copy):
+        write_tree(source, Path(copy))
+        name: str = build_meta.build_wheel(folder, config_settings)
+    return name
+
+
+def write_tree(source: Path, target: Path) -> None:
+    """Write what a wheel is built from, made of the checkout or sdist `source`, into the folder `target`."""
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source / package, target / "hetnode" / package, ignore=ignored, copy_function=_copy)
+    for name, text in (("__init__.py", ""), ("__main__.py", START), ("py.typed", "")):
+        (target / "hetnode" / name).write_text(text)
+    for name in ("LICENSE", "README.md"):
+        shutil.copy2(source / name, target)
+    project = (source / "pyproject.toml").read_text()
+    assert project.count(f'"{COMMAND}"') == 1
+    (target / "pyproject.toml").write_text(project.replace(f'"{COMMAND}"', f'"hetnode.{COMMAND}"'))
+
+
+def _copy(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    if target.endswith((".py", ".pyi")):
+        Path(target).write_bytes(rewritten(Path(source).read_bytes()))
+        shutil.copystat(source, target)
+
+
+def rewritten(source: bytes) -> bytes:
+    """A module with its imports of our packages from `hetnode`, in the same lines.
+
+    Raises ValueError for ``import node.name``, which would bind another name than its line says.
+    """
+    lines = source.splitlines(keepends=True)
+    for each in ast.walk(ast.parse(source)):
+        if isinstance(each, ast.Import) and any(_is_ours(alias.name) for alias in each.names):
+            raise ValueError(f"write 'from PACKAGE import NAME' in place of: {ast.unparse(each)}")
+        if isinstance(each, ast.ImportFrom) and each.module and not each.level and _is_ours(each.module):
+            line, start = each.lineno - 1, each.col_offset
+            before, name, after = lines[line][start:].partition(each.module.encode())
+            lines[line] = lines[line][:start] + before + b"hetnode." + name + after
+    # What generated code of protobuf gives its classes as their module.
+    return b"".join(lines).replace(b"'protocol.pb.", b"'hetnode.protocol.pb.")
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in PACKAGES

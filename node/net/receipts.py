@@ -7,9 +7,10 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from node.net.coordinator_channel import CoordinatorChannel
+from node.net.coordinator_channel import CoordinatorChannel, fetch_status
 from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.status import RunStatus
 from protocol.trust.names import wrong_authority
 from protocol.trust.private_file import write_private
 from protocol.trust.receipt import Receipt, open_receipt, read_bounded
@@ -57,3 +58,19 @@ async def keep_receipt(credentials: RunCredentials, folder: Path) -> None:
         log.warning("this node has got no receipt (%s): 'hetnode receipt get' asks again", error)
     else:
         log.info("a receipt for %d stage tokens is in %s", receipt.stage_tokens, path)
+        with suppress(TimeoutError, HetnodeError):
+            async with asyncio.timeout(_KEEP_SECONDS):
+                status = await fetch_status(credentials.api, credentials.tls, _KEEP_SECONDS)
+            log.info("%s", thanks(receipt, status))
+
+
+def thanks(receipt: Receipt, status: RunStatus) -> str:
+    """What the node of `receipt` has done for the run of `status`, and what that has reached."""
+    done, spec = receipt.stage_tokens, status.spec
+    share = done / max(1, done, status.tokens_committed * spec.swarm.stages)
+    loss = "" if status.validation_loss is None else f", validation loss {status.validation_loss:.4f}"
+    return (
+        f"thank you: {share:.1%} of what {spec.name} has trained is this node's, {done:,} stage tokens in "
+        f"{receipt.stage_rounds:,} stage rounds; {status.rounds_decided} of {spec.rounds} rounds are done, "
+        f"{len(status.peers)} peers took part{loss}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +91,14 @@ async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Pa
 
 
 async def test_a_node_keeps_the_receipt_that_counts_furthest_when_it_leaves(
-    run: Running, tmp_path: Path
+    run: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     held = credentials(run, tmp_path / "credentials")
     await keep_receipt(held, tmp_path)
+    told = caplog.messages[-1]
+    assert told.startswith(f"thank you: 50.0% of what {run.spec.name} has trained is this node's, ")
+    assert f"1 of {run.spec.rounds} rounds are done, 2 peers took part" in told
     kept = tmp_path / "receipts" / f"{run.run}.json"
     first = open_receipt(kept.read_bytes())
     await run.settle(0, 2, A, B)

@@ -1,9 +1,14 @@
 // The address that "hetnode status --dashboard" prints has the token behind its #, which browsers do not send.
-const token = decodeURIComponent(location.hash.slice(1));
 document.getElementById("live").hidden = true;
-if (token) {
+
+function signIn() {
+  const token = decodeURIComponent(location.hash.slice(1));
+  if (!token) return;
   history.replaceState(null, "", location.pathname);
-  const form = document.getElementById("login");
   document.getElementById("token").value = token;
-  form.submit();
+  document.getElementById("login").submit();
 }
+
+// A link that is pasted into a tab with this page loads nothing anew.
+addEventListener("hashchange", signIn);
+signIn();

@@ -71,6 +71,7 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
     "tied head": {"tied_head": True},
     "RoPE in three of four layers": {"rope_scaling": "smollm3", "layers": 4},
+    "norms of outputs": {"norms": "outputs", "heads": 4, "key_value_heads": 2, "head_width": 4},
 }
 
 

@@ -374,19 +374,22 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 13_880, 105
+MOST_CORE_LINES, MOST_CORE_FILES = 14_000, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds."""
-MOST_LINES = 73_500
+MOST_LINES = 73_660
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a
-coordinator that has moved (80) and the first day of people (80) are worth more than their lines."""
-MOST_SETTINGS = 78
+coordinator that has moved (80), the first day of people (80), OLMo2 (40) and Muon (130) are worth more than
+their lines."""
+MOST_SETTINGS = 80
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last are
 outer.clip, without which no run could repeat the paper's plain mean, so that each recorded result would be
-lost, data.end_token: many published vocabularies name their end of text in a way of their own, and
-model.tied_head: most small models of today have one matrix as embedding and head."""
+lost, data.end_token: many published vocabularies name their end of text in a way of their own,
+model.tied_head: most small models of today have one matrix as embedding and head, and model.norms: OLMo2, of
+which all data and code are public, has them after attention and feed-forward, which no other setting says;
+and inner.optimizer: at equal bytes Muon learns more, for one moment less."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
 MOST_OPTIONS = 154

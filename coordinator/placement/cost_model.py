@@ -203,7 +203,7 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
     tokens = spec.inner.microbatch_size * model.context
     layers = sum(len(spec.layers_of(stage)) for stage in stages)
     in_flight = max(0, most_in_flight(members_left))
-    attention = 3 * model.query_width + 3 * model.key_width
+    attention = (5 if model.query_key_norms else 3) * (model.query_width + model.key_width)
     activations = in_flight * 4 * tokens * layers * (4 * model.width + attention + 4 * model.feed_forward)
     table = 4 * model.vocabulary * model.width
     rows = min(tokens, chunk_rows(model.vocabulary, model.width, on_cpu=device == "cpu"))

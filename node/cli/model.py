@@ -220,7 +220,8 @@ def _put_together(parts: Sequence[Path], target: Path) -> Iterator[Path]:
 @records_as_options(options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"))
 def import_model(
     model: Annotated[
-        Path, typer.Argument(metavar="HF_DIR", help="Folder of a Llama, Mistral or Qwen model.")
+        Path,
+        typer.Argument(metavar="HF_DIR", help="Folder of a Llama, Mistral, Qwen, SmolLM or OLMo2 model."),
     ],
     out: Annotated[Path, option("Folder to write: run.toml and the parameters.")],
     options: SpecOptions,

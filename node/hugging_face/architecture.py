@@ -2,7 +2,8 @@
 
 The layouts are equal: weights [out, in], RoPE in the half-split convention, heads in rows of the projections.
 So only the names of tensors change. A model with norms of queries and keys is exported as Qwen3, one without
-RoPE in some layers as SmolLM3, any other one as Llama, to which a Mistral without a sliding window is equal.
+RoPE in some layers as SmolLM3, one with norms of the outputs as OLMo2, where a layer has no input_layernorm.
+Any other one is exported as Llama, to which a Mistral without a sliding window is equal.
 So is a Qwen2: it is a Llama with biases, of which that of the output is zero. AutoTokenizer of transformers 5
 changes the ids of a Qwen2's tokenizer.
 """
@@ -24,6 +25,7 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
 }
 """The architectures by their `model_type`."""
 
@@ -44,6 +46,10 @@ _OF_LAYER = {
     "w_up": "mlp.up_proj.weight",
     "w_down": "mlp.down_proj.weight",
 }
+_NORMS_OF_OUTPUTS = {
+    "norm1": "post_attention_layernorm.weight",
+    "norm2": "post_feedforward_layernorm.weight",
+}
 _SIZES = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -58,18 +64,26 @@ _LLAMA3 = {
 }
 
 
-def published_name(name: str) -> str:
-    """The name in transformers of the tensor with this canonical name (node.core.model.init)."""
+def published_name(name: str, model: ModelSpec) -> str:
+    """The name in transformers of the tensor of `model` with this canonical name (node.core.model.shapes)."""
     if name in _WHOLE:
         return _WHOLE[name]
     layer, _, short = name.partition(".")
-    return f"model.layers.{layer}.{_OF_LAYER[short]}"
+    of_layer = _OF_LAYER | (_NORMS_OF_OUTPUTS if model.norms == "outputs" else {})
+    return f"model.layers.{layer}.{of_layer[short]}"
 
 
 def output_biases(model: ModelSpec) -> list[str]:
     """Names in transformers of tensors [width] that are zero: Llama has all biases of attention or none."""
     layers = range(model.layers) if model.qkv_bias else ()
     return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in layers]
+
+
+def model_type_of(model: ModelSpec) -> str:
+    """The `model_type` of an export."""
+    if model.norms == "outputs":
+        return "olmo2"
+    return "qwen3" if model.qk_norm else "smollm3" if model.rope_scaling == "smollm3" else "llama"
 
 
 def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
@@ -79,7 +93,7 @@ def config_of(model: ModelSpec, dtype: str, end: int | None) -> dict[str, Any]:
         dtype: name of the element type of the weights, as in torch.
         end: id of the end-of-text token, or None.
     """
-    kind = "qwen3" if model.qk_norm else "smollm3" if model.rope_scaling == "smollm3" else "llama"
+    kind = model_type_of(model)
     rope, turning = _rope_of(model), map(model.has_rope, range(model.layers))
     return {
         "architectures": [_CLASSES[kind]],
@@ -139,7 +153,8 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
     kind = config["model_type"]
     fields |= {
         "context": context,
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "norm_epsilon": config.get("rms_norm_eps", 1e-5 if kind == "olmo2" else 1e-6),
+        "norms": "outputs" if kind == "olmo2" else "inputs",
         "qkv_bias": kind == "qwen2" or config.get("attention_bias", False),
         "qk_norm": kind == "qwen3",
     }
@@ -157,7 +172,7 @@ def model_of(config: Mapping[str, Any], context: int, path: Path) -> tuple[dict[
 
 def _heads(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the heads. KeyError where the architecture has another default than Llama's."""
-    if config["model_type"] == "llama":
+    if config["model_type"] in ("llama", "olmo2"):
         config = {"num_key_value_heads": None, **config}
     found = {"key_value_heads": config["num_key_value_heads"], "head_width": config.get("head_dim")}
     given = {name: value for name, value in found.items() if value is not None}
@@ -184,8 +199,9 @@ def unsupported(path: Path, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.UNSUPPORTED_MODEL,
         f"{path} cannot be imported: {why}.",
-        "Give a complete folder of a Llama, Mistral, Qwen2, Qwen3 or SmolLM3 model in safetensors. Biases of "
-        "other projections, sliding windows below model.context, and other kinds of RoPE are not supported.",
+        "Give a complete folder of a Llama, Mistral, Qwen2, Qwen3, SmolLM3 or OLMo2 model in safetensors. "
+        "Biases of other projections, sliding windows below model.context, and other kinds of RoPE are not "
+        "supported.",
     )
 
 

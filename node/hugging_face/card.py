@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from node.core.model.shapes import parameter_count
 from node.data.hub import PRESETS
+from node.hugging_face.architecture import model_type_of
 from protocol.run_files.link_text import dtype_text, width_text
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec, ModelSpec
@@ -134,11 +135,11 @@ def _is_local(data: DataSpec) -> bool:
 
 
 def _architecture(model: ModelSpec) -> str:
-    if model.qk_norm:
-        return "Qwen3 architecture"
-    if model.rope_scaling == "smollm3":
-        return "SmolLM3 architecture"
-    return "Qwen2 architecture, stored as a Llama with biases" if model.qkv_bias else "Llama architecture"
+    kind = model_type_of(model)
+    if kind == "llama" and model.qkv_bias:
+        return "Qwen2 architecture, stored as a Llama with biases"
+    names = {"llama": "Llama", "qwen3": "Qwen3", "smollm3": "SmolLM3", "olmo2": "OLMo2"}
+    return f"{names[kind]} architecture"
 
 
 def _start(facts: CardFacts) -> str:

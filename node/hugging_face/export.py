@@ -1,7 +1,7 @@
 """A checkpoint as a complete Hugging Face folder, which transformers loads without remote code.
 
 ==============================  ==================================================================
-config.json                     LlamaForCausalLM, Qwen3ForCausalLM or SmolLM3ForCausalLM
+config.json                     a Llama, Qwen3, SmolLM3 or OLMo2 (node.hugging_face.architecture)
 generation_config.json          the end token, and ids that are never generated
 model*.safetensors              weights; several files with an index if they exceed the size of a shard
 tokenizer.json ...              a tokenizer with the run's ids
@@ -124,13 +124,13 @@ def _published_shapes(spec: RunSpec) -> Shapes:
     stages = range(spec.swarm.stages)
     shapes = (item for stage in stages for item in parameter_shapes(spec, stage).items())
     biases = dict.fromkeys(output_biases(spec.model), (spec.model.width,))
-    return {published_name(name): shape for name, shape in shapes} | biases
+    return {published_name(name, spec.model): shape for name, shape in shapes} | biases
 
 
 def _published(stored: Verified) -> Iterator[tuple[str, Tensor]]:
     for stage in range(stored.spec.swarm.stages):
         for name, tensor in stored.tensors(stage):
-            yield published_name(name), tensor
+            yield published_name(name, stored.spec.model), tensor
     for name in output_biases(stored.spec.model):
         yield name, torch.zeros(stored.spec.model.width)
 

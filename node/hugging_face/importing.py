@@ -35,6 +35,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
 from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
+from protocol.spec.sections import ModelSpec
 
 MOST_CONTEXT = 2048
 """Default limit of the context: many models declare far more than they were trained on."""
@@ -44,7 +45,7 @@ PRETRAINED_RATE = 1e-4
 are for a beginning: they undo in a few steps what a model has learned. Trainings end from 1e-5 to 3e-4."""
 
 RUN_FILE = "run.toml"
-_EMBEDDING, _HEAD = published_name("emb"), published_name("head")
+_EMBEDDING, _HEAD = (published_name(name, ModelSpec()) for name in ("emb", "head"))
 TOKENIZER_LIMIT = 256 << 20
 
 
@@ -200,21 +201,22 @@ def require_empty(out: Path) -> None:
 
 def _stage_reader(published: Published, spec: RunSpec) -> Callable[[int], dict[str, Tensor]]:
     """A function that reads the parameters of a stage. Names, dtypes and shapes are checked here, before."""
+    model = spec.model
     of_stage = [parameter_shapes(spec, stage) for stage in range(spec.swarm.stages)]
-    expected = {published_name(name): shape for shapes in of_stage for name, shape in shapes.items()}
+    expected = {published_name(name, model): shape for shapes in of_stage for name, shape in shapes.items()}
     if published.tied:
         expected.pop(_HEAD, None)
-    elif spec.model.tied_head:
+    elif model.tied_head:
         raise unsupported(published.folder, "its head is not its embedding, as model.tied_head says")
-    zero = output_biases(spec.model) if published.output_bias else []
-    expected |= dict.fromkeys(zero, (spec.model.width,))
+    zero = output_biases(model) if published.output_bias else []
+    expected |= dict.fromkeys(zero, (model.width,))
     weights = Weights(published.folder, expected, ignored=[_HEAD] if published.tied else [])
     for name in zero:
         if weights.read(name).any():
             raise unsupported(published.folder, f"{name} is not zero")
 
     def source(name: str) -> str:
-        theirs = published_name(name)
+        theirs = published_name(name, model)
         return _EMBEDDING if published.tied and theirs == _HEAD else theirs
 
     return lambda stage: {name: weights.read(source(name)) for name in of_stage[stage]}

@@ -77,6 +77,8 @@ def tokenizer_files(
         is_sentencepiece = tokenizer.file_name == SENTENCEPIECE_FILE
         found = tokenizer.content if is_sentencepiece else pieces_of(json.loads(definition))
         pieces = {SENTENCEPIECE_FILE: found} if found else {}
+    if model.norms == "outputs":  # of an OLMo2 the converter reads none
+        pieces = {}
     if pieces and not has_prefix(json.loads(definition)):
         config["add_prefix_space"] = False
         if model.qk_norm:  # of a Qwen3 the converter does not read that

@@ -41,13 +41,13 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """A decoder of the LLaMA family: RMSNorm, RoPE (half-split), SwiGLU, by default an untied head.
 
-    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2, Qwen3 or SmolLM3.
+    With the fields after `norm_epsilon` it is also Llama 3, Mistral, Qwen2, Qwen3, SmolLM3 or OLMo2.
     """
 
     optional = frozenset(
         {
             *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
-            *("rope_low_frequency", "rope_high_frequency", "rope_context", "tied_head"),
+            *("rope_low_frequency", "rope_high_frequency", "rope_context", "tied_head", "norms"),
         }
     )
 
@@ -66,7 +66,7 @@ class ModelSpec(Section):
     qkv_bias: bool = Field(False, description="queries, keys and values have biases, as in Qwen2")
     qk_norm: bool = Field(False, description="RMSNorm of each head's queries and keys, as in Qwen3")
     rope_scaling: Literal["none", "linear", "llama3", "smollm3"] = Field(
-        "none", description="how RoPE is made for long contexts; smollm3: no RoPE in each fourth layer"
+        "none", description="RoPE for long contexts; smollm3: none in each fourth layer"
     )
     rope_factor: float = Field(1.0, ge=1, le=1e6, description="by which RoPE is stretched")
     rope_low_frequency: float = Field(
@@ -75,6 +75,9 @@ class ModelSpec(Section):
     rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
     tied_head: bool = Field(False, description="the head is the embedding, in a run of one stage")
+    norms: Literal["inputs", "outputs"] = Field(
+        "inputs", description="of layers; outputs: and of all queries, of all keys, as in OLMo2"
+    )
 
     def has_rope(self, layer: int) -> bool:
         return self.rope_scaling != "smollm3" or layer % 4 != 3
@@ -90,6 +93,13 @@ class ModelSpec(Section):
         return self.key_value_heads * self.head_width
 
     @property
+    def query_key_norms(self) -> tuple[int, ...]:
+        """Widths of the RMSNorms of queries and of keys: of one head, of all heads; or there are none."""
+        if self.norms == "outputs":
+            return self.query_width, self.key_width
+        return (self.head_width, self.head_width) if self.qk_norm else ()
+
+    @property
     def head_parameters(self) -> int:
         """Parameters of the head: none of its own where it is the embedding."""
         return 0 if self.tied_head else self.vocabulary * self.width
@@ -103,8 +113,7 @@ class ModelSpec(Section):
     def layer_parameters(self) -> int:
         """All parameters of one layer: matrices, norms and biases."""
         biases = self.query_width + 2 * self.key_width if self.qkv_bias else 0
-        norms = 2 * self.width + (2 * self.head_width if self.qk_norm else 0)
-        return self.layer_matrices + norms + biases
+        return self.layer_matrices + 2 * self.width + sum(self.query_key_norms) + biases
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +136,9 @@ class ModelSpec(Section):
             raise ValueError(f"{self.heads} heads cannot share {self.key_value_heads} key_value_heads evenly")
         if self.qkv_bias and self.qk_norm:
             raise ValueError("qkv_bias and qk_norm exclude each other: no published architecture has both")
+        if self.norms == "outputs" and (self.qkv_bias or self.qk_norm or self.rope_scaling == "smollm3"):
+            other = "qkv_bias, qk_norm and rope_scaling 'smollm3'"
+            raise ValueError(f"norms 'outputs' excludes {other}: no published architecture has both")
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ def model_of(fields: Fields) -> dict[str, Any]:
         "norm_epsilon": 1e-5,
         "qkv_bias": False,
         "qk_norm": False,
+        "norms": "inputs",
         "tied_head": False,
         "rope_scaling": "none",
         "rope_factor": 1.0,
@@ -53,6 +54,7 @@ def shapes_of(fields: Fields, stages: int, stage: int) -> dict[str, tuple[int, .
         layer: dict[str, tuple[int, ...]] = {"norm1": (d,), "wq": (q, d), "wk": (k, d), "wv": (k, d)}
         layer |= {"bq": (q,), "bk": (k,), "bv": (k,)} if m["qkv_bias"] else {}
         layer |= {"norm_q": (e,), "norm_k": (e,)} if m["qk_norm"] else {}
+        layer |= {"norm_q": (q,), "norm_k": (k,)} if m["norms"] == "outputs" else {}
         layer |= {"wo": (d, q), "norm2": (d,), "w_gate": (f, d), "w_up": (f, d), "w_down": (d, f)}
         shapes |= {f"{n}.{name}": shape for name, shape in layer.items()}
     head = {} if m["tied_head"] else {"head": (v, d)}
@@ -107,10 +109,12 @@ def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
     mask = np.triu(np.full((length, length), -np.inf), 1)
     for n in range(m["layers"]):
         w = {name.partition(".")[2]: value for name, value in p.items() if name.startswith(f"{n}.")}
-        normed = _rms(x, w["norm1"], eps)
+        after = m["norms"] == "outputs"
+        normed = x if after else _rms(x, w["norm1"], eps)
 
-        def heads(kind: str, normed: np.ndarray = normed, w: Tensors = w) -> np.ndarray:
+        def heads(kind: str, normed: np.ndarray = normed, w: Tensors = w, after: bool = after) -> np.ndarray:
             y = normed @ w[f"w{kind}"].T + w.get(f"b{kind}", 0.0)
+            y = _rms(y, w[f"norm_{kind}"], eps) if after and kind != "v" else y
             return y.reshape(length, -1, e).swapaxes(0, 1)
 
         q, k, v = heads("q"), heads("k"), heads("v")
@@ -123,10 +127,12 @@ def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
         scores = q @ k.swapaxes(1, 2) / math.sqrt(e) + mask
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = weights / weights.sum(-1, keepdims=True) @ v
-        x = x + mixed.swapaxes(0, 1).reshape(length, -1) @ w["wo"].T
-        normed = _rms(x, w["norm2"], eps)
+        y = mixed.swapaxes(0, 1).reshape(length, -1) @ w["wo"].T
+        x = x + (_rms(y, w["norm1"], eps) if after else y)
+        normed = x if after else _rms(x, w["norm2"], eps)
         gate = normed @ w["w_gate"].T
-        x = x + (gate / (1 + np.exp(-gate)) * (normed @ w["w_up"].T)) @ w["w_down"].T
+        y = (gate / (1 + np.exp(-gate)) * (normed @ w["w_up"].T)) @ w["w_down"].T
+        x = x + (_rms(y, w["norm2"], eps) if after else y)
     logits: np.ndarray = _rms(x, p["norm_f"], eps) @ p.get("head", p["emb"]).T
     return logits
 

@@ -88,6 +88,7 @@ def test_nine_layers_in_four_stages_leave_the_most_to_the_first() -> None:
         {"qk_norm": True, "rope_scaling": "linear", "rope_factor": 2.0},
         {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_context": 64},
         {"rope_scaling": "smollm3"},
+        {"norms": "outputs", "key_value_heads": 1},
     ],
 )
 def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp_path: Path) -> None:
@@ -101,7 +102,9 @@ def test_an_architecture_is_part_of_the_specification(model: dict[str, Any], tmp
 
 
 def test_optional_fields_at_their_default_keep_the_hash() -> None:
-    given = {"key_value_heads": 2, "head_width": 16, "qk_norm": False, "rope_factor": 1.0}
+    given = {"key_value_heads": 2, "head_width": 16, "qk_norm": False, "rope_factor": 1.0} | {
+        "norms": "inputs"
+    }
     spec = resolve("nano", overrides={f"model.{name}": value for name, value in given.items()})
     assert spec.hash == resolve("nano").hash
     assert resolve("tiny", overrides={"model.heads": 8}).model.key_value_heads == 8
@@ -119,6 +122,10 @@ def test_optional_fields_at_their_default_keep_the_hash() -> None:
         ({"rope_scaling": "yarn"}, "llama3"),
         ({"rope_scaling": "smollm3", "rope_factor": 2.0}, "rope_factor"),
         ({"rope_scaling": "smollm3", "qk_norm": True}, "no published architecture"),
+        ({"norms": "outputs", "qkv_bias": True}, "no published architecture"),
+        ({"norms": "outputs", "qk_norm": True}, "no published architecture"),
+        ({"norms": "outputs", "rope_scaling": "smollm3"}, "no published architecture"),
+        ({"norms": "both"}, "outputs"),
         ({"rope_scaling": "llama3", "rope_low_frequency": 4.0}, "below"),
         ({"width": "wide"}, "width"),
     ],

@@ -48,7 +48,11 @@ def assert_equal(found: dict[int, dict[str, Tensor]], expected: dict[int, dict[s
 def write_folder(folder: Path, stages: dict[int, dict[str, Tensor]], **config: Any) -> Path:
     """A folder with one weight file, as another program would write it."""
     folder.mkdir()
-    tensors = {published_name(name): tensor for stage in stages.values() for name, tensor in stage.items()}
+    tensors = {
+        published_name(name, PLAIN.model): tensor
+        for stage in stages.values()
+        for name, tensor in stage.items()
+    }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     tree = {**config_of(PLAIN.model, "float32", None), **config}
     (folder / "config.json").write_text(json.dumps(tree))

@@ -1,4 +1,4 @@
-"""One block of the LLaMA decoder: pre-norm RMSNorm, RoPE attention, SwiGLU.
+"""One block of the LLaMA decoder: RMSNorm (before each part, or after it), RoPE attention, SwiGLU.
 
 Shapes: b micro-batch, L tokens, d width, h heads of queries, g heads of keys and values (each serves h / g
 heads of queries), e head width, f feed-forward width. Weights are [out, in], so that y = x W^T. A block's
@@ -96,20 +96,21 @@ class LlamaBlock(nn.Module):
             self.register_parameter(name, nn.Parameter(parameters[name]) if name in shapes else None)
 
     def forward(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+        if self.model.norms == "outputs":
+            x_bld = x_bld + self._norm(self.attention(x_bld, cos_le, sin_le), self.norm1)
+            return x_bld + self._norm(self._feed_forward(x_bld), self.norm2)
         x_bld = x_bld + self.attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
         return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
 
-    def _norm(self, x_bld: Tensor, weight_d: Tensor) -> Tensor:
-        return F.rms_norm(x_bld, (self.model.width,), weight_d, self.model.norm_epsilon)
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm over the width of `weight`, in its type: autocast leaves bf16 as it is on a CPU alone."""
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.model.norm_epsilon)
 
     def attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
         model = self.model
-        q_bhle = self._heads(x_bld, self.wq, self.bq, model.heads)
-        k_bgle = self._heads(x_bld, self.wk, self.bk, model.key_value_heads)
-        v_bgle = self._heads(x_bld, self.wv, self.bv, model.key_value_heads)
-        if self.norm_q is not None:
-            q_bhle = F.rms_norm(q_bhle, (model.head_width,), self.norm_q, model.norm_epsilon)
-            k_bgle = F.rms_norm(k_bgle, (model.head_width,), self.norm_k, model.norm_epsilon)
+        q_bhle = self._heads(F.linear(x_bld, self.wq, self.bq), self.norm_q, model.heads)
+        k_bgle = self._heads(F.linear(x_bld, self.wk, self.bk), self.norm_k, model.key_value_heads)
+        v_bgle = self._heads(F.linear(x_bld, self.wv, self.bv), None, model.key_value_heads)
         mixed_bhle = F.scaled_dot_product_attention(
             rotate(q_bhle, cos_le, sin_le),
             rotate(k_bgle, cos_le, sin_le),
@@ -119,9 +120,12 @@ class LlamaBlock(nn.Module):
         )
         return F.linear(mixed_bhle.transpose(1, 2).flatten(2), self.wo)
 
-    def _heads(self, x_bld: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-        """The projection of `x_bld`, split into heads: [b, heads, L, e]."""
-        return F.linear(x_bld, weight, bias).view(*x_bld.shape[:2], heads, -1).transpose(1, 2)
+    def _heads(self, x_bln: Tensor, norm: Tensor | None, heads: int) -> Tensor:
+        """`x_bln`, n = heads e, as [b, heads, L, e], after RMSNorm over the width of `norm`: e or n."""
+        batch, length, _ = x_bln.shape
+        if norm is not None:
+            x_bln = self._norm(x_bln.view(batch, length, -1, len(norm)), norm)
+        return x_bln.view(batch, length, heads, -1).transpose(1, 2)
 
     def _feed_forward(self, x_bld: Tensor) -> Tensor:
         gated_blf = F.silu(F.linear(x_bld, self.w_gate)) * F.linear(x_bld, self.w_up)

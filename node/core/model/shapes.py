@@ -20,7 +20,7 @@ def block_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes of one block's parameters, in canonical order."""
     d, f, q, k = model.width, model.feed_forward, model.query_width, model.key_width
     biases = {"bq": (q,), "bk": (k,), "bv": (k,)} if model.qkv_bias else {}
-    norms = {"norm_q": (model.head_width,), "norm_k": (model.head_width,)} if model.qk_norm else {}
+    norms = {name: (n,) for name, n in zip(("norm_q", "norm_k"), model.query_key_norms, strict=False)}
     return {
         "norm1": (d,),
         "wq": (q, d),

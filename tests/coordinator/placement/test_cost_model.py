@@ -337,8 +337,11 @@ def test_flops_of_all_stages_add_up_to_six_per_weight_and_token_and_the_attentio
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_the_memory_planned_for_activations_is_what_autograd_keeps_within_a_third(stage: int) -> None:
-    spec = resolve(overrides={"model.layers": 6, "swarm.stages": 3, "model.vocabulary": 2000})
+@pytest.mark.parametrize("model", [{}, {"model.qk_norm": True}, {"model.norms": "outputs"}], ids=str)
+def test_the_memory_planned_for_activations_is_what_autograd_keeps_within_a_third(
+    stage: int, model: dict[str, Any]
+) -> None:
+    spec = resolve(overrides={"model.layers": 6, "swarm.stages": 3, "model.vocabulary": 2000, **model})
     module, model = Stage(spec, stage), spec.model
     shape = (spec.inner.microbatch_size, model.context)
     x = torch.zeros(shape, dtype=torch.int64) if stage == 0 else torch.zeros(*shape, model.width)

@@ -14,6 +14,7 @@ from torch import Tensor
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from
 from node.core.model.shapes import parameter_count
+from node.core.model.stage import next_token_loss
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
@@ -40,7 +41,8 @@ SIZES = {
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 STRETCHED = {**LLAMA3, "original_max_position_embeddings": 32, "rope_theta": 500.0}
-SMOLLM3 = {"num_hidden_layers": 9, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+SPECIAL = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+SMOLLM3 = {"num_hidden_layers": 9, **SPECIAL}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 2": ("llama", {"num_key_value_heads": 4}),
     "llama 2 70b": ("llama", {}),
@@ -53,6 +55,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "smollm3": ("smollm3", {**SMOLLM3, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {**SPECIAL, "num_key_value_heads": 4}),
+    "olmo2, grouped, stretched": ("olmo2", {**SPECIAL, "head_dim": 24, "rope_parameters": STRETCHED}),
+    "olmo2, tied": ("olmo2", {**SPECIAL, "tie_word_embeddings": True}),
     "smollm3, apart, biases": ("smollm3", {**SMOLLM3, "tie_word_embeddings": False, "attention_bias": True}),
 }
 
@@ -94,6 +99,8 @@ def test_a_published_model_is_imported_trained_in_a_pipeline_and_exported(name: 
     ours = logits(whole_model(global_model.read(tmp_path / "new" / "checkpoint")), ids)
     assert ours.std() > 0.5, "logits of a size that a trained model has"
     assert (ours - logits(theirs, ids)).abs().max() < 1e-4
+    loss = float(next_token_loss(ours[:, :-1], ids[:, 1:]))
+    assert theirs(ids, labels=ids).loss.item() == pytest.approx(loss, rel=1e-6)
     assert RunSpec.from_json(spec.canonical_json) == spec
 
     pipeline = plan_of(spec).replicas[1]
@@ -108,6 +115,8 @@ def test_a_published_model_is_imported_trained_in_a_pipeline_and_exported(name: 
 
     export(global_model.verify(tmp_path / "new" / "checkpoint"), tmp_path / "back", DTYPES["fp32"], GB)
     assert inspect(tmp_path / "back").model == inspect(tmp_path / "hf").model
+    came, went = (load_file(tmp_path / each / "model.safetensors") for each in ("hf", "back"))
+    assert all(torch.equal(went[name], tensor) for name, tensor in came.items())
     assert (logits(load(tmp_path / "back"), ids) - ours).abs().max() < 1e-4
 
 

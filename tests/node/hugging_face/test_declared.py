@@ -147,6 +147,8 @@ def test_a_card_names_the_model_from_which_a_run_started(
         ({}, "Llama architecture", "llama"),
         ({"model.qkv_bias": True}, "Qwen2 architecture, stored as a Llama with biases", "qwen2"),
         ({"model.qk_norm": True}, "Qwen3 architecture", "qwen3"),
+        ({"model.rope_scaling": "smollm3"}, "SmolLM3 architecture", "smollm3"),
+        ({"model.norms": "outputs"}, "OLMo2 architecture", "olmo2"),
     ],
 )
 def test_a_card_names_the_architecture(changes: dict[str, Any], name: str, tag: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -219,11 +219,15 @@ def test_a_tokenizer_file_gives_the_ids_of_training(tmp_path: Path, special: boo
     _assert_no_trace(tmp_path / "hf", tmp_path)
 
 
-@pytest.mark.parametrize("variant", ["qkv_bias", "qk_norm", "smollm3"])
+@pytest.mark.parametrize(
+    "variant",
+    [{"qkv_bias": True}, {"qk_norm": True}, {"rope_scaling": "smollm3"}, {"norms": "outputs"}],
+    ids=str,
+)
 @pytest.mark.parametrize("file", [False, True])
-def test_ids_do_not_depend_on_the_architecture(tmp_path: Path, variant: str, file: bool) -> None:
+def test_ids_do_not_depend_on_the_architecture(tmp_path: Path, variant: dict[str, Any], file: bool) -> None:
     """AutoTokenizer of transformers takes a class of its own for some of them, whatever the folder says."""
-    changed = {"model.rope_scaling": variant} if variant == "smollm3" else {f"model.{variant}": True}
+    changed = {f"model.{name}": value for name, value in variant.items()}
     changes = {**changed, "model.layers": 2, "model.vocabulary": 300}
     own: ByteTokenizer | FileTokenizer = ByteTokenizer()
     if file:

@@ -122,8 +122,12 @@ def test_nothing_is_added_around_a_text(exported: Path) -> None:
     assert VOCABULARY > 256, "the piece for unknown text has a row"
 
 
-def test_a_model_whose_text_would_begin_with_a_space_is_not_converted(tmp_path: Path) -> None:
-    spec = resolve("nano", overrides={"model.layers": 2, "model.qk_norm": True})
+@pytest.mark.parametrize("variant", [{"model.qk_norm": True}, {"model.norms": "outputs"}], ids=str)
+def test_a_model_whose_pieces_the_converter_reads_otherwise_or_not_has_none(
+    tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    """A text for Qwen3 would begin with a space; for OLMo2 the converter takes byte-level BPE alone."""
+    spec = resolve("nano", overrides={"model.layers": 2, **variant})
     global_model.write(tmp_path / "run", spec, 1, random_model(spec))
     said = output_of("export", tmp_path / "run", tmp_path / "hf")
     assert "llama.cpp's converter takes this vocabulary if it is one of those that it lists." in said

@@ -15,10 +15,12 @@ from node.hugging_face import importing
 from node.hugging_face.importing import inspect
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from protocol.spec.sections import ModelSpec
 from tests.support.hugging_face import imported, output_of, stages_of, write_folder
 from tests.support.models import PLAIN, random_model
 
 SMOLLM3 = {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3"}
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
 QWEN3_WITHOUT_HEAD_WIDTH = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": None}
 
 
@@ -109,6 +111,13 @@ def test_a_tied_embedding_stays_tied_in_a_run_of_one_stage(tmp_path: Path) -> No
         ({**SMOLLM3, "no_rope_layers": [1, 0, 1]}, "other layers than each fourth"),
         ({**SMOLLM3, "no_rope_layer_interval": 2}, "other layers than each fourth"),
         ({**SMOLLM3, "rope_scaling": {"type": "linear", "factor": 2.0}}, "another way"),
+        (OLMO2, "input_layernorm.weight', which is not part of this model"),
+        ({**OLMO2, "attention_bias": True}, "it has attention_bias"),
+        ({**OLMO2, "hidden_act": "gelu"}, "gelu"),
+        ({**OLMO2, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}, "another way"),
+        ({**OLMO2, "layer_types": ["sliding_attention"], "sliding_window": 32}, "window of 32"),
+        ({**OLMO2, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}, "Olmo3ForCausalLM"),
+        ({**OLMO2, "architectures": ["OlmoForCausalLM"], "model_type": "olmo"}, "OlmoForCausalLM"),
     ],
 )
 def test_a_model_that_is_not_ours_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
@@ -200,6 +209,31 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Callable[[Path], No
     folder = write_folder(tmp_path / "hf", random_model(PLAIN))
     damage(folder)
     _assert_refused(folder, tmp_path / "new", word)
+
+
+def test_the_config_of_olmo2_1b_is_read_and_what_it_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    from transformers import AutoConfig  # noqa: PLC0415  collecting needs none
+
+    sizes = {"vocab_size": 100_352, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16}
+    usual = {**OLMO2, **sizes, "intermediate_size": 8192, "max_position_embeddings": 4096}
+    told = {"num_key_value_heads": 16, "rope_scaling": None, "rope_theta": 500_000, "rms_norm_eps": 1e-6}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**usual, **told, "attention_bias": False, "hidden_act": "silu"}))
+    model = ModelSpec(**inspect(tmp_path, 4096).model)
+    assert (model.norms, model.qk_norm, model.head_width, model.key_value_heads) == (
+        "outputs",
+        False,
+        128,
+        16,
+    )
+    assert (model.norm_epsilon, model.rope_base) == (1e-6, 500_000.0)
+    tables = 2 * model.vocabulary * model.width
+    assert tables + model.layers * model.layer_parameters + model.width == 1_484_916_736  # "1B", as published
+    path.write_text(json.dumps(usual))
+    theirs, model = AutoConfig.from_pretrained(tmp_path), ModelSpec(**inspect(tmp_path).model)
+    assert model.norm_epsilon == theirs.rms_norm_eps
+    assert model.rope_base == theirs.rope_parameters["rope_theta"]
+    assert model.key_value_heads == theirs.num_key_value_heads
 
 
 def test_the_context_is_the_models_up_to_a_bound(tmp_path: Path) -> None:

@@ -47,13 +47,19 @@ def link(k: int, basis_dd: Tensor, table_vd: Tensor) -> tuple[SendingEnd, Receiv
     return SendingEnd(k, basis_dd), ReceivingEnd(k, basis_dd, table_vd)
 
 
+OUTPUTS = small_spec(model={"norms": "outputs"})
+
+
+@pytest.mark.parametrize("spec", [SPEC, OUTPUTS], ids=["norms of inputs", "norms of outputs"])
 @pytest.mark.parametrize("cuts", [(2,), (1, 2, 3), (3,)], ids=["2 members", "4 members", "uneven"])
-def test_members_with_uncompressed_links_equal_the_single_process(cuts: tuple[int, ...]) -> None:
-    loss, gradients = whole_model()
-    stages = stages_of(SPEC)
+def test_members_with_uncompressed_links_equal_the_single_process(
+    cuts: tuple[int, ...], spec: RunSpec
+) -> None:
+    loss, gradients = whole_model(spec)
+    stages = stages_of(spec)
     bounds = (0, *cuts, len(stages))
     members = [stages[first:stop] for first, stop in itertools.pairwise(bounds)]
-    uncompressed = link(0, orthonormal_basis(SPEC.model.width, 0), stages[0].emb)
+    uncompressed = link(0, orthonormal_basis(spec.model.width, 0), stages[0].emb)
     split_loss, _, _ = chain_step(members, [uncompressed] * len(cuts), *batch())
     assert torch.equal(split_loss, loss)
     for name, gradient in gradients_of(stages).items():
@@ -245,7 +251,14 @@ def test_a_gradient_of_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [{"key_value_heads": 1, "head_width": 6}, {"qkv_bias": True}, {"qk_norm": True}]
+    "model",
+    [
+        {"key_value_heads": 1, "head_width": 6},
+        {"qkv_bias": True},
+        {"qk_norm": True},
+        {"norms": "outputs"},
+        {"norms": "outputs", "key_value_heads": 1, "head_width": 6},
+    ],
 )
 def test_the_cost_model_counts_the_parameters_of_every_architecture(model: dict[str, object]) -> None:
     spec = resolve("nano", overrides={f"model.{name}": value for name, value in model.items()})

@@ -176,6 +176,21 @@ def test_bf16_is_close_to_fp32_and_leaves_the_parameters_in_fp32(stream: SampleS
     assert math.isfinite(trainer.end_validation())
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("model", [{"model.qk_norm": True}, {"model.norms": "outputs"}], ids=str)
+def test_norms_of_bf16_are_computed_in_their_own_type(stream: SampleStream, model: dict[str, Any]) -> None:
+    """As on CUDA: torch has no fused norm for two types, and says so at each node."""
+    spec = spec_of_two(**model)
+    losses = []
+    for precision in (Precision.FP32, Precision.BF16):
+        trainer = Trainer(spec, StageRange(0, 2), Compute(precision=precision), stream)
+        trainer.begin_round(1, range(spec.samples_per_round()))
+        trainer.forward(0, 0, None)
+        losses.append(float(trainer.hosted.losses[0]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+    assert losses[1] != losses[0]
+
+
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
 def test_a_gpu_computes_in_bf16_if_it_can_and_nobody_chose_otherwise(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str

@@ -24,7 +24,7 @@ from torch import Tensor
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_shapes
 from node.core.model.stage import Stage, WholeModel, next_token_loss
-from node.core.optimizer.inner import StageAdamW
+from node.core.optimizer.inner import StageOptimizer
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.optimizer.schedule import learning_rate
 from node.data.permutation import window_of
@@ -308,7 +308,7 @@ def inner_step() -> dict[str, Any]:
     spec = _spec(rounds=4, **{"inner.steps": 5, "inner.warmup_steps": 4, "inner.learning_rate": 0.01})
     values = {"a.wq": _eighths(6, 1).view(2, 3), "a.norm1": _eighths(3, 2), "emb": _eighths(4, 3).view(2, 2)}
     live = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}
-    adamw, steps = StageAdamW(spec, live, ["emb"]), []
+    adamw, steps = StageOptimizer(spec, live, ["emb"]), []
     for step in range(2):
         for position, parameter in enumerate(live.values()):
             parameter.grad = _eighths(parameter.numel(), 10 * step + position).view_as(parameter) / 16

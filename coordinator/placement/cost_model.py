@@ -12,7 +12,8 @@ for the forward and the backward pass together: two operations per weight and to
 and the attention scores over the whole context. The forward pass is one third. A peer's FLOP/s are those that
 it reached in training layers of this run (:class:`protocol.types.Capacity`), so they include how well its
 device is used. At the join the peer measures them alone. From its first round on they are those of its inner
-phases: there they include AdamW, the norm, and the time that its other processes take from the same cores.
+phases: there they include the optimizer, the norm, and the time that its other processes take from the same
+cores.
 
 **Messages.** Each microbatch sends an activation and the token ids to the next member, and a gradient back.
 On a link of k dimensions (d where k = 0) they have
@@ -34,10 +35,10 @@ coordinator.placement.schedule computes each time exactly. The gradient norm add
 travel behind the last gradients, and the norm ahead of the next step's first activation.
 
 **Memory** of a member on its device (:func:`memory_needed`): float32 weights, gradients and two moments (16
-bytes per parameter); for each microbatch in flight what autograd keeps of a block, about 10 d + 4 f values
-per token; the logits of a chunk of the loss twice, and the gradient of the head once more; the basis of its
-links and the T_perp of its upstream link. On a CPU the anchor, the error feedback and the error of a proposal
-are in the same memory (12 bytes per parameter).
+bytes per parameter; with Muon the matrices of layers have one moment); for each microbatch in flight what
+autograd keeps of a block, about 10 d + 4 f values per token; the logits of a chunk of the loss twice, and the
+gradient of the head once more; the basis of its links and the T_perp of its upstream link. On a CPU the
+anchor, the error feedback and the error of a proposal are in the same memory (12 bytes per parameter).
 
 **Left out**: what live figures include, before there are any; waits for the main process, gRPC and its
 buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
@@ -216,7 +217,8 @@ def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: 
         4 * (2 + copies) * parameters + (stages.first > 0) * copies * table if device == "cpu" else 0
     )
     link_table = (stages.first > 0) * spec.link_table_parameters
-    return 16 * (parameters + link_table) + activations + loss + projection + outer_state
+    trained = 16 * (parameters + link_table) - 4 * spec.lacks_second_moment(layers)
+    return trained + activations + loss + projection + outer_state
 
 
 def has_memory(spec: RunSpec, capacity: Capacity, stages: StageRange, members_left: int) -> bool:

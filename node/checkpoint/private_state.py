@@ -1,10 +1,10 @@
-"""The private state of a node's stages: progress that is not sent yet, and AdamW's moments.
+"""The private state of a node's stages: progress that is not sent yet, and the optimizer's moments.
 
 It is in the folder ``private`` of a checkpoint::
 
     stage-00.safetensors ...   error/NAME, first/NAME, second/NAME; local/NAME if it differs from the anchor;
                                table/NAME, table_first/NAME, table_second/NAME of the link into this stage
-    private.json               round, and for each stage: file, bytes, sha-256, AdamW's counters
+    private.json               round, and for each stage: file, bytes, sha-256, the optimizer's counters
 
 It is not part of the global model: it is never served to others or assembled, and the anchors are complete
 without it.
@@ -35,8 +35,8 @@ from node.checkpoint.files import (
     write_tensors,
 )
 from node.checkpoint.layout import stage_file
-from node.core.model.shapes import link_table_shapes, parameter_shapes
-from node.core.optimizer.inner import AdamWState
+from node.core.model.shapes import link_table_shapes, parameter_shapes, second_moments
+from node.core.optimizer.inner import Moments
 from protocol.spec.run import RunSpec
 
 _FOLDER = "private"
@@ -50,7 +50,7 @@ class TableState:
     """The token table of a link (node.core.model.link_table): values by name, and moments."""
 
     values: Parameters
-    moments: AdamWState | None
+    moments: Moments | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StageState:
 
     error: Parameters
     local: Parameters
-    moments: AdamWState | None
+    moments: Moments | None
     table: TableState | None = None
 
     @classmethod
@@ -71,7 +71,7 @@ class StageState:
         local: Parameters,
         anchor: Parameters,
         error: Parameters,
-        moments: AdamWState | None,
+        moments: Moments | None,
     ) -> Self:
         """From the live state of a stage, between rounds."""
         found = {name: parameter.detach().cpu() for name, parameter in local.items()}
@@ -142,7 +142,9 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
         entry = record.stages.get(stage)
         if entry is None or entry.tensors.file != stage_file(stage):
             raise corrupt(place / _RECORD, f"it has no state of stage {stage}")
-        states[stage] = _load(place, entry, parameter_shapes(spec, stage), link_table_shapes(spec))
+        shapes = parameter_shapes(spec, stage)
+        seconds = second_moments(spec, shapes)
+        states[stage] = _load(place, entry, shapes, seconds, link_table_shapes(spec))
     return states
 
 
@@ -161,13 +163,13 @@ def _save(path: Path, state: StageState) -> _StageEntry:
     )
 
 
-def _load(place: Path, entry: _StageEntry, shapes: Shapes, of_table: Shapes) -> StageState:
+def _load(place: Path, entry: _StageEntry, shapes: Shapes, seconds: Shapes, of_table: Shapes) -> StageState:
     path = place / entry.tensors.file
     if not shapes.keys() >= set(entry.local):
         raise corrupt(place / _RECORD, "it names tensors that the stage does not have")
     wanted: dict[str, Shapes] = {"error": shapes, "local": {name: shapes[name] for name in entry.local}}
     if entry.moments is not None:
-        wanted |= dict.fromkeys(_MOMENTS, shapes)
+        wanted |= dict(zip(_MOMENTS, (shapes, seconds), strict=True))
     if entry.table is not None:
         wanted[_TABLE] = of_table
         if entry.table.moments is not None:
@@ -179,7 +181,7 @@ def _load(place: Path, entry: _StageEntry, shapes: Shapes, of_table: Shapes) -> 
     def named(part: str) -> dict[str, Tensor]:
         return {name: loaded[f"{part}/{name}"] for name in wanted[part]}
 
-    def moments(counters: _Counters | None, parts: tuple[str, str]) -> AdamWState | None:
+    def moments(counters: _Counters | None, parts: tuple[str, str]) -> Moments | None:
         if counters is None:
             return None
         first, second = map(named, parts)
@@ -196,13 +198,13 @@ def _load(place: Path, entry: _StageEntry, shapes: Shapes, of_table: Shapes) -> 
     return StageState(named("error"), named("local"), moments(entry.moments, _MOMENTS), table)
 
 
-def _moments_of(moments: AdamWState | None, parts: tuple[str, str]) -> dict[str, Parameters]:
+def _moments_of(moments: Moments | None, parts: tuple[str, str]) -> dict[str, Parameters]:
     if moments is None:
         return {}
     return dict(zip(parts, (moments["exp_avg"], moments["exp_avg_sq"]), strict=True))
 
 
-def _counters_of(moments: AdamWState | None) -> _Counters | None:
+def _counters_of(moments: Moments | None) -> _Counters | None:
     if moments is None:
         return None
     return _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"])

@@ -7,28 +7,31 @@ call each function together.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from node.checkpoint.files import Shapes
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
-from node.core.optimizer.inner import AdamWState
+from node.core.model.shapes import second_moments
+from node.core.optimizer.inner import Moments
 from node.core.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup
 from node.ranks.parameters import is_sharded
 from node.ranks.remote_tensors import SharedTensor
 from node.ranks.sharding import rows_of, whole
+from protocol.spec.run import RunSpec
 
 _MOMENTS = "exp_avg", "exp_avg_sq"
 Key = tuple[int, str, str]
 """Stage, kind (committed, error, local, exp_avg, exp_avg_sq) and name."""
 
 
-def shared_state(outer: OuterState, moments: Mapping[int, AdamWState | None]) -> dict[Key, SharedTensor]:
+def shared_state(outer: OuterState, moments: Mapping[int, Moments | None]) -> dict[Key, SharedTensor]:
     """All that a checkpoint holds, for rank 0 to read; local parameters that have moved only."""
     found: dict[Key, SharedTensor] = {}
     for stage, each in outer.items():
@@ -57,7 +60,7 @@ def named(tensors: Mapping[Key, Tensor], stage: int, kind: str) -> dict[str, Ten
     return {key[2]: tensor for key, tensor in tensors.items() if key[:2] == (stage, kind)}
 
 
-def private_of(tensors: Mapping[Key, Tensor], stage: int, moments: AdamWState | None) -> StageState:
+def private_of(tensors: Mapping[Key, Tensor], stage: int, moments: Moments | None) -> StageState:
     """The private state of a stage, with all `tensors`; of `moments` only the counters are used."""
     if moments is not None:
         first, second = (named(tensors, stage, kind) for kind in _MOMENTS)
@@ -66,7 +69,7 @@ def private_of(tensors: Mapping[Key, Tensor], stage: int, moments: AdamWState | 
 
 
 def handed_out(
-    group: RankGroup, found: Restored | None, outer: OuterState, is_sharded: bool
+    group: RankGroup, spec: RunSpec, found: Restored | None, outer: OuterState, is_sharded: bool
 ) -> Restored | None:
     """What each rank needs of the checkpoint that rank 0 has `found`.
 
@@ -93,14 +96,15 @@ def handed_out(
         moments = None
         if counters is not None:
             held = state.moments if state else None
-            moments = _moments(group, counters, held, shapes, is_sharded)
+            each = shapes, second_moments(spec, shapes)
+            moments = _moments(group, counters, held, each, is_sharded)
         private[stage] = StageState(error, local, moments)
     return Restored(told.round_number, stages, None, None if told.private is None else private)
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What rank 0 has found: names by stage; and by stage AdamW's counters and the moved parameters."""
+    """What rank 0 has found: names by stage; and by stage the optimizer's counters and what has moved."""
 
     round_number: int
     committed: Mapping[int, list[str]]
@@ -132,12 +136,12 @@ def _told(group: RankGroup, found: Restored | None) -> _Told | None:
 def _moments(
     group: RankGroup,
     counters: tuple[int, int | None],
-    held: AdamWState | None,
-    shapes: Mapping[str, tuple[int, ...]],
+    held: Moments | None,
+    shapes: tuple[Shapes, Shapes],
     is_sharded: bool,
-) -> AdamWState:
-    def received(kind: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        given, kept = dict(kind), {}
+) -> Moments:
+    def received(given: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
+        kept = {}
         for name, shape in shapes.items():
             tensor = given[name].contiguous() if given else torch.empty(shape)
             group.broadcast(tensor, 0)
@@ -145,6 +149,6 @@ def _moments(
         return kept
 
     steps, cold_steps = counters
-    first = received(held["exp_avg"].items() if held else ())
-    second = received(held["exp_avg_sq"].items() if held else ())
+    first = received(held["exp_avg"] if held else {}, shapes[0])
+    second = received(held["exp_avg_sq"] if held else {}, shapes[1])
     return {"steps": steps, "cold_steps": cold_steps, "exp_avg": first, "exp_avg_sq": second}

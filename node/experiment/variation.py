@@ -74,6 +74,8 @@ class Variation(BaseModel):
                 "an experiment starts from the seed, and this specification from parameters that were "
                 "imported"
             )
+        if self.row_wise_moments and spec.inner.optimizer != "adamw":
+            raise ValueError("row_wise_moments are those of AdamW, and inner.optimizer is another one")
         if self.average_gradients and has_links and spec.link.table:
             raise ValueError(
                 "replicas that average their gradients are clipped alike, but a link.table has gradients of "

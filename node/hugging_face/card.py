@@ -49,6 +49,9 @@ class CardFacts:
     base: str | None = None
 
 
+_OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+
+
 def card(facts: CardFacts) -> str:
     """The text of ``README.md``, with the front matter for the Hugging Face Hub."""
     return f"""---
@@ -58,8 +61,9 @@ def card(facts: CardFacts) -> str:
 
 A decoder-only language model ({_architecture(facts.spec.model)}), pre-trained with **hetnode** by
 machines that do not share a datacenter. The method is that of {_PAPER}:
-full replicas, and pipeline replicas with projected activations, take H AdamW steps, then exchange quantized
-top-k pseudo-gradients. After the exchange all replicas have the same parameters.
+full replicas, and pipeline replicas with projected activations, take H steps of
+{_OPTIMIZERS[facts.spec.inner.optimizer]}, then exchange quantized top-k pseudo-gradients. After the
+exchange all replicas have the same parameters.
 
 | | |
 |---|---|

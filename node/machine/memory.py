@@ -38,7 +38,8 @@ class Need:
         table, width = spec.model.vocabulary * spec.model.width, spec.model.width
         outer = _OUTER * parameters + (stages.first > 0) * _SCALAR * table
         has_link = len(stages) < spec.swarm.stages and spec.link.may_compress
-        own = _TRAINED * parameters + _passing(spec, layers) + has_link * _SCALAR * width**2
+        trained = _TRAINED * parameters - _SCALAR * spec.lacks_second_moment(layers) / parts
+        own = trained + _passing(spec, layers) + has_link * _SCALAR * width**2
         on_device = own + outer * (torch.device(device).type == "cpu")
         return cls(f"Stages {stages} of this run need at least", on_device, outer)
 

@@ -48,6 +48,15 @@ def rows_of(whole: Tensor, group: RankGroup) -> Tensor:
     return whole[group.rank * size : (group.rank + 1) * size]
 
 
+def part_like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """This rank's part of a `whole` tensor, as `parameter` is sharded."""
+    if not is_sharded(parameter):
+        return whole
+    mesh = parameter.device_mesh  # type: ignore[attr-defined]
+    size = -(-len(whole) // mesh.size())
+    return whole[mesh.get_local_rank() * size :][:size]
+
+
 def state_like(parameter: Tensor, values: Tensor) -> Tensor:
     """A new tensor that is sharded like `parameter`, with `values` for this rank's part of it."""
     held = torch.empty_like(parameter)

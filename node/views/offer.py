@@ -98,7 +98,9 @@ def _disk(spec: RunSpec, stages: StageRange) -> float:
     parameters = sum(stage_parameters(spec, stage) for stage in stages)
     anchors = (LEVELS + 2) * _SCALAR * (1 + spec.outer.state_tensors)
     payloads = spec.recovery.keep_rounds * _replicas(spec) * _payload(spec, stages)
-    return parameters * (2 * _PRIVATE + anchors) + payloads
+    layers = sum(len(spec.layers_of(stage)) for stage in stages)
+    private = _PRIVATE * parameters - _SCALAR * spec.lacks_second_moment(layers)
+    return 2 * private + parameters * anchors + payloads
 
 
 def _traffic(offer: RunOffer, stages: StageRange) -> float:

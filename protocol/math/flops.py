@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.spec.run import RunSpec
+from protocol.spec.sections import ModelSpec
 
 
 def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
@@ -12,12 +13,25 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
 
     A weight of a matrix takes two operations per token forward and four backward; attention is counted over
     the whole context, 12 L times the width of all queries per token and layer. The lookup of the embedding,
-    the norms and the projections of links are left out.
+    the norms and the projections of links are left out. With Muon, a microbatch has its share of what its
+    replica's optimizer computes in a step.
     """
     hosted = set(stages)
     layers = sum(len(spec.layers_of(stage)) for stage in hosted)
     head = spec.model.vocabulary * spec.model.width if spec.swarm.stages - 1 in hosted else 0
-    return layer_flops(spec, layers) + 6.0 * head * tokens_of_microbatch(spec)
+    optimizer = layers * _turning_flops(spec.model) if spec.inner.optimizer == "muon" else 0.0
+    return (
+        layer_flops(spec, layers)
+        + 6.0 * head * tokens_of_microbatch(spec)
+        + optimizer / spec.inner.microbatches
+    )
+
+
+def _turning_flops(model: ModelSpec) -> float:
+    """Of the five iterations of Newton-Schulz (node.core.optimizer.muon) for the matrices of one layer."""
+    d, q, k, f = model.width, model.query_width, model.key_width, model.feed_forward
+    sides = [sorted(each) for each in 2 * [(q, d)] + 2 * [(k, d)] + 3 * [(f, d)]]
+    return sum(5.0 * (4 * short**2 * long + 2 * short**3) for short, long in sides)
 
 
 def layer_flops(spec: RunSpec, layers: int) -> float:

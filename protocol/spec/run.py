@@ -182,6 +182,10 @@ class RunSpec(Section):
         first = stage * size + min(stage, extra)
         return range(first, first + size + (stage < extra))
 
+    def lacks_second_moment(self, layers: int) -> int:
+        """Parameters of `layers` layers of which the optimizer keeps one moment, not two."""
+        return layers * self.model.layer_matrices if self.inner.optimizer == "muon" else 0
+
     @classmethod
     def from_json(cls, text: str) -> RunSpec:
         """Parse a spec received from the coordinator or read from a run folder.

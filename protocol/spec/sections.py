@@ -188,8 +188,13 @@ class DataSpec(Section):
 
 
 class InnerSpec(Section):
-    """The inner phase: H AdamW steps between two rounds. Moments are kept across rounds, never averaged."""
+    """The inner phase: H optimizer steps between two rounds. Moments are kept, and never averaged."""
 
+    optional = frozenset({"optimizer"})
+
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: orthogonal updates of the matrices of layers, AdamW for all else"
+    )
     steps: int = Field(10, ge=1, le=100_000, description="H")
     microbatches: int = Field(4, ge=1, le=4096, description="per inner step and replica")
     microbatch_size: int = Field(2, ge=1, le=4096, description="b, samples")

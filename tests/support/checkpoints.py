@@ -12,7 +12,7 @@ from node.checkpoint import node_checkpoint
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState
 from node.core.model.init import initial_parameters
-from node.core.optimizer.inner import AdamWState
+from node.core.optimizer.inner import Moments
 from protocol.run_files.resolve import resolve
 from protocol.types import StageRange
 
@@ -39,7 +39,7 @@ def private_of(round_number: int) -> dict[int, StageState]:
     second = {name: tensor * tensor for name, tensor in anchors[1].items()}
     local = {"1.wq": anchors[1]["1.wq"] - 3}
     return {
-        1: StageState(error[1], local, AdamWState(steps=7, cold_steps=2, exp_avg=first, exp_avg_sq=second)),
+        1: StageState(error[1], local, Moments(steps=7, cold_steps=2, exp_avg=first, exp_avg_sq=second)),
         2: StageState(error[2], {}, None),
     }
 

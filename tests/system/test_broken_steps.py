@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coordinator.run.state.events import PeerRetreated
-from node.core.optimizer.inner import AdamWState
+from node.core.optimizer.inner import Moments
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment
@@ -207,7 +207,7 @@ def is_ready(swarm: VirtualSwarm, name: str, former: VirtualWorker | None) -> bo
     return worker is not former and trainer is not None and min(trainer.outer.rounds.values()) > 0
 
 
-def moments_of_stage(swarm: VirtualSwarm, name: str, stage: int) -> AdamWState:
+def moments_of_stage(swarm: VirtualSwarm, name: str, stage: int) -> Moments:
     found = swarm.trainer(name).inner.state_dict()[stage]
     assert found is not None
     return found

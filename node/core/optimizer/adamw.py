@@ -28,7 +28,7 @@ class ParameterGroup(TypedDict):
 
 
 class AdamW:
-    """AdamW with the interface of torch.optim.AdamW that :class:`node.core.optimizer.inner.StageAdamW` uses.
+    """AdamW with the interface of torch.optim.AdamW that node.core.optimizer.inner.StageOptimizer uses.
 
     Args:
         groups: for each group its named parameters, ``"params"``, and its ``"weight_decay"``.

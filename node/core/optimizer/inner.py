@@ -1,4 +1,4 @@
-"""The inner optimizer: AdamW over the stages of a member, with clipping and the run's learning rate."""
+"""The inner optimizer: AdamW or Muon over a member's stages, with clipping and the run's learning rate."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from node.core.optimizer.adamw import AdamW
+from node.core.optimizer.muon import Muon
 from node.core.optimizer.schedule import cold_factor, learning_rate
 from node.ranks.parameters import local_part
 from node.ranks.sharding import state_like
@@ -19,12 +20,12 @@ MakeAdamW = Callable[..., AdamW]
 """Has the arguments of AdamW."""
 
 
-class AdamWState(TypedDict):
-    """State dict of :class:`StageAdamW`. The moments are float32, by canonical name.
+class Moments(TypedDict):
+    """State dict of :class:`StageOptimizer`. The moments are float32, by canonical name.
 
-    `steps` is AdamW's own count, used for its bias correction. `cold_steps` counts the steps since the
-    moments restarted from 0 in the middle of the run. It is None if they never restarted, or if the learning
-    rate has reached its full value again.
+    Matrices that Muon changes have no `exp_avg_sq`. `steps` is the optimizer's own count, which AdamW needs
+    for its bias correction. `cold_steps` counts the steps since the moments restarted from 0 in the middle of
+    the run. It is None if they never restarted, or if the learning rate has reached its full value again.
     """
 
     steps: int
@@ -34,7 +35,7 @@ class AdamWState(TypedDict):
 
 
 class InnerOptimizer:
-    """AdamW over all hosted stages. Each stage has separate moments: see :class:`StageAdamW`.
+    """The run's optimizer over all hosted stages. Each has separate moments: see :class:`StageOptimizer`.
 
     `parameters` are the live ones by stage and canonical name.
     """
@@ -49,7 +50,7 @@ class InnerOptimizer:
         self._spec = spec
         self._parameters = [parameter for named in parameters.values() for parameter in named.values()]
         self._stages = {
-            stage: StageAdamW(spec, named, undecayed, adamw) for stage, named in parameters.items()
+            stage: StageOptimizer(spec, named, undecayed, adamw) for stage, named in parameters.items()
         }
 
     def begin_round(self, round_number: int) -> None:
@@ -90,11 +91,11 @@ class InnerOptimizer:
         """Drop the moments of `stage`. Call it when the parameters of the stage have been replaced."""
         self._stages[stage].load_state_dict(None)
 
-    def state_dict(self) -> dict[int, AdamWState | None]:
-        """The result of :meth:`StageAdamW.state_dict` for each stage."""
+    def state_dict(self) -> dict[int, Moments | None]:
+        """The result of :meth:`StageOptimizer.state_dict` for each stage."""
         return {stage: optimizer.state_dict() for stage, optimizer in self._stages.items()}
 
-    def load_state_dict(self, state: Mapping[int, AdamWState | None]) -> None:
+    def load_state_dict(self, state: Mapping[int, Moments | None]) -> None:
         """Copy `state`. Stages that are not in it keep their state."""
         for stage, held in state.items():
             self._stages[stage].load_state_dict(held)
@@ -107,8 +108,8 @@ def _norm(gradient: Tensor) -> Tensor:
     return norm
 
 
-class StageAdamW:
-    """AdamW on the parameters of one stage, which it changes in place.
+class StageOptimizer:
+    """AdamW, or Muon, on the parameters of one stage, which it changes in place.
 
     Weight decay applies to matrices only, and never to the embedding: with decay, a pipeline replica and a
     full replica would compute different values for the embedding.
@@ -135,7 +136,8 @@ class StageAdamW:
             }
             for is_plain in (False, True)
         ]
-        self._adamw = adamw(
+        make = Muon if inner.optimizer == "muon" else adamw
+        self._optimizer = make(
             [group for group in groups if group["params"]],
             lr=inner.learning_rate,
             betas=(inner.beta1, inner.beta2),
@@ -146,30 +148,31 @@ class StageAdamW:
     def begin_round(self, round_number: int) -> None:
         """Start the slow rise of the learning rate if the moments are empty and this is not round 1."""
         # In round 1 the warm-up of the run's own schedule has the same effect.
-        if round_number > 1 and not self._adamw.state:
+        if round_number > 1 and not self._optimizer.state:
             self._cold_steps = 0
 
     def step(self, rate: float) -> None:
-        """Take one AdamW step with learning rate `rate`, or with a part of it in the first COLD_STEPS."""
+        """Take one step with learning rate `rate`, or with a part of it in the first COLD_STEPS."""
         if self._cold_steps is not None:
             rate *= cold_factor(self._cold_steps)
             self._cold_steps = self._cold_steps + 1 if self._cold_steps + 1 < COLD_STEPS else None
-        for group in self._adamw.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._adamw.step()
+        self._optimizer.step()
 
     def zero_grad(self) -> None:
         # An idle or parked replica then holds no gradients.
-        self._adamw.zero_grad()
+        self._optimizer.zero_grad()
 
-    def state_dict(self) -> AdamWState | None:
+    def state_dict(self) -> Moments | None:
         """The live moments, not copied, on the device of the parameters. None before the first step."""
-        state = self._adamw.state
+        state = self._optimizer.state
         if not state:
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
         first, second = (
-            {name: each[moment] for name, each in held.items()} for moment in ("exp_avg", "exp_avg_sq")
+            {name: each[moment] for name, each in held.items() if moment in each}
+            for moment in ("exp_avg", "exp_avg_sq")
         )
         return {
             # All parameters take every step together, so one count stands for all.
@@ -179,20 +182,21 @@ class StageAdamW:
             "exp_avg_sq": second,
         }
 
-    def load_state_dict(self, state: AdamWState | None) -> None:
+    def load_state_dict(self, state: Moments | None) -> None:
         """Copy `state` and continue; None drops the moments. Names and shapes match the parameters.
 
         Of parameters that are sharded over ranks, `state` has the part of this rank.
         """
-        self._adamw.state.clear()
+        self._optimizer.state.clear()
         self._cold_steps = None
         if state is None:
             return
         for name, parameter in self._parameters.items():
-            self._adamw.state[parameter] = {
+            self._optimizer.state[parameter] = {
                 # AdamW also keeps this count as a float tensor.
                 "step": torch.tensor(float(state["steps"]), device=parameter.device),
                 "exp_avg": state_like(parameter, state["exp_avg"][name]),
-                "exp_avg_sq": state_like(parameter, state["exp_avg_sq"][name]),
             }
+            if (squares := state["exp_avg_sq"].get(name)) is not None:
+                self._optimizer.state[parameter]["exp_avg_sq"] = state_like(parameter, squares)
         self._cold_steps = state["cold_steps"]

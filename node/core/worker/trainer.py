@@ -40,7 +40,7 @@ from node.checkpoint.private_state import StageState, TableState
 from node.checkpoint.rank_checkpoint import Key, handed_out, named, private_of, shared_state
 from node.core.model.link_table import LINK_TABLE
 from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
-from node.core.optimizer.inner import AdamWState, InnerOptimizer
+from node.core.optimizer.inner import InnerOptimizer, Moments
 from node.core.optimizer.outcome import Outcome
 from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
@@ -348,7 +348,7 @@ class Trainer:
         and moments start from 0, as in :meth:`load_part`.
         """
         found = node_checkpoint.newest(folder, self.spec, self.stages) if self.group.is_first else None
-        found = handed_out(self.group, found, self.outer, self.is_sharded)
+        found = handed_out(self.group, self.spec, found, self.outer, self.is_sharded)
         if found is not None:
             self.load_checkpoint(found)
         return found
@@ -407,7 +407,7 @@ class Trainer:
         return [parameters, self.hosted.table_values, self.inner.state_dict(), self.outer.own_tensors()]
 
     def _with_table(
-        self, private: Mapping[int, StageState], moments: Mapping[int, AdamWState | None]
+        self, private: Mapping[int, StageState], moments: Mapping[int, Moments | None]
     ) -> dict[int, StageState]:
         """`private` with the table of the link upstream, if there is one, as a part of the first stage."""
         if (table := self.hosted.table_values) is None:

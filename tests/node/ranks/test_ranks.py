@@ -37,12 +37,22 @@ async def ranks(stack: AsyncExitStack) -> WorkerClient:
     return await TWO.start(2, stack)
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("optimizer", "sharded"),
+    [
+        ("adamw", False),
+        pytest.param("adamw", True, marks=pytest.mark.slow),
+        pytest.param("muon", False, marks=pytest.mark.slow),
+        pytest.param("muon", True, marks=pytest.mark.slow),
+    ],
+)
 async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
-    tmp_path: Path, sharded: bool
+    tmp_path: Path, optimizer: str, sharded: bool
 ) -> None:
+    inner = {**SPEC.inner.model_dump(), "optimizer": optimizer}
+    spec = RunSpec.model_validate({**SPEC.model_dump(), "inner": inner})
     async with AsyncExitStack() as stack:
-        one, two = FullReplica(ThreadWorker().client), FullReplica(await ranks(stack))
+        one, two = FullReplica(ThreadWorker().client, spec), FullReplica(await ranks(stack), spec)
         await one.build()
         await two.build(sharded)
         for round_number in (1, 2):
@@ -61,7 +71,7 @@ async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
         theirs = {stage: (payload,) for stage, payload in proposed[0].items()}
         await two.commit(3, theirs, mine_included=False)
         await two.write(tmp_path, 3)
-        again = FullReplica(ThreadWorker().client)
+        again = FullReplica(ThreadWorker().client, spec)
         await again.build()
         await again.restore(tmp_path)
         assert await again.digests() == await two.digests()
@@ -70,7 +80,7 @@ async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
         await again.abort(4)
         await again.write(tmp_path, 4)
     async with AsyncExitStack() as stack:
-        two = FullReplica(await ranks(stack))
+        two = FullReplica(await ranks(stack), spec)
         await two.build(sharded)
         await two.restore(tmp_path)
         figures = [await each.train(5) for each in (again, two)]

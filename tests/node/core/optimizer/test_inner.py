@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from node.core.optimizer.inner import InnerOptimizer, StageAdamW
+from node.core.optimizer.inner import InnerOptimizer, StageOptimizer
 from protocol.spec.fixed import COLD_STEPS
 from tests.support.reference import small_spec
 
@@ -21,7 +21,7 @@ class Stage:
             name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()
         }
         spec = small_spec(inner={"weight_decay": 0.0, **inner})
-        self.optimizer = StageAdamW(spec, self.parameters, {undecayed})
+        self.optimizer = StageOptimizer(spec, self.parameters, {undecayed})
 
     def step(self, gradient: float = 1.0) -> dict[str, Tensor]:
         """Returns by how much the parameters have changed."""

@@ -377,7 +377,7 @@ def test_long_files_say_why() -> None:
 MOST_CORE_LINES, MOST_CORE_FILES = 14_000, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds."""
-MOST_LINES = 73_660
+MOST_LINES = 73_680
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a
@@ -389,7 +389,7 @@ outer.clip, without which no run could repeat the paper's plain mean, so that ea
 lost, data.end_token: many published vocabularies name their end of text in a way of their own,
 model.tied_head: most small models of today have one matrix as embedding and head, and model.norms: OLMo2, of
 which all data and code are public, has them after attention and feed-forward, which no other setting says;
-and inner.optimizer: at equal bytes Muon learns more, for one moment less."""
+and inner.optimizer: Muon needs one moment less, and learned more from equal bytes in a trial by others."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other."""
 MOST_OPTIONS = 154

@@ -440,3 +440,17 @@ def test_only_a_member_in_the_middle_shares_its_uplink() -> None:
     assert Costs(spec, home).link(a, b, 8).backward_uplink == pytest.approx(backward * MEGABIT / 1e9)
     together = Costs(spec, home).step(chain(spec), (8, 8)).seconds
     assert 8 * forward < together < 8 * (forward + backward)
+
+
+def test_muon_needs_one_moment_less_and_computes_more_in_a_step() -> None:
+    spec = resolve("nano")
+    other = resolve("nano", overrides={"inner.optimizer": "muon"})
+    whole = StageRange(0, spec.swarm.stages)
+    matrices = spec.model.layers * spec.model.layer_matrices
+    assert memory_needed(spec, whole, 1) - memory_needed(other, whole, 1) == 4 * matrices
+    d, f, q, k = spec.model.width, spec.model.feed_forward, spec.model.query_width, spec.model.key_width
+    sides = [(q, d), (q, d), (k, d), (k, d), (f, d), (f, d), (f, d)]
+    turned = sum(5 * (4 * min(each) ** 2 * max(each) + 2 * min(each) ** 3) for each in sides)
+    more = microbatch_flops(other, whole) - microbatch_flops(spec, whole)
+    assert more * spec.inner.microbatches == pytest.approx(spec.model.layers * turned)
+    assert other.hash != spec.hash

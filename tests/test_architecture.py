@@ -454,14 +454,10 @@ def test_main_processes_import_neither_torch_nor_hivemind(module: str) -> None:
 def test_every_file_of_a_package_is_packed() -> None:
     """A face without its pages would install without an error, and fail at its first use."""
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    there = {path for package in ("coordinator", "node", "protocol") for path in (ROOT / package).rglob("*")}
-    folders = [path for path in there if path.is_dir()] + [
-        ROOT / "node",
-        ROOT / "protocol",
-        ROOT / "coordinator",
-    ]
-    packed = {path for folder in folders for part in patterns["*"] for path in folder.glob(part)}
+    packages = [ROOT / package for package in ("coordinator", "node", "protocol")]
+    there = {*packages, *(path for package in packages for path in package.rglob("*"))}
     files = {path for path in there if path.is_file()}
+    packed = {path for folder in there - files for part in patterns["*"] for path in folder.glob(part)}
     assert {path for path in files if path.suffix not in (".py", ".pyi", ".pyc")} == packed & files
 
 

@@ -145,7 +145,7 @@ def _moments(
         for name, shape in shapes.items():
             tensor = given[name].contiguous() if given else torch.empty(shape)
             group.broadcast(tensor, 0)
-            kept[name] = rows_of(tensor, group).clone() if is_sharded else tensor
+            kept[name] = rows_of(tensor, group.rank, group.size).clone() if is_sharded else tensor
         return kept
 
     steps, cold_steps = counters

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -172,7 +173,8 @@ def main() -> None:
         try:
             app(prog_name="hetnode")
         finally:
-            sys.stdout.flush()
+            with suppress(BrokenPipeError):  # the reader of the output is gone
+                sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
     except (Exception, BaseExceptionGroup) as error:

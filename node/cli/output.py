@@ -45,10 +45,10 @@ class CommandOutput(io.TextIOWrapper):
             raise self._failure(error) from None
 
     def _failure(self, error: OSError) -> Exception:
-        if error.errno == errno.EPIPE:
-            return error
         # Python would write what is left at its end, and fail again with a message of its own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+        if error.errno == errno.EPIPE:
+            return error
         return HetnodeError(
             ErrorCode.OUTPUT_UNWRITABLE,
             f"The output cannot be written: {error.strerror or error}.",

@@ -43,8 +43,8 @@ _RETRY_SECONDS, _POLL_SECONDS = 1.0, 0.2
 _LONG_AWAY_SECONDS = 600.0
 _RETURNS = "this node goes on by itself when it answers"
 _IF_GONE = (
-    f"{_RETURNS}, here or where other nodes know it. Ask the operator whether the run goes on: if it has "
-    "moved, 'hetnode leave' and 'hetnode join' with a new invite lead there"
+    f"{_RETURNS}, at this address or at one that other nodes know. Ask the operator whether the run goes on: "
+    "if it has moved, 'hetnode leave' and 'hetnode join' with a new invite lead there"
 )
 _SOURCES_OF_PEER = 4  # as many as the coordinator remembers
 

@@ -42,10 +42,10 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
-def rows_of(whole: Tensor, group: RankGroup) -> Tensor:
-    """The rows of a `whole` tensor that this rank keeps where it is sharded."""
-    size = -(-len(whole) // group.size)
-    return whole[group.rank * size : (group.rank + 1) * size]
+def rows_of(whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """The rows of a `whole` tensor that one of the `ranks` keeps where it is sharded."""
+    size = -(-len(whole) // ranks)
+    return whole[rank * size : (rank + 1) * size]
 
 
 def part_like(parameter: Tensor, whole: Tensor) -> Tensor:
@@ -53,8 +53,7 @@ def part_like(parameter: Tensor, whole: Tensor) -> Tensor:
     if not is_sharded(parameter):
         return whole
     mesh = parameter.device_mesh  # type: ignore[attr-defined]
-    size = -(-len(whole) // mesh.size())
-    return whole[mesh.get_local_rank() * size :][:size]
+    return rows_of(whole, mesh.get_local_rank(), mesh.size())
 
 
 def state_like(parameter: Tensor, values: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from rich.table import Table
 from node.core.model.shapes import parameter_count, payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
+from protocol.math.flops import microbatch_flops, turning_flops
 from protocol.run_files.link_text import width_text
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
@@ -39,8 +40,13 @@ def batch_text(spec: RunSpec) -> str:
     return f"{spec.global_batch:,} samples of all replicas together in an inner step"
 
 
-def _exchange_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """What replicas exchange other than payloads that all gather, by the options of the run."""
+def _option_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """What options of the run change: the optimizer, and what replicas exchange but payloads for all."""
+    if fewer := spec.lacks_second_moment(spec.model.layers):
+        optimizer = spec.model.layers * turning_flops(spec.model) / spec.inner.microbatches
+        usual = microbatch_flops(spec, range(spec.swarm.stages)) - optimizer
+        saved, more = run_history.size(4 * fewer), optimizer / usual
+        yield "optimizer", f"Muon: moments take {saved} less, and a step has {more:.1%} more operations"
     if every := spec.link.embedding_every:
         nbytes = BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
         size = run_history.size(nbytes)
@@ -99,7 +105,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
     facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
     facts.add_row("codec", payload_layout(spec, 0).codec)
-    for name, text in _exchange_rows(spec):
+    for name, text in _option_rows(spec):
         facts.add_row(name, text)
     facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

@@ -19,16 +19,14 @@ def microbatch_flops(spec: RunSpec, stages: Iterable[int]) -> float:
     hosted = set(stages)
     layers = sum(len(spec.layers_of(stage)) for stage in hosted)
     head = spec.model.vocabulary * spec.model.width if spec.swarm.stages - 1 in hosted else 0
-    optimizer = layers * _turning_flops(spec.model) if spec.inner.optimizer == "muon" else 0.0
-    return (
-        layer_flops(spec, layers)
-        + 6.0 * head * tokens_of_microbatch(spec)
-        + optimizer / spec.inner.microbatches
-    )
+    flops = layer_flops(spec, layers) + 6.0 * head * tokens_of_microbatch(spec)
+    if spec.inner.optimizer == "muon":
+        flops += layers * turning_flops(spec.model) / spec.inner.microbatches
+    return flops
 
 
-def _turning_flops(model: ModelSpec) -> float:
-    """Of the five iterations of Newton-Schulz (node.core.optimizer.muon) for the matrices of one layer."""
+def turning_flops(model: ModelSpec) -> float:
+    """Of a step of Muon: five iterations of Newton-Schulz for the matrices of one layer."""
     d, q, k, f = model.width, model.query_width, model.key_width, model.feed_forward
     sides = [sorted(each) for each in 2 * [(q, d)] + 2 * [(k, d)] + 3 * [(f, d)]]
     return sum(5.0 * (4 * short**2 * long + 2 * short**3) for short, long in sides)

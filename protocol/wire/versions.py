@@ -24,7 +24,7 @@ def common_version(whose: str, own: str, newest: int, oldest: int = 0) -> int:
             ErrorCode.VERSION_MISMATCH,
             f"{whose[0].upper()}{whose[1:]} speaks {_spoken(oldest, newest)} of the protocol, {own} "
             f"{_spoken(OLDEST_PROTOCOL, PROTOCOL_VERSION)}.",
-            f"Update {whose if newest < PROTOCOL_VERSION else own}.",
+            f"Update {whose if newest < PROTOCOL_VERSION else own}, which speaks the older one.",
         )
     return chosen
 

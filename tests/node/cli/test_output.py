@@ -53,6 +53,19 @@ def test_a_command_without_standard_output_ends_well() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("spec", "show", "nano"), ("plan", "--replicas", "2", "--json")], ids=str
+)
+def test_a_reader_that_is_gone_ends_a_command_in_silence(arguments: tuple[str, ...]) -> None:
+    """As one that reads nothing, or has read enough before the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert command(*arguments, out=writer).stderr == ""
+    finally:
+        os.close(writer)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 @pytest.mark.parametrize("arguments", [("spec", "show", "nano"), ("--help",)], ids=str)
 def test_a_full_disk_is_one_message(arguments: tuple[str, ...]) -> None:

@@ -40,3 +40,11 @@ def test_tables_of_links_are_shown_with_their_memory() -> None:
     assert "link tables" not in shown()
     [line] = [each for each in shown(**{"link.table": True}).splitlines() if "link tables" in each]
     assert "8,192 parameters, 131.1 kB with moments" in line
+
+
+def test_the_price_of_muon_is_shown() -> None:
+    assert "optimizer" not in shown()
+    [line] = [each for each in shown(**{"inner.optimizer": "muon"}).splitlines() if "optimizer" in each]
+    spec = resolve("nano")
+    assert f"{4 * spec.model.layers * spec.model.layer_matrices / 1000:.1f} kB less" in line
+    assert "80.4% more operations" in line

@@ -33,7 +33,9 @@ def test_the_newest_version_that_both_speak(newest: int, oldest: int, common: in
 
 
 def test_the_side_that_is_behind_is_named_to_both() -> None:
-    with pytest.raises(HetnodeError, match=r"The node speaks version 3 .*, the coord.* Update the node\."):
+    with pytest.raises(
+        HetnodeError, match=r"The node speaks version 3 .*, the coord.* Update the node, .* older one\."
+    ):
         common_version("the node", "the coordinator", 3)
-    with pytest.raises(HetnodeError, match=r"speaks versions 7 to 8 .* Update the coordinator\."):
+    with pytest.raises(HetnodeError, match=r"speaks versions 7 to 8 .* Update the coordinator, .* older"):
         common_version("the node", "the coordinator", 8, 7)

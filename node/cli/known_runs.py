@@ -184,7 +184,7 @@ def coordinator_folder(run: str | None, file: str = "") -> Path | None:
 def runs_here() -> list[str]:
     """The runs that this machine was let into; if there are none, the folders of its coordinators.
 
-    Of several runs, those whose certificates are still good, if there are any.
+    Of several runs, those whose certificates are still good, if there are any. No swarm that has ended.
     """
     good: dict[str, bool] = {}
     for folder in sorted(user_config_path("hetnode").glob("peer-*.runs/*")):
@@ -192,7 +192,7 @@ def runs_here() -> list[str]:
             is_good = credentials.load(folder).tls.expires > time.time()
             good[folder.name] = good.get(folder.name, False) or is_good
     if not good:
-        return [str(folder) for folder in _folders_here()]
+        return [str(folder) for folder in _folders_here(with_ended=False)]
     return [run for run, is_good in good.items() if is_good] or list(good)
 
 
@@ -212,16 +212,17 @@ def only_coordinator() -> Path:
     return found[0]
 
 
-def _folders_here() -> list[Path]:
+def _folders_here(with_ended: bool = True) -> list[Path]:
     """The folders of coordinators that were started without --folder, and of the swarms in ./runs.
 
-    Where coordinators run now, only theirs.
+    Where coordinators run now, only theirs; else, `with_ended`, also those of swarms, which do not come back.
     """
     from node.security.identity import is_in_use  # noqa: PLC0415
 
-    usual = [*_coordinators().glob("*/coordinator/operator.pem"), *Path("runs").glob("*/operator.pem")]
-    found = sorted(path.parent for path in usual)
-    return [folder for folder in found if is_in_use(folder / "identity.key")] or found
+    usual = [path.parent for path in _coordinators().glob("*/coordinator/operator.pem")]
+    swarms = [path.parent for path in Path("runs").glob("*/operator.pem")]
+    running = [folder for folder in (*usual, *swarms) if is_in_use(folder / "identity.key")]
+    return sorted(running or [*usual, *(swarms if with_ended else ())])
 
 
 def _coordinators() -> Path:

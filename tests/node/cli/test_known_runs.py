@@ -110,7 +110,9 @@ def test_the_coordinator_that_runs_is_meant_where_there_are_several(
         identity = open_identity(folder / "identity.key")
         assert known_runs.only_coordinator() == folder
         assert list(known_runs.coordinator_folders(None)) == [folder]
+        assert known_runs.runs_here() == [str(folder)]
         os.close(identity.lock)
+        assert known_runs.runs_here() == [str(folders[0])]  # a swarm that has ended is no run to take part in
         if number > 1:
             with pytest.raises(HetnodeError, match=f"{number} coordinators here.*runs/nano-1"):
                 known_runs.only_coordinator()

@@ -199,7 +199,9 @@ def test_options_that_exclude_each_other_make_no_folder(
     ("line", "status", "code"),
     [("status", 2, "bad-option"), ("join tiny", 7, "no-credentials"), ("health", 7, "no-credentials")],
 )
-def test_a_user_without_a_home_gets_the_same_messages(line: str, status: int, code: str) -> None:
+def test_a_user_without_a_home_gets_the_same_messages(
+    tmp_path: Path, line: str, status: int, code: str
+) -> None:
     """As in a container that runs as a number: no HOME, and no entry of the user."""
     without = (
         "import os, pwd, sys\n"
@@ -208,7 +210,8 @@ def test_a_user_without_a_home_gets_the_same_messages(line: str, status: int, co
         "from node.__main__ import main; main()"
     )
     command = [sys.executable, "-c", without, *line.split()]
-    check(subprocess.run(command, capture_output=True, text=True, check=False), status, code)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    check(done, status, code)
 
 
 def test_a_command_that_computes_leaves_the_processor_to_others_while_it_waits() -> None:

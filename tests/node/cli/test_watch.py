@@ -75,6 +75,7 @@ def test_without_anything_the_message_is_that_of_status(
 ) -> None:
     monkeypatch.setattr(watch, "nodes_here", lambda: iter(()))
     monkeypatch.setattr(known_runs, "user_data_path", lambda _: tmp_path)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(HetnodeError) as error:
         watch.watched(None)
     assert "No coordinator has its folder" in error.value.cause

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from benchmarks.gpu.setting import Figures, Measured, Setting, command_of
 from benchmarks.inner_loop import replica_step, samples_of, timed
 from benchmarks.mfu import peak_tflops, utilization
-from benchmarks.tables import NotHere, Table
+from benchmarks.tables import Table
 from coordinator.placement.cost_model import memory_needed
 from node.core.model.init import initial_parameters
-from node.core.model.shapes import parameter_count
+from node.core.model.shapes import is_of_layer, parameter_count
 from node.core.optimizer.adamw import AdamW
+from node.core.optimizer.muon import Muon
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.worker.compute import Compute
 from node.core.worker.trainer import Trainer
@@ -308,30 +309,23 @@ def measure_exchange(setting: Setting) -> Measured:
 
 
 def measure_optimizers(setting: Setting) -> Measured:
-    """The inner optimizers' own time: AdamW as nodes run it, and torch's Muon of the hidden matrices."""
+    """The inner optimizers' own time. Muon takes AdamW for embedding, head and norms."""
     spec = setting.large()
-    matrices, others = [], []
+    named = []
     for stage in range(spec.swarm.stages):
         for name, value in initial_parameters(spec, stage).items():
             parameter = nn.Parameter(value.to(setting.device))
             parameter.grad = torch.randn_like(parameter)
-            is_hidden = value.ndim == 2 and "emb" not in name and "head" not in name
-            (matrices if is_hidden else others).append((name, parameter))
-    common: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8}
+            named.append((name, parameter))
     figures: dict[str, Any] = {}
-    groups = [{"params": [*matrices, *others], "weight_decay": 0.1}]
-    adamw = AdamW(groups, **common)
-    figures["AdamW, all"] = setting.seconds(adamw.step, 5)
-    adamw = AdamW([{"params": others, "weight_decay": 0.1}], **common)
-    figures["AdamW, embedding, head and norms"] = setting.seconds(adamw.step, 5)
-    del adamw
-    if not hasattr(torch.optim, "Muon"):
-        raise NotHere("needs torch.optim.Muon, of torch 2.9")
-    muon = torch.optim.Muon([parameter for _, parameter in matrices], lr=1e-3, momentum=0.95)
-    figures["Muon, hidden matrices"] = setting.seconds(muon.step, 5)
+    for title, kind in (("AdamW", AdamW), ("Muon", Muon)):
+        groups = [{"params": named, "weight_decay": 0.1}]
+        optimizer = kind(groups, lr=1e-4, betas=(0.9, 0.95), eps=1e-8)
+        figures[title] = setting.seconds(optimizer.step, 5)
+        del optimizer
     rows = tuple((name, f"{seconds * 1e3:.1f}") for name, seconds in figures.items())
-    count = sum(parameter.numel() for _, parameter in matrices)
-    notes = (f"{count / 1e6:.0f} M parameters are in {len(matrices)} hidden matrices.",)
+    turned = [parameter.numel() for name, parameter in named if is_of_layer(name, parameter.dim())]
+    notes = (f"{sum(turned) / 1e6:.0f} M parameters are in the {len(turned)} matrices that Muon turns.",)
     return Table(
         "One step of the inner optimizer, preset 1b",
         command_of("optimizers"),

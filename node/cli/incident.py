@@ -66,15 +66,14 @@ def _coordinator_folder(run: str | None) -> Path:
 
 
 def _recorded(folder: Path) -> Incident:
-    from importlib.metadata import version  # noqa: PLC0415
-
     from coordinator.ops.incident.file import Incident  # noqa: PLC0415
     from coordinator.ops.incident.redaction import redacted_log, redacted_spec  # noqa: PLC0415
     from coordinator.store.log_copy import read_copy  # noqa: PLC0415
     from node.security.identity import peer_in  # noqa: PLC0415
+    from protocol.server.version import program_version  # noqa: PLC0415
 
     spec, log = read_copy(folder, peer_in(folder / "identity.key"))
-    return Incident(redacted_spec(spec), redacted_log(log), version("hetnode"), "")
+    return Incident(redacted_spec(spec), redacted_log(log), program_version(), "")
 
 
 def _say(line: str) -> None:

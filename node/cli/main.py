@@ -145,11 +145,10 @@ def _root(
 
         os.environ[VERBOSE] = "1"  # also for the processes that the command starts
     if version:
-        from importlib.metadata import version as installed  # noqa: PLC0415
-
+        from protocol.server.version import program_version  # noqa: PLC0415
         from protocol.types import PROTOCOL_VERSION  # noqa: PLC0415
 
-        typer.echo(f"hetnode {installed('hetnode')} (protocol {PROTOCOL_VERSION})")
+        typer.echo(f"hetnode {program_version()} (protocol {PROTOCOL_VERSION})")
         raise typer.Exit
 
 

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from node.generate import validation_loss
 from node.ipc.worker_calls import Precision
 from node.measure import hardware
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.version import program_version
 from protocol.trust.private_file import write_whole
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class ResumableTrial:
             seconds=round(sum(record.seconds for record in rounds), 3),
             device=_device_name(self._options),
             versions={
-                "hetnode": version("hetnode"),
+                "hetnode": program_version(),
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },

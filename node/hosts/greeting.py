@@ -9,12 +9,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from node.ipc.channel import Header, StreamChannel
 from node.ipc.worker_calls import AUTO_DEVICE, ListDevices
 from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.version import program_version
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.record_codec import Bounds, RecordCodec
 
@@ -54,7 +54,7 @@ GREETING = RecordCodec[Greeting](Greeting, Bounds(MOST_BYTES))
 
 
 def own_version() -> str:
-    return f"{version('hetnode')}, protocol {PROTOCOL_VERSION}"
+    return f"{program_version()}, protocol {PROTOCOL_VERSION}"
 
 
 def refusal(greeting: Greeting, size: int, choices: Mapping[str, str]) -> HetnodeError | None:

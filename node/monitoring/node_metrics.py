@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from node.monitoring.figures import Activity, NodeFigures
 from protocol.server.metrics import Figure, Metric, disk_free
+from protocol.server.version import program_version
 from protocol.status import Wait
 
 NODE = Metric(
@@ -74,7 +74,7 @@ class NodeMetrics:
 
     def __init__(self, figures: NodeFigures, folder: Path) -> None:
         self._figures, self._folder = figures, folder
-        self._version = version("hetnode")
+        self._version = program_version()
 
     def read(self) -> Iterator[Figure]:
         """The figures as they are now."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from coordinator.api.public_server import PublicServer
@@ -21,6 +20,7 @@ from coordinator.store.metrics import PEER_CHANGES
 from protocol.errors import ErrorCode
 from protocol.math.batch import work_of
 from protocol.server.metrics import Figure, Metric, disk_free
+from protocol.server.version import program_version
 from protocol.status import STALLS, Measurement, RunPhase, RunStatus
 from protocol.types import Lifecycle, Role
 
@@ -146,7 +146,7 @@ class RunMetrics:
         records: RunRecords,
     ) -> None:
         self._log_files, self._command_loop, self._servers = log_files, command_loop, servers
-        self._records, self._version = records, version("hetnode")
+        self._records, self._version = records, program_version()
 
     def read(self) -> Iterator[Figure]:
         """The figures as they are now."""

@@ -138,9 +138,13 @@ def spec_stages(spec: RunSpec) -> range:
     return range(spec.swarm.stages)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int4", "dither5"])
-def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(dtype: str) -> None:
-    spec = resolve("nano", overrides={"link.dtype": dtype, "inner.steps": 5, "rounds": 3})
+@pytest.mark.parametrize(
+    "options",
+    [{"link.dtype": "bf16"}, {"link.dtype": "int4"}, {"link.dtype": "dither5"}, {"inner.optimizer": "muon"}],
+    ids=str,
+)
+def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(options: dict[str, Any]) -> None:
+    spec = resolve("nano", overrides={**options, "inner.steps": 5, "rounds": 3})
     replicas = [replica(spec, "cpu", 1), replica(spec, "cuda", 1), replica(spec, "cuda", 2)]
     for round_number in range(1, 4):
         losses = [train(spec, members, round_number, 1000 * round_number) for members in replicas]
@@ -254,8 +258,10 @@ def test_the_loss_in_chunks_is_that_of_the_whole_logits(rows: int, precision: st
         assert (one - other).norm() <= tolerance * other.norm()
 
 
-def test_moments_saved_on_a_gpu_continue_with_the_same_step() -> None:
-    spec = resolve("nano", overrides={"swarm.stages": 1, "swarm.pipelines": 0})
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_saved_on_a_gpu_continue_with_the_same_step(optimizer: str) -> None:
+    overrides = {"swarm.stages": 1, "swarm.pipelines": 0, "inner.optimizer": optimizer}
+    spec = resolve("nano", overrides=overrides)
     (running,), (other,) = replica(spec, "cuda", 1), replica(spec, "cuda", 1)
     train(spec, [running], 1, 0)
     other.inner.load_state_dict(running.inner.state_dict())

@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None  # pytest's capture has looked it up before, and tmp_path is below it
 
 # Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail. The gate has
 # the same examples in each run, and `make search` others.

@@ -45,6 +45,7 @@ from protocol.types import Decision, Finding, Part, PausedBy, PayloadDescriptor,
 from tests.builders import Keyed, anchor_of, keyed, spec_of
 from tests.support.checked_run import ARBITER, STAGES, CheckedMachine, CheckedRun
 from tests.support.coordinator_run import measure
+from tests.support.examples import examples
 from tests.support.history import check_history
 
 ROUNDS = 6
@@ -383,7 +384,9 @@ class RandomRun(CheckedMachine):
 
 
 TestRandomRuns = RandomRun.TestCase
-TestRandomRuns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRandomRuns.settings = settings(
+    max_examples=examples(gate=25, search=60), stateful_step_count=40, deadline=None
+)
 
 
 def test_the_last_decision_under_a_plan_is_checked_by_who_was_absent_then() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +13,7 @@ from coordinator.ops.explain.sentences import MOST_CHARACTERS
 from coordinator.ops.explain.statements import MOST_CITED, Code
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
+from coordinator.store.history import SqliteHistory
 from protocol.status import Explanation, Measurement, Statement
 from protocol.types import PeerId
 from tests.support.history import stored, write_history
@@ -28,10 +30,18 @@ class Asked:
         self.read_numbers: set[int] = set()
 
     def __call__(self, question: object, measurements: Sequence[Measurement] = ()) -> Explanation:
+        with self.history(measurements) as history:
+            return self.answer(question, history)
+
+    @contextmanager
+    def history(self, measurements: Sequence[Measurement] = ()) -> Iterator[SqliteHistory]:
+        """The history of the events so far, which several answers may share."""
         measured = [(self.now, each) for each in measurements]
         with TemporaryDirectory() as folder:
-            history = write_history(Path(folder, "history.sqlite"), self.state.spec, self.log, measured)
-            return explain(str(question), self.state, history, self.read, self.now, self.resting)
+            yield write_history(Path(folder, "history.sqlite"), self.state.spec, self.log, measured)
+
+    def answer(self, question: object, history: SqliteHistory) -> Explanation:
+        return explain(str(question), self.state, history, self.read, self.now, self.resting)
 
     def read(self, first: int, last: int, kinds: Collection[type[Event]] = ()) -> list[tuple[int, Event]]:
         self.read_numbers |= {*range(first, last + 1)}
@@ -77,5 +87,6 @@ def check_all_answers(state: State, ask: Asked) -> None:
         *state.peers,
         f"event {' '.join(map(str, range(max(1, len(ask.log) - 60), len(ask.log) + 1)))}",
     ]
-    for question in questions:
-        check_bounded(ask, ask(question))
+    with ask.history() as history:
+        for question in questions:
+            check_bounded(ask, ask.answer(question, history))

@@ -9,15 +9,18 @@ right numbers. No text is rewritten: a text that names a module derives the name
 import ast
 import os
 import shutil
+import subprocess
 import tempfile
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta
-from setuptools.build_meta import build_editable, build_sdist, prepare_metadata_for_build_editable
+from setuptools.build_meta import build_editable, prepare_metadata_for_build_editable
 
 __all__ = ("build_editable", "build_sdist", "build_wheel", "prepare_metadata_for_build_editable")
+NOTE = "commit.txt"
+VERSION = "hetnode/protocol/server/version.py"
 PACKAGES = ("coordinator", "node", "protocol")
 COMMAND = "node.__main__:main"
 START = "from hetnode.node.__main__ import main\n\nif __name__ == '__main__':\n    main()\n"
@@ -34,6 +37,19 @@ def build_wheel(
     return name
 
 
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    """Build an sdist, which knows the commit of its sources, in `sdist_directory`: see PEP 517."""
+    note, in_checkout = Path(NOTE), Path(".git").exists()
+    if in_checkout:
+        note.write_text(_commit(Path()))
+    try:
+        name: str = build_meta.build_sdist(sdist_directory, config_settings)
+    finally:
+        if in_checkout:
+            note.unlink()
+    return name
+
+
 def write_tree(source: Path, target: Path) -> None:
     """Write what a wheel is built from, made of the checkout or sdist `source`, into the folder `target`."""
     for package in PACKAGES:
@@ -43,9 +59,25 @@ def write_tree(source: Path, target: Path) -> None:
         (target / "hetnode" / name).write_text(text)
     for name in ("LICENSE", "README.md"):
         shutil.copy2(source / name, target)
+    module = (target / VERSION).read_text()
+    assert module.count('COMMIT = ""\n') == 1
+    (target / VERSION).write_text(module.replace('COMMIT = ""', f'COMMIT = "{_commit(source)}"'))
     project = (source / "pyproject.toml").read_text()
     assert project.count(f'"{COMMAND}"') == 1
     (target / "pyproject.toml").write_text(project.replace(f'"{COMMAND}"', f'"hetnode.{COMMAND}"'))
+
+
+def _commit(source: Path) -> str:
+    """Of a checkout, or what an sdist notes; "" without both."""
+    if (source / NOTE).exists():
+        return (source / NOTE).read_text()
+    if not (source / ".git").exists():
+        return ""
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _copy(source: str, target: str) -> None:

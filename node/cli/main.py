@@ -145,10 +145,11 @@ def _root(
 
         os.environ[VERBOSE] = "1"  # also for the processes that the command starts
     if version:
-        from protocol.server.version import program_version  # noqa: PLC0415
+        from protocol.server.version import program_version, source_commit  # noqa: PLC0415
         from protocol.types import PROTOCOL_VERSION  # noqa: PLC0415
 
-        typer.echo(f"hetnode {program_version()} (protocol {PROTOCOL_VERSION})")
+        sources = f", commit {found}" if (found := source_commit()) else ""
+        typer.echo(f"hetnode {program_version()} (protocol {PROTOCOL_VERSION}{sources})")
         raise typer.Exit
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
+USUAL_ADDRESS = "127.0.0.1:7780"
 _URL_FILE, _TOKEN_FILE = "dashboard-url", "dashboard-token"
 _TOKEN_BYTES = 32
 _NEEDS_TOKEN = "needs a token"
@@ -58,6 +60,11 @@ def url_in(folder: Path) -> str | None:
     """The address of the dashboard, without the token; None if none is served."""
     found = _lines(folder)
     return found[0] if found else None
+
+
+def command_for(folder: Path) -> str:
+    """The command that shows the pages of the run in `folder`, whether its coordinator runs or not."""
+    return f"hetnode status --dashboard {shlex.quote(str(folder))}"
 
 
 def url_for_readers(folder: Path) -> str | None:

@@ -59,7 +59,11 @@ def last_status(folder: Path) -> RunStatus:
     Raises HetnodeError STORE_CORRUPT.
     """
     with opened_copy(folder) as (spec, store):
-        state = replay(first_state(folder, spec), store.events())
+        return status_after(folder, replay(first_state(folder, spec), store.events()))
+
+
+def status_after(folder: Path, state: State) -> RunStatus:
+    """As :func:`last_status`, where `state` is that after the newest event."""
     newest = newest_in(folder / "metrics.jsonl")
     status = run_status(state, newest.values(), state.latest_at, state.latest_at)
     peers = (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from platformdirs import user_data_path
 
-from coordinator.api.dashboard import forget_url, url_in
+from coordinator.api.dashboard import USUAL_ADDRESS, command_for, forget_url, url_in
 from coordinator.store.log_copy import kept_spec
 from node import command_runner
 from node.cli.options import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LISTEN, _DASHBOARD = "127.0.0.1:7700", "127.0.0.1:7780"
+_LISTEN = "127.0.0.1:7700"
 _DIAL_SECONDS = 5.0
 _KEY = "identity.key"
 _BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found"}
@@ -252,10 +252,9 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
     running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm, terms=terms))
-    if not command_runner.run(running):
-        TerminalConsole(highlight=False, soft_wrap=True).print(
-            finished.coordinator_text(folder), markup=False
-        )
+    was_served = command_runner.run(running)
+    text = f"its pages again: {command_for(folder)}" if was_served else finished.coordinator_text(folder)
+    TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 def _dashboard(given: str | None) -> dict[str, Any]:
@@ -271,7 +270,7 @@ def _dashboard(given: str | None) -> dict[str, Any]:
     if not can_serve_dashboard():
         log.info("there is no dashboard: its libraries come with pip install 'hetnode[dashboard]'")
         return {}
-    return {"dashboard": _DASHBOARD, "near_dashboard": True}
+    return {"dashboard": USUAL_ADDRESS, "near_dashboard": True}
 
 
 def _warn_of_other_files(folder: Path) -> None:

@@ -25,12 +25,15 @@ _EXPORT = (
 
 def coordinator_text(folder: Path) -> str:
     """Of the finished run whose coordinator has `folder`: how it ended, and how to go on."""
+    from coordinator.api.dashboard import command_for  # noqa: PLC0415  not for every 'hetnode status'
+
     events = read_events(folder / "metrics.jsonl")
     rounds = max((event["round"] for event in events if event["event"] == "decision"), default=0)
     lines = [f"The run in {folder} is finished{f': {rounds} rounds are decided' if rounds else ''}."]
     if losses := ", ".join(f"{each.last:.4f} (replica {each.index})" for each in history_of(events).replicas):
         lines.append(f"The last validation loss is {losses}.")
     lines.append(f"The model is in the folders of the run's nodes. {_EXPORT}")
+    lines.append(f"Its pages: {command_for(folder)}")
     lines.append("To start another run, give another --folder, and the options of that run.")
     return "\n".join(lines)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +16,14 @@ from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
+from node.extras import require_for_dashboard
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.status import RunStatus
+from protocol.status import Explanation, RunStatus
+
+if TYPE_CHECKING:
+    from coordinator.run.state.state import State
+    from coordinator.store.history import SqliteHistory
+    from coordinator.store.store import SqliteStore
 
 Run = Annotated[
     str | None,
@@ -39,7 +47,8 @@ def status(
         bool,
         option(
             "Print the address of the web dashboard instead, on the coordinator's machine. Beyond loopback "
-            "it contains the token of its readers: send it like a password.",
+            "it contains the token of its readers: send it like a password. While the coordinator does not "
+            "run, this command serves the pages from its folder, on loopback, until Ctrl-C.",
             "--dashboard",
         ),
     ] = False,
@@ -54,7 +63,7 @@ def status(
     if dashboard:
         if as_json:
             raise bad_option("--dashboard prints an address, and --json the status.", "Give one of them.")
-        say(_dashboard_of(run))
+        _dashboard_of(run)
         return
     try:
         address, credentials = known_runs.operator_or_member(run)
@@ -98,22 +107,43 @@ def _show(status: RunStatus, as_json: bool, live: bool) -> None:
     TerminalConsole(highlight=False).print(status_view(status, live, notes))
 
 
-def _dashboard_of(run: str | None) -> str:
-    """Where the web dashboard of `run` is served. Raises NO_CREDENTIALS, COORDINATOR_UNREACHABLE."""
-    from coordinator.api.dashboard import url_for_readers  # noqa: PLC0415
+def _dashboard_of(run: str | None) -> None:
+    """Print where the web dashboard of `run` is; serve it if the coordinator does not run, until Ctrl-C.
+
+    Raises NO_CREDENTIALS, COORDINATOR_UNREACHABLE, MISSING_EXTRA, STORE_CORRUPT, PORT_IN_USE.
+    """
+    from coordinator.api.dashboard import USUAL_ADDRESS, url_for_readers  # noqa: PLC0415
+    from node.security.identity import is_in_use  # noqa: PLC0415
 
     folder = next(known_runs.coordinator_folders(run), None)
-    if folder is None:
+    if folder is not None and is_in_use(folder / "identity.key"):
+        if (url := url_for_readers(folder)) is None:
+            raise HetnodeError(
+                ErrorCode.COORDINATOR_UNREACHABLE,
+                f"No dashboard is served for the run in {folder}.",
+                "Start its coordinator without '--dashboard none' and with hetnode[dashboard] installed.",
+            )
+        say(url)
+        return
+    if (kept := stored_run(run)) is None:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
             f"There is no folder of a coordinator here{f' for {run!r:.80}' if run else ''}.",
             "Give the folder of the coordinator, on its machine.",
         )
-    url = url_for_readers(folder)
-    if url is None:
-        raise HetnodeError(
-            ErrorCode.COORDINATOR_UNREACHABLE,
-            f"No dashboard is served for the run in {folder}.",
-            "Start its coordinator, without '--dashboard none' and with hetnode[dashboard] installed.",
-        )
-    return url
+    require_for_dashboard()
+    from coordinator.ops.dashboard.kept import serve_kept  # noqa: PLC0415
+    from coordinator.ops.explain.explain import explain  # noqa: PLC0415
+
+    def told(url: str) -> None:
+        say(url)
+        sys.stdout.flush()  # it may be a file
+        note = f"The coordinator is not running: these pages show what is in {kept}. Ctrl-C ends them."
+        TerminalConsole(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
+        sys.stderr.flush()
+
+    def explained(question: str, state: State, history: SqliteHistory, store: SqliteStore) -> Explanation:
+        return explain(question, state, history, store.read, state.latest_at)
+
+    with suppress(command_runner.Interrupted):  # the usual end
+        command_runner.run(serve_kept(kept, USUAL_ADDRESS, explained, told))

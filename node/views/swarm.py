@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from coordinator.api.dashboard import url_in
+from coordinator.api.dashboard import command_for, url_in
 from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.checkpoint.layout import round_folder
@@ -148,5 +149,8 @@ class SwarmView:
                     name, f"{run_history.size(sent)} sent, {run_history.ratio(dense, sent)} than float32"
                 )
         facts.add_row("run folder", str(self.folder))
-        facts.add_row("try it", f"{sys.argv[0]} generate {self.folder} --prompt 'def '")
         self._console.print(Panel(Group(table, facts), title=f"run {self.spec.name} is finished"))
+        # To be copied: on lines of their own, which nothing cuts.
+        command = shlex.join([sys.argv[0], "generate", str(self.folder), "--prompt", "def "])
+        for text in (f"try it: {command}", f"its pages again: {command_for(self.folder)}"):
+            self._console.print(text, markup=False, soft_wrap=True)

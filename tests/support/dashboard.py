@@ -42,10 +42,16 @@ def address_of(folder: Path) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-async def ask(folder: Path, path: str, method: str = "GET", body: str = "", **headers: str) -> Answered:
-    """One request; `headers` in words joined by "_"."""
+async def ask(
+    where: Path | tuple[str, int], path: str, method: str = "GET", body: str = "", **headers: str
+) -> Answered:
+    """One request to the dashboard of the run in a folder, or to one at an address.
+
+    `headers` in words joined by "_".
+    """
+    address = address_of(where) if isinstance(where, Path) else where
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await asyncio.to_thread(_ask, address_of(folder), path, method, body, given)
+    return await asyncio.to_thread(_ask, address, path, method, body, given)
 
 
 def _ask(address: tuple[str, int], path: str, method: str, body: str, headers: dict[str, str]) -> Answered:

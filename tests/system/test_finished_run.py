@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import shlex
+import signal
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,11 +20,32 @@ from protocol.trust.invite import Invite
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support import certificates
-from tests.support.commands import hetnode
+from tests.support.commands import hetnode, start
+from tests.support.dashboard import ask
 from tests.support.ports import free_port
 from tests.support.processes import COORDINATOR, ProcessSwarm
+from tests.support.waiting import wait_until
 
 SPEC = spec_of(1, 1, rounds=2, inner__steps=2)
+
+
+def see_pages(run: Path, log: Path) -> None:
+    """Read the pages of a run as the last words of its coordinator say."""
+    (run / "dashboard-url").write_text("http://127.0.0.1:9/\n\n")  # as a coordinator that is killed leaves it
+    out = hetnode("coordinator", "--folder", str(run), check=True).stdout
+    command = shlex.split(next(line for line in out.splitlines() if "pages" in line).partition(": ")[2])
+    serving = start(*command[1:], log=log)
+    try:
+        wait_until(lambda: "Ctrl-C ends them." in log.read_text(), 60, log.read_text)
+        parts = urlsplit(log.read_text().split()[0])
+        assert parts.hostname
+        assert parts.port
+        assert asyncio.run(ask((parts.hostname, parts.port), "/")).status == 200
+        assert asyncio.run(ask((parts.hostname, parts.port), "/api/status")).json["phase"] == "finished"
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 0
+    finally:
+        serving.kill()
 
 
 @pytest.mark.swarm
@@ -44,6 +69,7 @@ def test_a_finished_run_says_so_at_every_start(tmp_path: Path) -> None:
         for asked in (swarm.run, known):
             assert "is finished" in hetnode("status", str(asked), check=True).stdout
         assert "after round 2" in hetnode("export", str(known), str(tmp_path / "model"), check=True).stdout
+        see_pages(swarm.run, tmp_path / "pages.log")
         (swarm.run / "metrics.jsonl").unlink()
         out = hetnode("coordinator", *options, "--folder", str(swarm.run), check=True).stdout
         assert f"The run in {swarm.run} is finished." in out

@@ -26,7 +26,7 @@ from coordinator.ops.dashboard.files import StaticFiles
 from coordinator.ops.dashboard.past import Past
 from coordinator.ops.dashboard.port import COOKIE_SECONDS, ReaderAccess
 from coordinator.ops.dashboard.queries import MOST_LETTERS, Explanations, Queries, Query, Record, shown
-from coordinator.ops.dashboard.source import LiveRecords
+from coordinator.ops.dashboard.source import Records
 from coordinator.ops.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -90,7 +90,7 @@ class Application:
 
     def __init__(
         self,
-        source: LiveRecords,
+        source: Records,
         past: Past,
         access: ReaderAccess,
         threads: Executor,

@@ -20,7 +20,7 @@ from coordinator.api.run_records import RunRecords
 from coordinator.ops.dashboard.past import Past
 from coordinator.ops.dashboard.port import DashboardPort, ReaderAccess, dashboard_listener
 from coordinator.ops.dashboard.queries import KEPT_SECONDS, Explanations, Queries
-from coordinator.ops.dashboard.source import Feed, LiveRecords
+from coordinator.ops.dashboard.source import Feed, LiveRecords, Records
 from coordinator.run.command_loop import CommandLoop
 from protocol.types import PeerId
 
@@ -69,9 +69,7 @@ class DashboardServer:
     Whatever fails in it is a line in the log: the run goes on.
     """
 
-    def __init__(
-        self, port: DashboardPort, source: LiveRecords, past: Past, explanations: Explanations
-    ) -> None:
+    def __init__(self, port: DashboardPort, source: Records, past: Past, explanations: Explanations) -> None:
         self._port, self._source, self._past, self._explanations = port, source, past, explanations
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] | None = None

@@ -33,10 +33,10 @@ class DashboardPort:
 
     Attributes:
         url: such as ``http://127.0.0.1:7780/``.
-        token: that readers need; "" on loopback.
+        token: that readers need; "" on loopback, and without a `folder` to keep it.
     """
 
-    def __init__(self, listener: socket.socket, folder: Path) -> None:
+    def __init__(self, listener: socket.socket, folder: Path | None) -> None:
         self.socket = listener
         host, port = listener.getsockname()[:2]
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -46,14 +46,16 @@ class DashboardPort:
             host = "127.0.0.1"  # one of its addresses
         self.url = f"http://{host_port(host, port)}/"
         self._folder = folder
-        self.token = "" if is_loopback else token_of(folder)
-        write_url(folder, self.url, bool(self.token))
+        self.token = "" if is_loopback or folder is None else token_of(folder)
+        if folder is not None:
+            write_url(folder, self.url, bool(self.token))
 
     def close(self) -> None:
         """Stop listening, and forget the address."""
         self.socket.close()
-        with suppress(OSError):
-            forget_url(self._folder)
+        if self._folder is not None:
+            with suppress(OSError):
+                forget_url(self._folder)
 
 
 def dashboard_listener(address: str | None, or_near: bool, stack: AsyncExitStack) -> socket.socket | None:

@@ -73,30 +73,27 @@ class Feed:
         ]
 
 
-class LiveRecords:
-    """The records of one run, as they are now. Only one thread uses it."""
+class Records:
+    """The records of one run. Only one thread uses them.
 
-    def __init__(self, command_loop: CommandLoop, records: RunRecords, feed: Feed) -> None:
-        self._command_loop, self._records, self._feed = command_loop, records, feed
+    Args:
+        state: of the run.
+        status: of the run.
+        lines: the newest events (:meth:`Feed.lines`).
+    """
+
+    def __init__(
+        self,
+        state: Callable[[], State],
+        status: Callable[[], RunStatus],
+        lines: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self._state, self.status, self._lines = state, status, lines
         self._predictions = Predictions()
-        self._status: RunStatus | None = None
-        self._made_at = 0.0
 
     @property
     def run(self) -> str:
-        return self._command_loop.state.run
-
-    def status(self) -> RunStatus:
-        """The run at this moment, or up to a second before."""
-        if self._status is None or time.monotonic() - self._made_at >= _STATUS_SECONDS:
-            state, now = self._command_loop.state, self._command_loop.now()
-            measurements = _copied(self._records.metrics.newest.values)
-            resting = frozenset(_copied(lambda: self._records.resting))
-            health = self._records.health.latest
-            hindrance = self._command_loop.hindrance
-            self._status = run_status(state, measurements, now, time.time(), resting, health, hindrance)
-            self._made_at = time.monotonic()
-        return self._status
+        return self._state().run
 
     def event(self) -> Record:
         """The status document but for its large fields, with the newest events: for every reader."""
@@ -104,7 +101,7 @@ class LiveRecords:
         first = [each for each in status.replicas if each.is_planned][:MOST_REPLICAS]
         first += [each for each in status.replicas if not each.is_planned and each.cause][:MOST_REPLICAS]
         found = document(status, _text, without=_LARGE)
-        return {**found, "replicas": plain(first, _text), "events": self._feed.lines()}
+        return {**found, "replicas": plain(first, _text), "events": self._lines()}
 
     def whole(self) -> Record:
         """The status document."""
@@ -123,7 +120,37 @@ class LiveRecords:
 
     def predictions(self) -> Record:
         """By index of the replica: what the cost model predicts of the plan of the open round."""
-        return self._predictions.of(self._command_loop.state)
+        return self._predictions.of(self._state())
+
+
+class LiveRecords(Records):
+    """The records of a run that its coordinator serves, as they are now."""
+
+    def __init__(self, command_loop: CommandLoop, records: RunRecords, feed: Feed) -> None:
+        super().__init__(lambda: command_loop.state, self._newest, feed.lines)
+        self._command_loop, self._records = command_loop, records
+        self._status: RunStatus | None = None
+        self._made_at = 0.0
+
+    def _newest(self) -> RunStatus:
+        """The run at this moment, or up to a second before."""
+        if self._status is None or time.monotonic() - self._made_at >= _STATUS_SECONDS:
+            state, now = self._command_loop.state, self._command_loop.now()
+            measurements = _copied(self._records.metrics.newest.values)
+            resting = frozenset(_copied(lambda: self._records.resting))
+            health = self._records.health.latest
+            hindrance = self._command_loop.hindrance
+            self._status = run_status(state, measurements, now, time.time(), resting, health, hindrance)
+            self._made_at = time.monotonic()
+        return self._status
+
+
+class KeptRecords(Records):
+    """The records of a run that no coordinator serves, as they were at its newest event."""
+
+    def event(self) -> Record:
+        """As that of a run that is served, with the time at which it was so."""
+        return {**super().event(), "live": False, "time": self.status().time}
 
 
 class Predictions:

@@ -13,7 +13,8 @@ let retry = 1000;
 let waiting = 0;
 let hiddenTimer = 0;
 
-export const now = () => Date.now() / 1000 + ahead;
+const kept = () => newest?.live === false; // of a run that no coordinator serves
+export const now = () => (kept() ? newest.time : Date.now() / 1000 + ahead);
 export const latest = () => newest;
 
 // `reader` gets each new record of the run, at once the newest if there is one.
@@ -42,11 +43,11 @@ function lost() {
   const banner = document.getElementById("lost");
   const over = newest && newest.phase === "finished";
   const age = duration(Math.round((Date.now() - heard) / 1000));
-  banner.textContent = over
-    ? "The run is finished, and its coordinator has ended. This is the last state."
+  banner.textContent = over || kept()
+    ? "What served these pages has ended. This is the last state. On the coordinator's machine, 'hetnode status --dashboard FOLDER' shows them again."
     : `Connection lost: the coordinator has not answered for ${age}. This page shows the last state and tries again.`;
   banner.hidden = false;
-  banner.classList.toggle("over", Boolean(over));
+  banner.classList.toggle("over", Boolean(over || kept()));
   root.classList.add("stale");
   say(over ? "over" : "gone", over ? "finished" : "offline");
 }
@@ -59,9 +60,14 @@ function found(data) {
     location.reload(); // the coordinator was updated
     return;
   }
-  document.getElementById("lost").hidden = true;
+  const banner = document.getElementById("lost");
   root.classList.remove("stale");
-  say("on", "live");
+  banner.hidden = !kept();
+  if (kept()) {
+    banner.classList.add("over");
+    banner.textContent = `The coordinator is not running. This is as of ${new Date(1000 * newest.time).toLocaleString()}.`;
+    say("over", newest.phase === "finished" ? "finished" : "stopped");
+  } else say("on", "live");
 }
 
 function connect() {
@@ -70,8 +76,8 @@ function connect() {
   source = new EventSource("/events");
   source.addEventListener("run", (event) => {
     const data = JSON.parse(event.data);
-    found(data);
     newest = data;
+    found(data);
     readers.forEach((reader) => reader(data));
   });
   source.addEventListener("beat", (event) => found(JSON.parse(event.data)));

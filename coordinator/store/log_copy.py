@@ -109,14 +109,18 @@ def opened_copy(
     if not has_log(folder):
         raise _no_log(folder, "there is none")
     with tempfile.TemporaryDirectory(prefix="hetnode-log-") as target:
-        spec, store = _verified(folder, Path(target), coordinator, copy)
+        spec, store = verified_copy(folder, Path(target), coordinator, copy)
         with closing(store):
             yield spec, store
 
 
-def _verified(
-    folder: Path, target: Path, coordinator: PeerId | None, copy: Callable[[Path, Path], object]
+def verified_copy(
+    folder: Path,
+    target: Path,
+    coordinator: PeerId | None,
+    copy: Callable[[Path, Path], object] = shutil.copyfile,
 ) -> tuple[RunSpec, SqliteStore]:
+    """As :func:`opened_copy`, in `target`, of which every file may go. The caller closes the store."""
     for attempt in range(_ATTEMPTS):
         try:
             return _verified_once(folder, target, coordinator, copy)

@@ -58,10 +58,7 @@ def _coordinator_folder(run: str | None) -> Path:
 
     found = known_runs.only_coordinator() if run is None else known_runs.coordinator_folder(run, LOG_FILE)
     if found is None:
-        raise bad_option(
-            f"No coordinator of {run} has its folder on this machine.",
-            "Name the folder of a coordinator, on the machine on which it runs.",
-        )
+        raise known_runs.no_coordinator(run)
     return found
 
 

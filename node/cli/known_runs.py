@@ -196,6 +196,14 @@ def runs_here() -> list[str]:
     return [run for run, is_good in good.items() if is_good] or list(good)
 
 
+def no_coordinator(run: str | None) -> HetnodeError:
+    """The refusal of a run whose coordinator is elsewhere."""
+    return bad_option(
+        f"No coordinator of {run} has its folder on this machine.",
+        "Name the folder of a coordinator, on the machine on which it runs.",
+    )
+
+
 def only_coordinator() -> Path:
     """The folder of the one coordinator of :func:`_folders_here`. Raises BAD_OPTION."""
     found = _folders_here()

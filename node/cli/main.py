@@ -92,8 +92,8 @@ FAMILIES = {
         "coordinator": LazyCommand("coordinator", "coordinator"),
         "invite": LazyCommand("operator", "invite_app"),
         "peers": LazyCommand("operator", "peers_app"),
-        "run": LazyCommand("operator", "run_app"),
-        "rollback": LazyCommand("operator", "rollback"),
+        "run": LazyCommand("run", "run_app"),
+        "rollback": LazyCommand("run", "rollback"),
         "incident": LazyCommand("incident", "incident_app"),
     },
 }

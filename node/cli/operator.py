@@ -1,4 +1,4 @@
-"""The operator's commands: ``hetnode invite``, ``peers``, ``run`` and ``rollback``."""
+"""The operator's commands for who takes part: ``hetnode invite`` and ``peers``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rich.text import Text
 
 from node import command_runner
 from node.cli.family import CommandFamily
-from node.cli.known_runs import only_coordinator, operator_of
+from node.cli.known_runs import only_coordinator
 from node.cli.options import option, seconds_of
 from node.cli.output import say
+from node.cli.run import answer_of
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import disk_errors_reported, make_usable
 from node.security.credentials import load_operator
@@ -28,7 +29,6 @@ from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request
 
 if TYPE_CHECKING:
-    from node.security.credentials import Credentials
     from protocol.trust.invite import Invite
 
 Answer = TypeVar("Answer")
@@ -39,25 +39,7 @@ invite_app = typer.Typer(cls=CommandFamily, help="Invites: who may come into a r
 peers_app = typer.Typer(
     cls=CommandFamily, help="Peers that were let in or are kept out.", no_args_is_help=True
 )
-run_app = typer.Typer(help="A whole run, by its operator: pause it, and let it go on.", no_args_is_help=True)
-
-Run = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN|FOLDER",
-        help="The run, or the folder of its coordinator or of 'hetnode swarm up'. Default: the only run "
-        "whose coordinator is here.",
-    ),
-]
 Peer = Annotated[str, typer.Argument(help="Peer id, or its beginning or end, as in 'hetnode status'.")]
-Reason = Annotated[str, option("Shown to everybody who takes part.")]
-
-
-_LATER = (
-    "The folder of this coordinator is an older copy, from round {}. What was decided and credited since is "
-    "lost, and the model after round {} is what most of the nodes hold: they are trusted. Restore the newest "
-    "copy instead if there is any."
-)
 
 
 @invite_app.callback()
@@ -196,91 +178,6 @@ def peers_unban(
     TerminalConsole().print(f"{peer} may come back", highlight=False, markup=False, soft_wrap=True)
 
 
-@run_app.command("pause")
-def run_pause(run: Run = None, reason: Reason = "") -> None:
-    """Let the open round end, and begin no other until 'hetnode run resume'.
-
-    Nodes stay connected and keep all that they have learned. They may join, leave and catch up during the
-    pause. It outlives restarts of the coordinator. A paused run stays as it is.
-    """
-    reply = _answer(operator_of(run), calls.HoldRun(reason))
-    # The words of the operator are text, whatever is in them.
-    pause, console = reply.pause, TerminalConsole(highlight=False, soft_wrap=True)
-    assert pause is not None, "the run is paused"
-    if not reply.changed:
-        why = f": {pause.reason}" if pause.reason else ""
-        console.print(f"the run was paused already, by the {pause.by}{why}", markup=False)
-    waits = f"round {reply.round_number} still ends, then it waits" if reply.round_number else "it waits"
-    console.print(
-        f"{waits} before round {pause.from_round}; 'hetnode run resume' ends the pause", markup=False
-    )
-
-
-@run_app.command("resume")
-def run_resume(run: Run = None) -> None:
-    """Let a paused run go on."""
-    changed = _answer(operator_of(run), calls.GoOn())
-    TerminalConsole(highlight=False).print("the run goes on" if changed else "the run was not paused")
-
-
-def rollback(
-    run: Run = None,
-    restore_round: Annotated[
-        int | None,
-        option(
-            "The round to go back to; 0 is the model before round 1. Default: list them.",
-            "--to",
-            metavar="ROUND",
-            min=0,
-        ),
-    ] = None,
-    reason: Reason = "",
-    yes: Annotated[bool, option("Do not ask before the rollback.", "--yes")] = False,
-) -> None:
-    """Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.
-
-    The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
-    also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
-
-    Where the coordinator's folder was restored from an older copy, nodes hold the model after later rounds.
-    They are listed, too, and --to lets the run go on from there: it trusts what most of its nodes tell.
-    """
-    found = _answer(operator_of(run), calls.ListRollbacks())
-    console = TerminalConsole(highlight=False, soft_wrap=True)
-    undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
-    is_ahead = restore_round is not None and restore_round >= found.round_number
-    if restore_round is None:
-        table = Table("go to round", "rounds undone", "tokens undone", "possible")
-        for each in found.rounds:
-            table.add_row(
-                str(each.round_number),
-                str(undone[each.round_number]),
-                f"{each.tokens:,}",
-                each.problem
-                or ("yes" if each.round_number < found.round_number else "yes, most nodes hold it"),
-            )
-        TerminalConsole(highlight=False).print(table)
-        return
-    if not yes and is_ahead:
-        console.print(_LATER.format(found.round_number, restore_round), markup=False)
-        typer.confirm(f"Go on from round {restore_round}?", abort=True)
-    elif not yes:
-        tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(
-            restore_round, ""
-        )
-        rounds = undone.get(restore_round, max(0, found.round_number - 1 - restore_round))
-        console.print(
-            f"This undoes {rounds} round{'s' * (rounds != 1)}{tokens} for everybody who takes part. Their "
-            "samples are not trained again, and what nodes have learned and not sent yet is lost.",
-            markup=False,
-        )
-        typer.confirm(f"Go back to round {restore_round}?", abort=True)
-    number = _answer(operator_of(run), calls.RestoreRound(restore_round, reason))
-    console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
-    paused = "the run is paused; 'hetnode run resume' lets it go on"
-    console.print("the run goes on" if is_ahead else paused, markup=False)
-
-
 async def _kept(folder: Path, out: Path, wanted: calls.IssueInvite, wait: float) -> str:
     """Make the invite `wanted` unless that in `out` is as good, and say what was done.
 
@@ -365,17 +262,7 @@ def _peer_named(context: typer.Context, text: str, banned: bool = False) -> str:
 
 def _asking(context: typer.Context, request: Request[Answer]) -> Answer:
     """The answer to `request` of the operator whose folder ``--folder`` names."""
-    return _answer(load_operator(context.obj or only_coordinator()), request)
-
-
-def _answer(coordinator: tuple[str, Credentials], request: Request[Answer]) -> Answer:
-    from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
-
-    async def call() -> Answer:
-        async with CoordinatorChannel(*coordinator) as client:
-            return await client.ask(request)
-
-    return command_runner.run(call())
+    return answer_of(load_operator(context.obj or only_coordinator()), request)
 
 
 def _unnamed(peer: str, former: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 COMMIT = ""
 """Of the sources of a wheel: .ci/build_backend.py writes it here."""
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _GIT_SECONDS = 5.0
 
 
@@ -24,9 +24,9 @@ def program_version() -> str:
 
 def source_commit() -> str:
     """The commit of the sources, "-dirty" where a checkout was changed; "" where nothing tells."""
-    if COMMIT or not (_ROOT / ".git").exists():
+    if COMMIT or not (ROOT / ".git").exists():
         return COMMIT
-    command = ["git", "-C", _ROOT, "describe", "--always", "--dirty", "--exclude=*"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_GIT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

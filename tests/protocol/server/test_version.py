@@ -36,7 +36,7 @@ def test_a_checkout_knows_the_commit_of_its_sources(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_without_git_names_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(protocol.server.version, "_ROOT", tmp_path)
+    monkeypatch.setattr(protocol.server.version, "ROOT", tmp_path)
     assert source_commit() == ""
     (tmp_path / ".git").touch()  # of something that git does not know
     assert source_commit() == ""

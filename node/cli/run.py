@@ -1,0 +1,166 @@
+"""The operator's commands for a whole run: ``hetnode run`` and ``rollback``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.table import Table
+
+from node import command_runner
+from node.cli.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_of
+from node.cli.options import option
+from node.cli.output import say
+from node.command_runner import TerminalConsole, bad_option
+from node.folder import make_usable
+from protocol.wire import operator_calls as calls
+from protocol.wire.typed_calls import Request
+
+if TYPE_CHECKING:
+    from node.security.credentials import Credentials
+
+Answer = TypeVar("Answer")
+
+run_app = typer.Typer(
+    help="A whole run, by its operator: pause it, let it go on, copy it.", no_args_is_help=True
+)
+
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|FOLDER",
+        help="The run, or the folder of its coordinator or of 'hetnode swarm up'. Default: the only run "
+        "whose coordinator is here.",
+    ),
+]
+Reason = Annotated[str, option("Shown to everybody who takes part.")]
+
+_LATER = (
+    "The folder of this coordinator is an older copy, from round {}. What was decided and credited since is "
+    "lost, and the model after round {} is what most of the nodes hold: they are trusted. Restore the newest "
+    "copy instead if there is any."
+)
+
+
+@run_app.command("pause")
+def run_pause(run: Run = None, reason: Reason = "") -> None:
+    """Let the open round end, and begin no other until 'hetnode run resume'.
+
+    Nodes stay connected and keep all that they have learned. They may join, leave and catch up during the
+    pause. It outlives restarts of the coordinator. A paused run stays as it is.
+    """
+    reply = answer_of(operator_of(run), calls.HoldRun(reason))
+    # The words of the operator are text, whatever is in them.
+    pause, console = reply.pause, TerminalConsole(highlight=False, soft_wrap=True)
+    assert pause is not None, "the run is paused"
+    if not reply.changed:
+        why = f": {pause.reason}" if pause.reason else ""
+        console.print(f"the run was paused already, by the {pause.by}{why}", markup=False)
+    waits = f"round {reply.round_number} still ends, then it waits" if reply.round_number else "it waits"
+    console.print(
+        f"{waits} before round {pause.from_round}; 'hetnode run resume' ends the pause", markup=False
+    )
+
+
+@run_app.command("resume")
+def run_resume(run: Run = None) -> None:
+    """Let a paused run go on."""
+    changed = answer_of(operator_of(run), calls.GoOn())
+    TerminalConsole(highlight=False).print("the run goes on" if changed else "the run was not paused")
+
+
+@run_app.command("backup")
+def run_backup(
+    run: Run = None,
+    out: Annotated[Path, option("The folder to write, for its owner's eyes only: keys are in it.")] = Path(
+        "backup"
+    ),
+) -> None:
+    """Copy the folder of a coordinator while it runs, so that the run can go on from the copy.
+
+    'hetnode coordinator --folder COPY' goes on. Nodes that know later rounds wait then: 'hetnode rollback'.
+    """
+    from coordinator.store.backup import back_up  # noqa: PLC0415
+    from coordinator.store.log_copy import LOG_FILE  # noqa: PLC0415
+    from node.security.identity import peer_in  # noqa: PLC0415
+
+    folder = only_coordinator() if run is None else coordinator_folder(run, LOG_FILE)
+    if folder is None:
+        raise no_coordinator(run)
+    make_usable(out.absolute().parent, "--out: the folder")
+    try:
+        back_up(folder, out, peer_in(folder / "identity.key"))
+    except OSError as error:
+        raise bad_option(
+            f"The folder {out} cannot be written: {error.strerror}.", "Give another --out."
+        ) from None
+    say(f"the run in {folder} is also in {out}; whoever has that copy can operate the run")
+
+
+def rollback(
+    run: Run = None,
+    restore_round: Annotated[
+        int | None,
+        option(
+            "The round to go back to; 0 is the model before round 1. Default: list them.",
+            "--to",
+            metavar="ROUND",
+            min=0,
+        ),
+    ] = None,
+    reason: Reason = "",
+    yes: Annotated[bool, option("Do not ask before the rollback.", "--yes")] = False,
+) -> None:
+    """Let a run go back to the model after a former round. It is paused then, until 'hetnode run resume'.
+
+    The rollback is the decision of the next round: all nodes load the anchors and the momentum after ROUND,
+    also those that are away now, when they come back. Without --to, this lists the rounds to go back to.
+
+    Where the coordinator's folder was restored from an older copy, nodes hold the model after later rounds.
+    They are listed, too, and --to lets the run go on from there: it trusts what most of its nodes tell.
+    """
+    found = answer_of(operator_of(run), calls.ListRollbacks())
+    console = TerminalConsole(highlight=False, soft_wrap=True)
+    undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
+    is_ahead = restore_round is not None and restore_round >= found.round_number
+    if restore_round is None:
+        table = Table("go to round", "rounds undone", "tokens undone", "possible")
+        for each in found.rounds:
+            table.add_row(
+                str(each.round_number),
+                str(undone[each.round_number]),
+                f"{each.tokens:,}",
+                each.problem
+                or ("yes" if each.round_number < found.round_number else "yes, most nodes hold it"),
+            )
+        TerminalConsole(highlight=False).print(table)
+        return
+    if not yes and is_ahead:
+        console.print(_LATER.format(found.round_number, restore_round), markup=False)
+        typer.confirm(f"Go on from round {restore_round}?", abort=True)
+    elif not yes:
+        tokens = {each.round_number: f" ({each.tokens:,} tokens)" for each in found.rounds}.get(
+            restore_round, ""
+        )
+        rounds = undone.get(restore_round, max(0, found.round_number - 1 - restore_round))
+        console.print(
+            f"This undoes {rounds} round{'s' * (rounds != 1)}{tokens} for everybody who takes part. Their "
+            "samples are not trained again, and what nodes have learned and not sent yet is lost.",
+            markup=False,
+        )
+        typer.confirm(f"Go back to round {restore_round}?", abort=True)
+    number = answer_of(operator_of(run), calls.RestoreRound(restore_round, reason))
+    console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
+    paused = "the run is paused; 'hetnode run resume' lets it go on"
+    console.print("the run goes on" if is_ahead else paused, markup=False)
+
+
+def answer_of(coordinator: tuple[str, Credentials], request: Request[Answer]) -> Answer:
+    from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
+
+    async def call() -> Answer:
+        async with CoordinatorChannel(*coordinator) as client:
+            return await client.ask(request)
+
+    return command_runner.run(call())

@@ -8,19 +8,15 @@ from importlib.resources import files
 import pytest
 
 _CSS = (files("coordinator.ops.dashboard") / "static" / "dashboard.css").read_text()
-_THEMES = [
-    dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block))
-    for block in re.findall(r":root \{(.*?)\}", _CSS, re.DOTALL)
-]
+_BLOCKS = re.findall(r":root \{(.*?)\}", _CSS, re.DOTALL)
+_THEMES = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in _BLOCKS]
 _KINDS = ("good", "wait", "bad", "accent")
 
 
 def luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def contrast(one: str, other: str) -> float:

@@ -36,9 +36,9 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usa
     tempfile.tempdir = None  # pytest's capture has looked it up before, and tmp_path is below it
 
 # Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail. The gate has
-# the same examples in each run, and `make search` others.
-settings.register_profile("hetnode", deadline=None, derandomize=True)
-settings.register_profile("search", deadline=None, print_blob=True)
+# the same examples in each run, and `make search` others, and more of them.
+settings.register_profile("hetnode", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("search", deadline=None, print_blob=True, max_examples=100)
 settings.load_profile("hetnode")
 
 

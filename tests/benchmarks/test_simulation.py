@@ -14,7 +14,7 @@ CHURN = Churn(on_hours=0.5, off_hours=0.1)
 
 
 @pytest.mark.parametrize("exchange", ["gathered", "reduced"])
-@pytest.mark.parametrize("nodes", [50, 200])
+@pytest.mark.parametrize("nodes", [50, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_planner_predicts_a_swarm_without_churn(nodes: int, exchange: str) -> None:
     found = simulate(nodes, 1, exchange=exchange)
     planned = forecasts([nodes], exchange=exchange)[nodes]
@@ -24,12 +24,12 @@ def test_the_planner_predicts_a_swarm_without_churn(nodes: int, exchange: str) -
 
 
 def test_the_same_seed_gives_the_same_events() -> None:
-    found = [simulate(30, 5, CHURN) for _ in range(2)]
+    found = [simulate(20, 3, CHURN) for _ in range(2)]
     assert found[0].digest == found[1].digest
-    assert simulate(30, 5, Churn(0.5, 0.1, seed=1)).digest != found[0].digest
+    assert simulate(20, 3, Churn(0.5, 0.1, seed=1)).digest != found[0].digest
 
 
-@pytest.mark.parametrize("exchange", ["gathered", "reduced"])
+@pytest.mark.parametrize("exchange", ["gathered", pytest.param("reduced", marks=pytest.mark.slow)])
 def test_a_swarm_with_churn_loses_peers_takes_them_back_and_commits(exchange: str) -> None:
     found = simulate(50, 8, CHURN, exchange=exchange)
     assert found.lost > 0

@@ -46,6 +46,7 @@ def _computed(folder: Path) -> Mapping[str, Any]:
     from tests.virtual.scenario import (  # noqa: PLC0415
         FULL,
         MIXED,
+        SPARSE,
         Play,
         return_after,
         roll_back_and_resume,
@@ -61,15 +62,15 @@ def _computed(folder: Path) -> Mapping[str, Any]:
             plan.fail_at("q", None, 3, Moment.INNER_STEP, Action.KILL)
         return Play(folder / name, plan).to_the_end
 
-    momentum = {"link.dtype": "int4", "outer.optimizer": "nesterov"}
+    momentum = {**SPARSE, "link.dtype": "int4", "outer.optimizer": "nesterov"}
     killed = play("killed")(lambda swarm: return_after(swarm, "q", 5), MIXED, 5, **momentum)
     back = play("back")(
-        lambda swarm: roll_back_and_resume(swarm, 3, 1), FULL, 4, **{"recovery.checkpoint_every": 1}
+        lambda swarm: roll_back_and_resume(swarm, 3, 1), FULL, 4, **SPARSE, **{"recovery.checkpoint_every": 1}
     )
     return {
         "killed": final(killed),
         "rolled back": final(back),
-        "late updates": final(play("late")(None, MIXED, 3, **{"outer.overlap": 1})),
+        "late updates": final(play("late")(None, MIXED, 3, **SPARSE, **{"outer.overlap": 1})),
         "exported": _exported(folder),
     }
 

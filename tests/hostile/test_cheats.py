@@ -18,11 +18,12 @@ from coordinator.run.state.events import PeerWeighed
 from protocol.types import Role
 from tests.support.cheats import CHEATS, cheat
 from tests.support.faults import FaultPlan
-from tests.virtual.scenario import Play, contributions
+from tests.virtual.scenario import SPARSE, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
 HONEST, LIARS, ROUNDS = "abcdef", "gh", 20
 SETTINGS = {
+    **SPARSE,
     "seed": int(os.environ.get("HETNODE_CHEATS_SEED", "1")),
     "inner.steps": 6,
     "inner.microbatches": 1,

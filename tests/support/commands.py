@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from node.ipc.modules import COMMAND_MODULES
@@ -86,13 +86,21 @@ def run(
     return subprocess.CompletedProcess(arguments, status, *texts)
 
 
-def imported_by(*arguments: str, names: tuple[str, ...]) -> str:
-    """Which of the modules `names` are imported when the command has run in a new interpreter, as a list."""
+def imported_by(*commands: Sequence[str], names: tuple[str, ...]) -> str:
+    """Which of the modules `names` are imported when commands have run in one new interpreter, as a list.
+
+    After it the first command that has imported one.
+    """
     code = (
         "import sys\n"
         "from node.cli.main import app\n"
-        f"app({list(arguments)!r}, standalone_mode=False)\n"
-        f"print([name for name in {names!r} if name in sys.modules])"
+        "found, by = [], []\n"
+        f"for arguments in {list(map(list, commands))!r}:\n"
+        "    app(arguments, standalone_mode=False)\n"
+        f"    if found := [name for name in {names!r} if name in sys.modules]:\n"
+        "        by = arguments\n"
+        "        break\n"
+        "print(found, *by)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]

@@ -20,14 +20,14 @@ from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import swarm_spec
+from tests.virtual.scenario import SPARSE, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 AHEAD = 2
 
 
 def spec_of(members: Mapping[str, Role], rounds: int = 5, **overrides: Any) -> RunSpec:
-    overlapping = {"inner.steps": 4, "inner.microbatches": 1, "outer.overlap": AHEAD}
+    overlapping = {**SPARSE, "inner.steps": 4, "inner.microbatches": 1, "outer.overlap": AHEAD}
     return swarm_spec(members, rounds, **{**overlapping, **overrides})
 
 

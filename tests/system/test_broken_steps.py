@@ -61,10 +61,10 @@ def unfinished_work(swarm: VirtualSwarm, name: str) -> bool:
 def places_and_moments() -> list[object]:
     """Every moment at both ends of a chain, and one in the middle of a longer one.
 
-    Half of those of the upper end, and all but one of the lower, are among the slow tests.
+    Two of those of the upper end and one of the lower are not among the slow tests.
     """
     moments = [*OF_A_STEP, Moment.VALIDATE]
-    quick = {"p": (Moment.FORWARD, Moment.BACKWARD, Moment.NORM, Moment.PHASE), "q": (Moment.BACKWARD,)}
+    quick = {"p": (Moment.FORWARD, Moment.NORM), "q": (Moment.BACKWARD,)}
     ends = [
         pytest.param(
             *(CHAIN, name, each),
@@ -110,7 +110,7 @@ def retreated(swarm: VirtualSwarm) -> dict[str, float]:
     return {names[event.peer]: event.at for event in swarm.happened(PeerRetreated)}
 
 
-@pytest.mark.parametrize("moment", [Moment.FORWARD, Moment.NORM])
+@pytest.mark.parametrize("moment", [pytest.param(Moment.FORWARD, marks=pytest.mark.slow), Moment.NORM])
 def test_a_spare_takes_the_stage_of_a_member_that_died_in_a_step(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
@@ -143,7 +143,7 @@ LINK_SECONDS = 8.0
     ("how", "moment"),
     [
         ("stopped", Moment.FORWARD),
-        ("cut off", Moment.BACKWARD),
+        pytest.param("cut off", Moment.BACKWARD, marks=pytest.mark.slow),
         ("cut off", Moment.NORM),
         pytest.param("stopped", Moment.BACKWARD, marks=pytest.mark.slow),
         pytest.param("stopped", Moment.NORM, marks=pytest.mark.slow),

@@ -7,7 +7,7 @@ import pytest
 from coordinator.run.state.events import PeerWeighed
 from protocol.types import Role
 from tests.support.cheats import HONEST_ROUNDS, cheat
-from tests.virtual.scenario import Play, contributions
+from tests.virtual.scenario import SPARSE, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
 HONEST, LIAR, ROUNDS = "abcd", "e", 10
@@ -21,12 +21,12 @@ def fallen(swarm: VirtualSwarm) -> dict[str, int]:
     return {names[event.peer]: event.round_number for event in events if not event.counts}
 
 
-@pytest.mark.parametrize("kind", ["flip", "noise"])  # the others: tests/hostile/test_cheats.py
+@pytest.mark.parametrize("kind", ["noise"])  # the others: below, and tests/hostile/test_cheats.py
 def test_a_payload_that_does_not_agree_with_the_others_soon_counts_for_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     cheat(monkeypatch, {LIAR: kind})
-    swarm = play.to_the_end(None, MEMBERS, ROUNDS)
+    swarm = play.to_the_end(None, MEMBERS, ROUNDS, **SPARSE)
     found = fallen(swarm)
     assert found.keys() == {LIAR}
     assert found[LIAR] <= 6
@@ -39,12 +39,12 @@ def test_a_contributor_that_was_honest_until_it_had_weight_loses_it(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheat(monkeypatch, {LIAR: "adaptive"})
-    swarm = play.to_the_end(None, MEMBERS, HONEST_ROUNDS + 6)
+    swarm = play.to_the_end(None, MEMBERS, HONEST_ROUNDS + 6, **SPARSE)
     assert fallen(swarm).keys() == {LIAR}
     assert fallen(swarm)[LIAR] > HONEST_ROUNDS
 
 
 def test_honest_contributors_of_unlike_kinds_keep_their_weight(play: Play) -> None:
     members = {**dict.fromkeys("ab", Role.REPLICA), **dict.fromkeys("cdef", Role.STAGE)}
-    swarm = play.to_the_end(None, members, 12, **{"link.k": 4})
+    swarm = play.to_the_end(None, members, 12, **SPARSE, **{"link.k": 4})
     assert not swarm.happened(PeerWeighed)

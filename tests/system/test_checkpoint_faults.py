@@ -72,7 +72,12 @@ def test_a_node_waits_for_a_part_of_a_checkpoint_that_no_peer_serves_yet(
 
 
 @pytest.mark.parametrize(
-    "code", [ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.STATE_UNAVAILABLE, ErrorCode.UNKNOWN_PEER]
+    "code",
+    [
+        ErrorCode.STATE_UNAVAILABLE,
+        ErrorCode.UNKNOWN_PEER,
+        pytest.param(ErrorCode.COORDINATOR_UNREACHABLE, marks=pytest.mark.slow),
+    ],
 )
 def test_a_flipped_bit_in_an_anchor_is_found_within_a_round_and_a_failure_does_not_end_its_repair(
     play: Play, monkeypatch: pytest.MonkeyPatch, code: ErrorCode

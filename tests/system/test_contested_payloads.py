@@ -23,7 +23,7 @@ def lie(plan: FaultPlan, *names: str) -> None:
         plan.fail_at(name, None, None, Moment.GATHERED, Action.DENY, times=1000)
 
 
-@pytest.mark.parametrize("names", ["ab", "abcd", "abcdef"])
+@pytest.mark.parametrize("names", ["ab", "abcd", pytest.param("abcdef", marks=pytest.mark.slow)])
 def test_half_of_the_replicas_that_deny_all_payloads_keep_no_honest_payload_out(
     play: Play, plan: FaultPlan, names: str
 ) -> None:

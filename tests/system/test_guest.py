@@ -70,7 +70,7 @@ def test_a_guest_rests_comes_back_and_leaves_without_its_coordinator(tmp_path: P
         assert "rounds are decided" in health(run)
         # grpc, cryptography and more would make each question of a container's engine expensive.
         heavy = ("torch", "hivemind", "grpc", "cryptography", "uvloop")
-        assert imported_by("health", node, names=heavy) == "[]"
+        assert imported_by(["health", node], names=heavy) == "[]"
 
         assert "paused by hand" in hetnode("pause", node, check=True).stdout
         assert (folder / "paused").exists()

@@ -28,6 +28,7 @@ from protocol.math.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 from protocol.wire.framing import frame_limit
 from protocol.wire.typed_calls import Call, Reply
+from tests.support.examples import examples
 from tests.support.hand_driven_replica import SPEC, assert_same_bits, begin, chain, inner_step, state
 from tests.support.running_replica import RunningReplica, replica_of
 
@@ -69,7 +70,11 @@ def run_operations(members: list[Trainer], step: int, order: list[tuple[int, Op]
             messages[position, op] = member.backward(op.microbatch, received)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(gate=15, search=40),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data(), members=st.sampled_from([1, 2]), by_begin_round=st.booleans())
 def test_a_step_that_is_interrupted_at_any_operation_changes_nothing(
     stream: SampleStream, data: st.DataObject, members: int, by_begin_round: bool
@@ -270,7 +275,11 @@ class Attempt:
                 await link.close()
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None,
+    max_examples=examples(gate=10, search=25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     data=st.data(), members=st.sampled_from([2, 4]), microbatches=st.integers(1, 5), step=st.integers(0, 1)
 )

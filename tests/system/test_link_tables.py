@@ -27,7 +27,7 @@ def steps_of_table(swarm: VirtualSwarm, names: Iterable[str]) -> int:
     raise AssertionError("no member is behind the link")
 
 
-@pytest.mark.parametrize("killed", [*PIPE])
+@pytest.mark.parametrize("killed", ["p", pytest.param("q", marks=pytest.mark.slow)])
 def test_a_killed_member_returns_with_its_table_and_all_anchors_agree(
     play: Play, plan: FaultPlan, killed: str
 ) -> None:

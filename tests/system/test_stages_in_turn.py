@@ -15,6 +15,7 @@ from tests.support.overlap import LOSSLESS, Records, assert_balanced
 from tests.virtual.scenario import (
     FULL,
     MIXED,
+    SPARSE,
     Play,
     deny_payloads,
     restart_coordinator,
@@ -62,13 +63,19 @@ def test_an_aborted_round_of_a_due_stage_loses_nothing(
     play: Play, plan: FaultPlan, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deny_payloads(plan, monkeypatch, stage=1, round_number=3)
-    swarm = play.to_the_end(**TURNS, **LOSSLESS)
+    swarm = play.to_the_end(**TURNS, **SPARSE, **LOSSLESS)
     assert (swarm.committed(0), swarm.committed(1)) == ([2, 4, 6], [1, 5, 6])
     assert swarm.state.aborted == 1
     assert_balanced(swarm, records, *FULL)
 
 
-@pytest.mark.parametrize("moment", [Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        Moment.MATCHED,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (Moment.PROPOSED, Moment.GATHERED)),
+    ],
+)
 def test_a_coordinator_that_is_killed_in_a_turn_decides_it_when_it_is_back(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:

@@ -143,8 +143,19 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
     assert not swarm.happened(PeerLost)
 
 
-@pytest.mark.parametrize("nodes_later", [0, 300])
-@pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.PROPOSED, Moment.MATCHED, Moment.GATHERED])
+@pytest.mark.parametrize(
+    ("moment", "nodes_later"),
+    [
+        (Moment.INNER_STEP, 300),
+        (Moment.MATCHED, 0),
+        (Moment.GATHERED, 300),
+        pytest.param(Moment.INNER_STEP, 0, marks=pytest.mark.slow),
+        pytest.param(Moment.PROPOSED, 0, marks=pytest.mark.slow),
+        pytest.param(Moment.PROPOSED, 300, marks=pytest.mark.slow),
+        pytest.param(Moment.MATCHED, 300, marks=pytest.mark.slow),
+        pytest.param(Moment.GATHERED, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_as_a_whole_trains_the_samples_of_the_open_round_when_it_is_back(
     play: Play, plan: FaultPlan, moment: Moment, nodes_later: float
 ) -> None:

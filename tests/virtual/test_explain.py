@@ -13,7 +13,7 @@ from coordinator.store.metrics import read_measurements
 from protocol.status import Measurement
 from protocol.types import PeerId
 from tests.support.explaining import Asked, said
-from tests.virtual.scenario import FULL, MIXED, Play, swarm_spec
+from tests.virtual.scenario import FULL, MIXED, SPARSE, Play, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -64,7 +64,7 @@ def test_a_slow_line_makes_its_pipeline_the_last(play: Play) -> None:
         return asked(swarm)
 
     # The pipeline has time for its whole inner phase.
-    ask = play(scenario, MIXED, swarm_spec(MIXED, rounds=60, **{"timing.straggler": 10.0}))
+    ask = play(scenario, MIXED, swarm_spec(MIXED, rounds=60, **SPARSE, **{"timing.straggler": 10.0}))
     found = ask(3)
     pipeline = next(each for each in ask.state.plans[-1].replicas if len(each.members) > 1)
     (last,) = said(found, Code.LAST)

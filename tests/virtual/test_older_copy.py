@@ -73,7 +73,11 @@ def _ahead(swarm: VirtualSwarm) -> set[int]:
 
 @pytest.mark.parametrize(
     ("members", "settings"),
-    [(FULL, {}), (MIXED, {"outer.overlap": 1}), (MIXED, {"link.embedding_every": 2})],
+    [
+        pytest.param(FULL, {}, marks=pytest.mark.slow),
+        (MIXED, {"outer.overlap": 1}),
+        pytest.param(MIXED, {"link.embedding_every": 2}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_the_run_goes_on_from_the_newest_round_that_nodes_hold(

@@ -142,7 +142,7 @@ async def test_what_the_operator_cannot_have_is_refused_with_code_and_status(run
 async def test_a_short_command_imports_nothing_heavy(run: Running, command: tuple[str, ...]) -> None:
     rules = ("coordinator.run.state.state", "coordinator.placement", "coordinator.store")
     heavy = ("torch", "numpy", "hivemind", "cryptography", "node.runtime", *rules)
-    found = await asyncio.to_thread(commands.imported_by, *command, str(run.folder), names=heavy)
+    found = await asyncio.to_thread(commands.imported_by, [*command, str(run.folder)], names=heavy)
     assert found == "[]"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -219,16 +220,23 @@ def test_a_result_has_one_form(outer: OuterSpec, fractions: list[float], seed: i
     assert join_parts(layout, parts, ranges) == result
 
 
+DAMAGED = ReductionLayout(SHAPES, OuterSpec(exchange="reduced", chunk=16, top_k=2))
+
+
+@cache
+def whole_result() -> bytes:
+    reducers = [Reducer(DAMAGED, part) for part in partition(16, [1, 2, 1])]
+    return run_round(DAMAGED, reducers, payloads_of(DAMAGED, 2, 0), [1.0, 1.0])
+
+
 @given(st.data())
 def test_damaged_results_are_refused_or_another_result(data: st.DataObject) -> None:
-    layout = ReductionLayout(SHAPES, OuterSpec(exchange="reduced", chunk=16, top_k=2))
-    reducers = [Reducer(layout, part) for part in partition(16, [1, 2, 1])]
-    whole = bytearray(run_round(layout, reducers, payloads_of(layout, 2, 0), [1.0, 1.0]))
+    whole = bytearray(whole_result())
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     result = bytes(whole[: data.draw(st.sampled_from([len(whole), 3, 20, 30, len(whole) - 1]))])
     with contextlib.suppress(HetnodeError):
-        decode_result(layout, result)
+        decode_result(DAMAGED, result)
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1))

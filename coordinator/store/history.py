@@ -204,7 +204,10 @@ class SqliteHistory:
                 _estimates(db, *values),
             )
 
-    def credits(self, order: CreditOrder = CreditOrder.TOKENS, page: Page = FIRST_PAGE) -> Credits:
+    def credits(
+        self, order: CreditOrder = CreditOrder.TOKENS, page: Page = FIRST_PAGE, find: str = ""
+    ) -> Credits:
+        """A page of all peers, or with `find` of those that have this text in their name or id."""
         with reading(self.path) as db:
             (run,) = _rows(db, RunTotals)
             peers, *sums = db.execute(
@@ -212,9 +215,9 @@ class SqliteHistory:
                 " WHERE number > 0"
             ).fetchone()
             limits = _within(page.most), max(0, page.skip)
-            found = _rows(
-                db, PeerTotals, f"WHERE number > 0 ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?", *limits
-            )
+            wanted = "AND (instr(lower(peer), ?) OR instr(lower(name), ?))" if find else ""
+            order_by = f"WHERE number > 0 {wanted} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+            found = _rows(db, PeerTotals, order_by, *[find.lower()] * (2 * bool(find)), *limits)
             return Credits(
                 run=run.run or "",
                 sequence=run.sequence,

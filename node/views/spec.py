@@ -47,6 +47,8 @@ def _option_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         usual = microbatch_flops(spec, range(spec.swarm.stages)) - optimizer
         saved, more = run_history.size(4 * fewer), optimizer / usual
         yield "optimizer", f"Muon: moments take {saved} less, and a step has {more:.1%} more operations"
+        if spec.link.k and not spec.swarm.replicas:
+            yield "export", "of pipelines alone, Muon's model is poor without their links: add a full replica"
     if every := spec.link.embedding_every:
         nbytes = BYTES_PER_VALUE * spec.model.vocabulary * spec.model.width
         size = run_history.size(nbytes)

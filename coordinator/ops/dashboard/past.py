@@ -94,13 +94,14 @@ class Past:
         return {"past": _peer(found) if found else None}
 
     def credits(self, options: Mapping[str, str]) -> Record:
-        """A page of the credits of all peers."""
+        """A page of the credits of all peers, or of those whose name or id has the text `find`."""
         try:
             order = CreditOrder(options.get("order", CreditOrder.TOKENS.value))
         except ValueError:
             raise HetnodeError(ErrorCode.BAD_REQUEST, "There is no such order.", "") from None
         skip = _number(options, "skip", 0)
-        page = plain(self._history.credits(order, Page(skip, _CREDITS)))
+        find = options.get("find", "").strip(" .…")[:_MOST_LETTERS_OF_PEER]  # ids are shown as ..END
+        page = plain(self._history.credits(order, Page(skip, _CREDITS), find))
         return {**page, "skip": skip, "most": _CREDITS}
 
 

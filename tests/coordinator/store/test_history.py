@@ -371,3 +371,13 @@ def test_a_payload_has_what_another_peer_measured_of_it(tmp_path: Path) -> None:
     assert (by_peer[B.peer].cosine, by_peer[B.peer].norm) == (0.25, 2.0), "the first figure stays"
     assert (by_peer[A.peer].cosine, by_peer[A.peer].norm) == (None, None)
     assert (detail.members[0].progress_norm, detail.members[0].error_share) == (3.0, 0.25)
+
+
+def test_peers_are_found_by_a_part_of_their_name_or_id(tmp_path: Path) -> None:
+    run = started_and_attested(2, 0)
+    history = history_of(run, tmp_path)
+    assert [each.peer for each in history.credits(find=A.peer[-8:].upper()).credits] == [A.peer]
+    assert len(history.credits(find=A.peer[:4]).credits) >= 1
+    for nothing in ("%", "_", "'; drop table peers", "nobody"):
+        assert history.credits(find=nothing).credits == ()
+    assert history.credits(find="nobody").peers == 2  # totals are those of all

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
+import pytest
 from rich.console import Console
 
 from node.views.spec import spec_view
@@ -48,3 +50,18 @@ def test_the_price_of_muon_is_shown() -> None:
     spec = resolve("nano")
     assert f"{4 * spec.model.layers * spec.model.layer_matrices / 1000:.1f} kB less" in line
     assert "80.4% more operations" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"inner.optimizer": "muon", "swarm.replicas": 0}, True),
+        ({"inner.optimizer": "muon", "swarm.replicas": 1}, False),
+        ({"inner.optimizer": "muon", "swarm.replicas": 0, "link.k": 0}, False),
+        ({"inner.optimizer": "adamw", "swarm.replicas": 0}, False),
+    ],
+)
+def test_muon_without_a_full_replica_says_what_an_export_is_worth(
+    options: dict[str, Any], warns: bool
+) -> None:
+    assert ("add a full replica" in shown(**options)) is warns

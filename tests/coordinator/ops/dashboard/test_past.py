@@ -43,8 +43,8 @@ class Told:
         self.asked.append(("rounds", before, most))
         raise HetnodeError(ErrorCode.NO_HISTORY, "gone", "")
 
-    def credits(self, order: CreditOrder, page: Page) -> None:
-        self.asked.append(("credits", order, page))
+    def credits(self, order: CreditOrder, page: Page, find: str) -> None:
+        self.asked.append(("credits", order, page, find))
         raise HetnodeError(ErrorCode.NO_HISTORY, "gone", "")
 
 
@@ -101,6 +101,14 @@ def test_options_that_are_no_numbers_are_refused(given: str) -> None:
     assert error.value.code is ErrorCode.BAD_REQUEST
     with pytest.raises(HetnodeError):
         past_of(Told()).credits({"skip": given})
+
+
+def test_the_text_to_find_is_short_and_may_be_an_end_as_ids_are_shown() -> None:
+    told = Told()
+    for given, asked in (("..abc ", "abc"), ("…Ab", "Ab"), ("x" * 1000, "x" * 128), (" ", "")):
+        with pytest.raises(HetnodeError):
+            past_of(told).credits({"find": given})
+        assert told.asked.pop()[-1] == asked
 
 
 def test_an_unknown_round_and_an_unknown_order_are_refused() -> None:

@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,9 @@ def _ask(address: tuple[str, int], path: str, method: str, body: str, headers: d
 class EventReader:
     """One open stream of events."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], headers: Mapping[str, str] | None = None) -> None:
         self._connection = http.client.HTTPConnection(*address, timeout=30)
-        self._connection.request("GET", "/events")
+        self._connection.request("GET", "/events", headers=headers or {})
         self._answer = self._connection.getresponse()
         self.status = self._answer.status
 

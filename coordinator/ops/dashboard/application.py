@@ -25,7 +25,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from coordinator.ops.dashboard.files import StaticFiles
 from coordinator.ops.dashboard.past import Past
 from coordinator.ops.dashboard.port import COOKIE_SECONDS, ReaderAccess
-from coordinator.ops.dashboard.queries import MOST_LETTERS, Explanations, Queries, Query, Record, shown
+from coordinator.ops.dashboard.queries import (
+    MOST_LETTERS,
+    Explanations,
+    Queries,
+    Query,
+    Record,
+    shown,
+    without_addresses,
+)
 from coordinator.ops.dashboard.source import Records
 from coordinator.ops.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
 from protocol.errors import ErrorCode, HetnodeError
@@ -99,9 +107,14 @@ class Application:
     ) -> None:
         self._source, self._access, self._threads = source, access, threads
         self._queries = Queries(threads)
-        self._of_peer = past.peer
+
+        def told(read: Callable[..., Record]) -> Callable[..., Record]:
+            """For readers without a token: they learn no address of anybody."""
+            return read if access.needs_token else lambda *given: without_addresses(read(*given))
+
+        self._of_peer, self._peer_now = told(past.peer), told(source.peer)
         self._files = StaticFiles()
-        self.live = LiveRun(source.event, self._files.version)
+        self.live = LiveRun(told(source.event), self._files.version)
         self._templates = Environment(
             loader=PackageLoader(__package__),
             autoescape=select_autoescape(default=True),
@@ -118,12 +131,12 @@ class Application:
             Route("/round/{round:int}", self._page("round", "Round")),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route(STREAM_PATH, self._events),
-            Route("/api/status", self._record("status", source.whole)),
-            Route("/api/predictions", self._record("predictions", source.predictions)),
+            Route("/api/status", self._record("status", told(source.whole))),
+            Route("/api/predictions", self._record("predictions", told(source.predictions))),
             Route("/api/peer", self._peer),
-            Route("/api/explain", self._query(questions, explanations.explain)),
+            Route("/api/explain", self._query(questions, told(explanations.explain))),
             *(
-                Route(f"/api/{answer.__name__}", self._query(self._queries, answer))
+                Route(f"/api/{answer.__name__}", self._query(self._queries, told(answer)))
                 for answer in (past.losses, past.speed, past.traffic, past.rounds, past.round, past.credits)
             ),
             Route("/static/{version}/{path:path}", self._static),
@@ -243,11 +256,11 @@ class Application:
     async def _peer(self, request: Request) -> Response:
         """The peer as it is now, and its past as far as it is known."""
         peer = request.query_params.get("peer", "")[:MOST_LETTERS]
-        record = self._source.peer(peer)
+        record = self._peer_now(peer)
         try:
             past = json.loads(gzip.decompress(await self._queries.answer(self._of_peer, {"peer": peer})))
         except HetnodeError as error:
-            past = {"past": None, "problem": error.cause}
+            past = {"past": None, "problem": without_addresses(error.cause)}
         return _json({**record, **past})
 
     async def _static(self, request: Request) -> Response:
@@ -263,7 +276,7 @@ class Application:
         return self._rendered("error.html", request, error.status_code, title=error.detail)
 
     async def _without_answer(self, request: Request, error: HetnodeError) -> Response:
-        return _json({"error": shown(error.cause)}, _STATUS.get(error.code, 500))
+        return _json({"error": without_addresses(shown(error.cause))}, _STATUS.get(error.code, 500))
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         log.warning("the dashboard cannot answer a request: %s: %s", type(error).__name__, error)

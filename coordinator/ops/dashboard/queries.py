@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import ipaddress
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any
 
 from coordinator.api.run_records import Explain
 from coordinator.status import document
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.host_port import split_host_port
 
 Record = dict[str, Any]
 Query = Callable[[Mapping[str, str]], Record]
@@ -34,6 +38,41 @@ def shown(text: str, most: int = MOST_LETTERS) -> str:
     cut = text[: most + 1]
     clean = "".join(letter if letter.isprintable() else " " for letter in cut)
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+_WORD = re.compile(r"[^\s,;()'\"=<>]+")
+_NOT_HOSTS = ("cpu", "cuda", "mps", "xpu")
+
+
+def without_addresses(value: Any) -> Any:
+    """A record as JSON without the addresses of machines: what readers may know of whom nothing is known."""
+    match value:
+        case str():
+            return _WORD.sub(_hidden, value) if ":" in value or "." in value else value
+        case dict():
+            return {key: without_addresses(each) for key, each in value.items()}
+        case list() | tuple():
+            return [without_addresses(each) for each in value]
+    return value
+
+
+def _hidden(found: re.Match[str]) -> str:
+    word = found[0]
+    core = end if _is_address(end := word.rstrip(".:!?")) else word
+    return f"(an address){word[len(core) :]}" if _is_address(core) else word
+
+
+def _is_address(word: str) -> bool:
+    """Whether it is the address of a machine or a host with its port, perhaps in a URL or a multiaddress."""
+    if word.startswith(("/ip4/", "/ip6/", "/dns", "ipv4:", "ipv6:", "dns:")):
+        return True
+    place = re.sub(r"^\w+://|^[^@]*@", "", word).partition("/")[0]
+    with suppress(ValueError):
+        host, port = split_host_port(place)
+        return port > 9 and host not in _NOT_HOSTS and not host.isdigit()
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(place.strip("[]").partition("%")[0]))
+    return False
 
 
 class Queries:

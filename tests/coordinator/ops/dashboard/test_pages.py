@@ -185,3 +185,37 @@ async def test_explanations_are_those_of_the_command_line(tmp_path: Path) -> Non
             refused = await ask(tmp_path, f"/api/explain?question={question}")
             assert refused.status == 404, question
             assert len(refused.json["error"]) <= 400
+
+
+PUBLIC = (
+    *("/api/status", "/api/predictions", "/api/explain", "/api/losses", "/api/speed", "/api/traffic"),
+    *("/api/rounds", "/api/round?round=1", "/api/credits", "/api/explain?question=1"),
+    *(
+        f"/api/peer?peer={A.peer}",
+        f"/api/explain?question={A.peer}",
+        "/api/explain?question=event%203%204",
+    ),
+)
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, EVERYWHERE], ids=["public", "with-token"])
+async def test_readers_without_a_token_learn_the_address_of_nobody(tmp_path: Path, address: str) -> None:
+    """Nor does a page, a record or the stream tell what addresses a peer had, or what was tried there."""
+    async with running(spec_of(), tmp_path, dashboard=address) as run:
+        await run.join(A, endpoint="203.0.113.7:49321")
+        await run.join(B, endpoint="home.example.org:49322")
+        headers = {}
+        if address == EVERYWHERE:
+            form = urlencode({"token": token_of(tmp_path)})
+            kind = "application/x-www-form-urlencoded"
+            login = await ask(tmp_path, "/login", "POST", form, content_type=kind)
+            headers["cookie"] = login.headers["set-cookie"].partition(";")[0]
+        told = [await ask(tmp_path, path, **headers) for path in (*PAGES, *PUBLIC)]
+        assert [each.text for each in told if each.status != 200] == []
+        reader = await asyncio.to_thread(EventReader, address_of(tmp_path), headers)
+        stream = str(await asyncio.to_thread(reader.until, phase="training"))
+        reader.close()
+        assert "joined as replica" in stream
+        texts = [*(each.text for each in told), stream]
+        for private in ("203.0.113.7", "49321", "home.example.org", "49322"):
+            assert any(private in text for text in texts) is bool(headers)

@@ -134,6 +134,14 @@ def nodes_here() -> Iterator[Node]:
                 yield Node(folder.name, folder, node_folder_of(folder))
 
 
+def only_run_of_nodes() -> str | None:
+    """The run of the nodes that run here; None where none does. Raises BAD_OPTION if they are in several."""
+    runs = sorted({node.run for node in nodes_here() if node.pid is not None})
+    if len(runs) > 1:
+        raise bad_option(f"Nodes of several runs are here: {', '.join(runs)}.", "Name one of them.")
+    return runs[0] if runs else None
+
+
 def chosen(wanted: str | None, known: list[Node]) -> Node:
     """The node that `wanted` names: by its run, its folder, or as messages do; None: the only one that runs.
 

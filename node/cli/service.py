@@ -121,7 +121,9 @@ def _service(run: str, options: Sequence[str]) -> Service:
             "An invite is a secret, and a service is started with its name in plain sight.",
             "Type 'hetnode join INVITE' once; then 'hetnode service install RUN'.",
         )
-    if not credentials.exist(Path(run)) and all(node.run != run for node in nodes_here()):
+    runs = {node.run for node in nodes_here()}
+    run = run if credentials.exist(Path(run)) else named_by(run, runs, "runs")
+    if not credentials.exist(Path(run)) and run not in runs:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
             f"This machine holds no credentials for the run {run!r:.80}.",

@@ -30,10 +30,11 @@ Run = Annotated[
     typer.Argument(
         metavar="RUN|FOLDER",
         help="A run that this machine is or was in, or the folder of its coordinator or of 'swarm up'. "
-        "Default: the only coordinator here.",
+        "Default: the only coordinator here, or the run of the nodes here.",
     ),
 ]
 
+_KEY = "identity.key"
 AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.NO_CREDENTIALS)
 """Then the folder tells more than nothing. Other errors are refusals, or the user's own."""
 
@@ -65,6 +66,7 @@ def status(
             raise bad_option("--dashboard prints an address, and --json the status.", "Give one of them.")
         _dashboard_of(run)
         return
+    run = meant(run)
     try:
         address, credentials = known_runs.operator_or_member(run)
         found = command_runner.run(fetch_status(address, credentials))
@@ -79,6 +81,17 @@ def status(
             raise
     else:
         _show(found, as_json, live=True)
+
+
+def meant(run: str | None) -> str | None:
+    """`run`; where none is named and no coordinator runs here, the run of the nodes that run here."""
+    if run is not None:
+        return run
+    from node.cli.own_node import only_run_of_nodes  # noqa: PLC0415
+    from node.security.identity import is_in_use  # noqa: PLC0415
+
+    runs = any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None))
+    return None if runs else only_run_of_nodes()
 
 
 def stored_status(run: str | None) -> RunStatus | None:
@@ -116,7 +129,7 @@ def _dashboard_of(run: str | None) -> None:
     from node.security.identity import is_in_use  # noqa: PLC0415
 
     folder = next(known_runs.coordinator_folders(run), None)
-    if folder is not None and is_in_use(folder / "identity.key"):
+    if folder is not None and is_in_use(folder / _KEY):
         if (url := url_for_readers(folder)) is None:
             raise HetnodeError(
                 ErrorCode.COORDINATOR_UNREACHABLE,

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from node.cli import status
 from node.cli.own_node import Node, ask_to_leave, chosen
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
 from node.security import credentials
+from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
 
 
@@ -61,6 +63,33 @@ def two_runs(tmp_path: Path) -> Iterator[list[Node]]:
         nodes.append(Node(name, own, node_folder_of(own)))
     with node_in(tmp_path / "first"):
         yield nodes
+
+
+def test_the_status_without_a_name_is_that_of_the_nodes_that_run(
+    two_runs: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that of a finished run whose coordinator has its folder here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.cli.known_runs.user_data_path", lambda _: tmp_path)
+    over = tmp_path / "runs" / "over" / "coordinator"
+    over.mkdir(parents=True)
+    (over / "operator.pem").touch()
+    assert status.meant(None) is None
+    (tmp_path / "peer-0.key").touch()
+    for node in two_runs:
+        assert node.credentials is not None
+        (node.credentials / "certificate.pem").touch()
+    assert status.meant(None) == "first"
+    assert status.meant("second") == "second"
+    coordinator = open_identity(over / "identity.key")
+    assert status.meant(None) is None
+    os.close(coordinator.lock)
+    with (
+        node_in(tmp_path / "second"),
+        pytest.raises(HetnodeError, match="runs are here: first, second"),
+    ):
+        status.meant(None)
 
 
 def test_the_folder_of_a_node_names_its_process_while_it_runs(tmp_path: Path) -> None:

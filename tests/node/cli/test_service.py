@@ -55,7 +55,7 @@ def hetnode(tmp_path: Path) -> Hetnode:
 
 
 def test_a_service_is_installed_shown_and_removed(hetnode: Hetnode, tmp_path: Path) -> None:
-    done = hetnode("service", "install", "nano-1", "--hours", "22:00-07:00", "--drain-seconds", "60")
+    done = hetnode("service", "install", "nano", "--hours", "22:00-07:00", "--drain-seconds", "60")
     assert done.returncode == 0, done.stderr
     assert "loginctl enable-linger" in done.stdout
     file = tmp_path / "config" / "systemd" / "user" / "hetnode-nano-1.service"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 _ID_LETTERS = 52  # of each peer id
+_WHOLE_ID = partial(Column, no_wrap=True, min_width=_ID_LETTERS)
+"""A column of ids, to be copied: other columns give way to it."""
 
 invite_app = typer.Typer(cls=CommandFamily, help="Invites: who may come into a run.", no_args_is_help=True)
 peers_app = typer.Typer(
@@ -102,7 +107,7 @@ def invite_create(
 @invite_app.command("list")
 def invite_list(context: typer.Context) -> None:
     """Show the invites that were made, by name. Their secrets are kept nowhere."""
-    table = Table(Column("invite", no_wrap=True), "used", "role", "state", Column("peers", no_wrap=True))
+    table = Table(Column("invite", no_wrap=True), "used", "role", "state", _WHOLE_ID("peers"))
     for invite in _asking(context, calls.ListInvites()):
         table.add_row(
             invite.id,
@@ -124,9 +129,15 @@ def invite_revoke(
 
 
 @peers_app.command("list")
-def peers_list(context: typer.Context) -> None:
+def peers_list(
+    context: typer.Context,
+    as_json: Annotated[bool, option("Print one JSON object instead, for programs.", "--json")] = False,
+) -> None:
     """Show every peer that was let in, has joined, or is banned."""
-    table = Table(Column("peer", no_wrap=True), "name", "invite", "role", "state")
+    if as_json:
+        say(json.dumps({"peers": [asdict(peer) for peer in _asking(context, calls.ListPeers())]}))
+        return
+    table = Table(_WHOLE_ID("peer"), "name", "invite", "role", "state")
     for peer in _asking(context, calls.ListPeers()):
         table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
     TerminalConsole().print(table)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import os
 import stat
 import sys
 from collections.abc import AsyncIterator
@@ -71,6 +73,24 @@ async def test_a_peer_is_named_by_the_end_of_its_id(run: Running) -> None:
         assert status == 2
         assert "is not banned" in errors
     assert A.peer in (await hetnode("peers", "unban", A.peer[-8:], *folder))[1]
+
+
+async def test_lists_show_whole_ids_on_a_narrow_terminal_and_to_programs(run: Running) -> None:
+    folder = ("--folder", str(run.folder))
+    invite = decode((await hetnode("invite", "create", *folder))[1])
+    await run.enroll(A, invite)
+    await run.join(A, name="a-name-of-many-letters")
+    assert (await hetnode("peers", "ban", A.peer, "--reason", "it sends noise for hours", *folder))[0] == 0
+    narrow = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    for family in ("peers", "invite"):
+        listing = ("node.__main__", family, "list", *folder)
+        done = await asyncio.to_thread(commands.run, *listing, environment=narrow)
+        assert A.peer in done.stdout, done.stdout + done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
+    status, out, _ = await hetnode("peers", "list", "--json", *folder)
+    (peer,) = json.loads(out)["peers"]
+    assert (status, peer["peer"], peer["invite"], peer["banned"]) == (0, A.peer, invite.id, True)
+    assert peer["reason"] == "it sends noise for hours"
 
 
 async def test_a_peer_is_banned_and_let_in_again(run: Running) -> None:

@@ -68,7 +68,7 @@ def to_toml(spec: RunSpec) -> str:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         for name, field in RunSpec.model_fields.items():
             if isinstance(field.default, Section) and not isinstance(tree.get(name, {}), dict):
                 raise ValueError(f"'{name}' must be a section, [{name}]")

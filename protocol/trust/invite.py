@@ -62,13 +62,20 @@ def open_invite(api: str, enrollment: str, pin: bytes) -> Invite:
 
 def is_invite(text: str) -> bool:
     """Whether `text` looks like an invite, which is secret, and not like the name of a run."""
-    return text.strip().startswith(PREFIX)
+    return _bare(text).startswith(PREFIX)
+
+
+def _bare(text: str) -> str:
+    return text.strip().removeprefix("\ufeff").strip()
 
 
 def decode(text: str) -> Invite:
-    """The invite in `text`; white space around it is allowed. Raises BAD_INVITE for any other text."""
+    """The invite in `text`; white space around it is allowed, and a mark of its encoding before it.
+
+    Raises BAD_INVITE for any other text.
+    """
     try:
-        return _decode(text.strip())
+        return _decode(_bare(text))
     except ValueError as error:
         # The message must not quote the text: it may be a secret with one wrong letter.
         raise HetnodeError(

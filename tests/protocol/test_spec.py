@@ -30,6 +30,21 @@ def test_every_preset_is_valid_and_survives_json_and_toml(preset: str, tmp_path:
     assert resolve(file=file).hash == spec.hash
 
 
+def test_a_run_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(resolve("nano")), encoding="utf-8-sig")
+    assert resolve(file=file) == resolve("nano")
+
+
+@pytest.mark.parametrize("field", ["inner.steps", "inner.learning_rate", "data.source"])
+def test_true_is_no_number(field: str, tmp_path: Path) -> None:
+    section, name = field.split(".")
+    (tmp_path / "run.toml").write_text(f"[{section}]\n{name} = true\n")
+    with pytest.raises(HetnodeError, match="true is neither a number nor a text"):
+        resolve(file=tmp_path / "run.toml")
+    assert resolve("nano", overrides={"model.tied_head": False}) == resolve("nano")
+
+
 @pytest.mark.parametrize(
     ("preset", "start"),
     [

@@ -29,6 +29,9 @@ def test_an_invite_is_read_as_it_was_made_and_white_space_around_it_does_not_mat
     assert decode(invite.encode()) == invite
     assert decode(f" {invite.encode()}\r\n") == invite
     assert is_invite(f"\n{invite.encode()}")
+    marked = f"\ufeff{invite.encode()}\n"  # as some editors save a file
+    assert is_invite(marked)
+    assert decode(marked) == invite
 
 
 @given(st.text() | st.text().map(lambda text: PREFIX + text))

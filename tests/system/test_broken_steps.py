@@ -14,7 +14,7 @@ from protocol.types import Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.network import SILENCE_SECONDS
-from tests.virtual.scenario import MIXED, PIPE, Play, contributions, swarm_spec
+from tests.virtual.scenario import MIXED, PIPE, SPARSE, Play, contributions, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.worker import VirtualWorker
 
@@ -157,7 +157,7 @@ def test_a_silent_neighbour_is_found_within_the_bound(
     seconds = 14.0 if how == "stopped" else 2.0
     action = Action.STOP if how == "stopped" else Action.DELAY
     plan.fail_at("q", None, ROUND, moment, action, step=STEP, seconds=seconds)
-    bounds = {"timing.link": LINK_SECONDS, "timing.lost_after": 60.0}
+    bounds = {**SPARSE, "timing.link": LINK_SECONDS, "timing.lost_after": 60.0}
 
     async def silent(swarm: VirtualSwarm) -> None:
         await swarm.until_fired("q")

@@ -12,7 +12,7 @@ from coordinator.run.state.commands import RollBack
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import Role
-from tests.virtual.scenario import FULL, MIXED, Play, attested, swarm_spec
+from tests.virtual.scenario import FULL, MIXED, SPARSE, Play, attested, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 
@@ -94,7 +94,7 @@ def test_the_run_goes_on_from_the_newest_round_that_nodes_hold(
         swarm.assert_all_agree()
         assert not swarm.diverged()
 
-    spec = swarm_spec(members, rounds=12, **settings)
+    spec = swarm_spec(members, rounds=12, **SPARSE, **settings)
     play(scenario, {**members, "late": Role.REPLICA}, spec)
     assert "goes back to round" not in caplog.text
     assert "parameters before" not in caplog.text

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
-MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 222_200
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 222_300
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
 

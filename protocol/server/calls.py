@@ -71,12 +71,16 @@ class CallPolicy:
     first_message_seconds: float = FIRST_MESSAGE_SECONDS
 
 
+class _LateMessageError(Exception):
+    """A caller has not sent its first message in time."""
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Runs each call of a server under an :class:`CallPolicy`.
 
-    A HetnodeError of a handler becomes the error of the call. Bytes that are not a valid message, and a first
-    message that does not arrive in time, are refused with BAD_REQUEST. A connection of which very many calls
-    are refused is closed.
+    A HetnodeError of a handler becomes the error of the call. Bytes that are not a valid message are refused
+    with BAD_REQUEST. A call whose first message does not arrive in time ends with UNAVAILABLE: the caller's
+    line or machine stood still. A connection of which very many calls are refused is closed.
 
     Attributes:
         refused: how many calls were refused, by code.
@@ -137,6 +141,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             except self._admission.stopping:
                 # Nodes repeat calls that end with UNAVAILABLE until the coordinator is back.
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "The coordinator is stopping.")
+            except _LateMessageError as late:
+                try:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(late))
+                finally:
+                    self._lose_patience(context)
 
         return admitted
 
@@ -148,7 +157,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             async with asyncio.timeout(seconds):
                 return decode(await anext(requests))
         except TimeoutError:
-            raise _bad(f"no message came within {seconds:.0f} s of a call of {method}") from None
+            raise _LateMessageError(f"No message came within {seconds:g} s of a call of {method}.") from None
         except StopAsyncIteration:
             raise _bad(f"a call of {method} ended without a message") from None
         except DecodeError:
@@ -162,8 +171,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             await abort_with(context, error)
         finally:
-            if not self._patience.allows(context.peer(), asyncio.get_running_loop().time()):
-                self._admission.drop(context.peer())
+            self._lose_patience(context)
+
+    def _lose_patience(self, context: Context) -> None:
+        if not self._patience.allows(context.peer(), asyncio.get_running_loop().time()):
+            self._admission.drop(context.peer())
 
 
 def rate_limited(cause: str) -> HetnodeError:

@@ -172,7 +172,7 @@ class TestTheStart:
     def test_only_peers_that_carry_the_model_fill_only_what_is_missing(
         self, peers: list[tuple[Role | None, int, int]], replicas: int, pipelines: int
     ) -> None:
-        spec = spec_of(stages=2, replicas=max(replicas, pipelines == 0), pipelines=pipelines)
+        spec = spec_of(stages=2, replicas=max(replicas, int(pipelines == 0)), pipelines=pipelines)
         known = [
             Peer(
                 PeerId(f"p{i}"),

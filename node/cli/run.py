@@ -95,7 +95,7 @@ def run_backup(
         raise bad_option(
             f"The folder {out} cannot be written: {error.strerror}.", "Give another --out."
         ) from None
-    say(f"the run in {folder} is also in {out}; whoever has that copy can operate the run")
+    say(f"{out} is a copy of {folder}. It has the keys of the run: keep it as safe")
 
 
 def rollback(

@@ -45,7 +45,7 @@ _NOT_HOSTS = ("cpu", "cuda", "mps", "xpu")
 
 
 def without_addresses(value: Any) -> Any:
-    """A record as JSON without the addresses of machines: what readers may know of whom nothing is known."""
+    """`value`, a record as JSON, in which "(an address)" stands for each address of a machine."""
     match value:
         case str():
             return _WORD.sub(_hidden, value) if ":" in value or "." in value else value

@@ -17,8 +17,8 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").r
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
 MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 222_300
-"""The last 2,300 bytes say what Muon gains, at which rates, and what it costs the export of a run of pipelines
-alone: without them an operator would pick it for the wrong swarm."""
+"""The last 2,300 bytes say what Muon gains, at which rates, and what it costs the export of a run of
+pipelines alone: without them an operator would pick it for the wrong swarm."""
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
 

@@ -21,7 +21,9 @@ def fallen(swarm: VirtualSwarm) -> dict[str, int]:
     return {names[event.peer]: event.round_number for event in events if not event.counts}
 
 
-@pytest.mark.parametrize("kind", ["noise"])  # the others: below, and tests/hostile/test_cheats.py
+@pytest.mark.parametrize(
+    "kind", [pytest.param("flip", marks=pytest.mark.slow), "noise"]
+)  # the others: tests/hostile/test_cheats.py
 def test_a_payload_that_does_not_agree_with_the_others_soon_counts_for_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -113,7 +113,7 @@ def interrupted(
     return folder
 
 
-@pytest.mark.parametrize("at", [0, 2, ROUNDS])
+@pytest.mark.parametrize("at", [0, pytest.param(1, marks=pytest.mark.slow), 2, ROUNDS])
 def test_a_swarm_that_was_interrupted_goes_on_with_the_same_bits(
     stream: SampleStream,
     uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],

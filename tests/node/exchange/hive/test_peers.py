@@ -165,7 +165,17 @@ async def test_the_embedding_is_fetched_from_its_host_or_its_follower(
 # Clocks
 
 
-@pytest.mark.parametrize(("skew", "step"), [(-600.0, 600.0), (600.0, -600.0)])
+@pytest.mark.parametrize(
+    ("skew", "step"),
+    [
+        (-600.0, 600.0),
+        (600.0, -600.0),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((-600.0, 0.0), (-600.0, -600.0), (600.0, 0.0), (600.0, 600.0))
+        ),
+    ],
+)
 async def test_a_node_with_a_known_clock_error_of_ten_minutes_takes_part_also_when_its_clock_is_set(
     swarm: Swarm, tmp_path: Path, skew: float, step: float
 ) -> None:

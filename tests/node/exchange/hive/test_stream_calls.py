@@ -87,6 +87,7 @@ async def test_a_stranger_is_refused_before_anything_of_it_is_read(callers: Call
     async with asyncio.timeout(PATIENT):
         await reader.readuntil(b"not in the plan")
     writer.close()
+    await rest(reader)  # the stream ends
 
 
 @pytest.mark.parametrize(

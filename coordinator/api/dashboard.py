@@ -62,9 +62,9 @@ def url_in(folder: Path) -> str | None:
     return found[0] if found else None
 
 
-def command_for(folder: Path) -> str:
+def command_for(folder: Path, program: str = "hetnode") -> str:
     """The command that shows the pages of the run in `folder`, whether its coordinator runs or not."""
-    return f"hetnode status --dashboard {shlex.quote(str(folder))}"
+    return shlex.join([program, "status", "--dashboard", str(folder)])
 
 
 def url_for_readers(folder: Path) -> str | None:

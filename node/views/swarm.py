@@ -152,5 +152,5 @@ class SwarmView:
         self._console.print(Panel(Group(table, facts), title=f"run {self.spec.name} is finished"))
         # To be copied: on lines of their own, which nothing cuts.
         command = shlex.join([sys.argv[0], "generate", str(self.folder), "--prompt", "def "])
-        for text in (f"try it: {command}", f"its pages again: {command_for(self.folder)}"):
+        for text in (f"try it: {command}", f"its pages again: {command_for(self.folder, sys.argv[0])}"):
             self._console.print(text, markup=False, soft_wrap=True)

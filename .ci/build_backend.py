@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def build_wheel(
 ) -> str:
     """Build a wheel in `wheel_directory`, and return its name: see PEP 517."""
     source, folder = Path.cwd(), os.path.abspath(wheel_directory)
+    check_tag(source)
     with tempfile.TemporaryDirectory() as copy, chdir(copy):
         write_tree(source, Path(copy))
         name: str = build_meta.build_wheel(folder, config_settings)
@@ -40,6 +42,7 @@ def build_wheel(
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
     """Build an sdist, which knows the commit of its sources, in `sdist_directory`: see PEP 517."""
     note, in_checkout = Path(NOTE), Path(".git").exists()
+    check_tag(Path())
     if in_checkout:
         note.write_text(_commit(Path()))
     try:
@@ -73,8 +76,22 @@ def _commit(source: Path) -> str:
         return (source / NOTE).read_text()
     if not (source / ".git").exists():
         return ""
-    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--exclude=*"]
+    return _git(source, "describe", "--always", "--dirty", "--exclude=*")
+
+
+def check_tag(source: Path) -> None:
+    """Raise ValueError where the commit of a checkout is tagged as another version than pyproject.toml's."""
+    tags = _git(source, "tag", "--points-at", "HEAD", "v[0-9]*").split() if (source / ".git").exists() else []
+    version = tomllib.loads((source / "pyproject.toml").read_text())["project"]["version"]
+    if tags and f"v{version}" not in tags:
+        raise ValueError(
+            f"this commit has the tag {tags[0]}, and pyproject.toml the version {version}: make them equal"
+        )
+
+
+def _git(source: Path, *arguments: str) -> str:
     try:
+        command = ["git", "-C", str(source), *arguments]
         return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
     except OSError:
         return ""

@@ -81,6 +81,23 @@ def test_an_import_that_binds_a_package_is_refused() -> None:
         backend.rewritten(b"import json, node.ipc\n")
 
 
+def test_a_build_at_a_tag_has_the_version_of_the_tag(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.2.0"\n')
+    backend.check_tag(tmp_path)
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("tag", "v0.1")
+    with pytest.raises(ValueError, match=r"the tag v0\.1, and pyproject.toml the version 0\.2\.0"):
+        backend.check_tag(tmp_path)
+    git("tag", "v0.2.0")
+    backend.check_tag(tmp_path)
+
+
 def texts_of(tree: ast.Module) -> Iterator[str]:
     """The texts of a module, each from its start; of one with values, what is before the first."""
     parts = {

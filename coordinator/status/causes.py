@@ -41,10 +41,11 @@ def _gathering(state: State) -> Cause:
     staying = state.staying
     if lacks := lacking(staying, state.spec):
         return Cause(CauseCode.PEERS_LACKING, causes=lacks)
-    if peers := tuple(peer.peer for peer in measuring(staying, state.estimates)):
-        return Cause(CauseCode.SPEED_UNKNOWN, peers=peers)
     plan = initial_plan(staying, state.spec, state.estimates)
-    return plan if isinstance(plan, Cause) else Cause(CauseCode.STARTING)
+    if isinstance(plan, Cause):
+        return plan
+    peers = tuple(peer.peer for peer in measuring(staying, state.estimates))
+    return Cause(CauseCode.SPEED_UNKNOWN, peers=peers) if peers else Cause(CauseCode.STARTING)
 
 
 def _training(state: State) -> Cause:

@@ -127,9 +127,9 @@ class LazyGroup(TyperGroup):
 app = typer.Typer(
     cls=LazyGroup,
     name="hetnode",
-    help="Pre-train one language model together, from home GPUs and datacenters alike.",
+    help="Pre-train one language model together, from home GPUs and datacenters alike. Begin with "
+    "'hetnode swarm up', on this machine alone, or 'hetnode join INVITE', in the run of others.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

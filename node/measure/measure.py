@@ -200,7 +200,7 @@ async def measure_coordinator(coordinator: CoordinatorClient, estimates: LiveEst
 
 
 def candidates(
-    run_view: RunView, endpoints: Mapping[str, str], me: PeerId, most: int = MOST_NEIGHBOURS
+    run_view: RunView, endpoints: Mapping[str, str], me: PeerId, coordinator: str = ""
 ) -> list[tuple[PeerId, str]]:
     """Peers to measure and their endpoints: first those whose stages lie next to this node's.
 
@@ -214,8 +214,8 @@ def candidates(
         is_next = own and stages and (stages.stop == own.first or stages.first == own.stop)
         return not is_next, hashlib.sha256(f"{me} {peer}".encode()).digest()
 
-    others = {PeerId(peer) for peer in endpoints} - run_view.banned - {me}
-    return [(peer, endpoints[peer]) for peer in sorted(others, key=order)[:most]]
+    others = {PeerId(peer) for peer in endpoints} - run_view.banned - {me, coordinator}
+    return [(peer, endpoints[peer]) for peer in sorted(others, key=order)[:MOST_NEIGHBOURS]]
 
 
 class LinkProber:
@@ -258,7 +258,8 @@ class LinkProber:
         tried: set[PeerId] = set()
         for pause in _LOOKS:
             endpoints = await self._directory.endpoints()
-            for peer, endpoint in candidates(self._membership.run_view, endpoints, self._me):
+            others = self._me, self._coordinator.credentials.coordinator
+            for peer, endpoint in candidates(self._membership.run_view, endpoints, *others):
                 if self._trains or len(tried) == MOST_NEIGHBOURS:
                     return
                 if peer not in tried:

@@ -218,5 +218,5 @@ def _unreachable(address: str, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.COORDINATOR_UNREACHABLE,
         f"The coordinator's enrollment at {address} does not answer: {why}.",
-        "Check that 'hetnode coordinator' runs there, and that its port is open to this machine.",
+        "Check the network here; ask the operator whether 'hetnode coordinator' runs there, open to others.",
     )

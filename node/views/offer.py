@@ -18,6 +18,7 @@ from node.views.text import count, plain
 from protocol.math.flops import microbatch_flops
 from protocol.math.retention import LEVELS
 from protocol.roles import POLICIES
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import MemberLine, PeerId, Role, StageRange
 
@@ -25,6 +26,7 @@ _DAY = 86_400.0
 _USUAL_UPLINK = 100e6 / 8
 _USUAL_FLOPS = {"cuda": 40e12, "mps": 5e12, "cpu": 0.2e12}
 """Of a machine that has measured neither; as `hetnode plan` takes them."""
+_TOO_LITTLE = ": too little, so it would only wait. Free some, or ask the operator for a run of more stages"
 _MOST_REPLICAS = 64
 """Beyond them the traffic of a round is taken to grow with their number."""
 _PRIVATE, _SCALAR = 16, 4
@@ -35,10 +37,11 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: str | None) -> Iterator
     """The sentences; `own_data` is the source that this machine's owner has named, or None."""
     spec, able = offer.spec, offer.capacity
     parts = {role: list(_parts(spec, role)) for role in _roles(offer)}
-    memory = {
-        role: max(memory_needed(spec, each, spec.swarm.stages - each.stop + 1, able.device) for each in found)
+    needed = {
+        role: [memory_needed(spec, each, spec.swarm.stages - each.stop + 1, able.device) for each in found]
         for role, found in parts.items()
     }
+    memory = {role: max(found) for role, found in needed.items()}
     disk = {role: max(_disk(spec, each) for each in found) for role, found in parts.items()}
     traffic = {role: max(_traffic(offer, each) for each in found) for role, found in parts.items()}
     yield f"what run {plain(offer.run, 128)} would do on this machine, shown once:"
@@ -47,7 +50,8 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: str | None) -> Iterator
     yield f"- model: {count(parameters)} parameters in {spec.swarm.stages} stages, for {spec.rounds} rounds"
     yield f"- data: {_data(spec, own_data)}"
     free = f"of the {size(able.memory_bytes)} that it may use on {able.device}"
-    yield f"- memory: {_each(memory)}, {free}"
+    lacks = able.memory_bytes * (1 - MEMORY_RESERVE) < min(map(min, needed.values()))
+    yield f"- memory: {_each(memory)}, {free}{_TOO_LITTLE if lacks else ''}"
     yield f"- disk: {_each(disk)}, in {plain(str(folder), 200)}"
     yield f"- traffic: {_each(traffic)} a day in each direction, about"
     yield "- others in the run see its address, its peer id and its payloads (more in SECURITY.md)"

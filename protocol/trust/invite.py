@@ -13,6 +13,7 @@ import base64
 import binascii
 import hashlib
 import io
+import re
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode, HetnodeError
@@ -27,6 +28,7 @@ OPEN_INVITE = "0" * 2 * ID_BYTES
 """The id of the invite that an open run publishes. Its secret is known to all."""
 _CHECKSUM_BYTES = 4
 _MAX_ADDRESS = 255
+_LIKE_AN_INVITE = re.compile(r"hetnode(1-|[0-9]+-.{70})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,11 @@ def open_invite(api: str, enrollment: str, pin: bytes) -> Invite:
 
 
 def is_invite(text: str) -> bool:
-    """Whether `text` looks like an invite, which is secret, and not like the name of a run."""
-    return _bare(text).startswith(PREFIX)
+    """Whether `text` looks like an invite, which is secret, and not like the name of a run.
+
+    Also one in other letters, or of a later version: no message may quote it.
+    """
+    return _LIKE_AN_INVITE.match(_bare(text)) is not None
 
 
 def _bare(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, partial
+from textwrap import shorten
 
 import psutil
 import torch
@@ -132,6 +133,7 @@ def _try_compiler(device: torch.device, backend: str) -> None:
 
 
 def device_unavailable(what: str, error: Exception, remedy: str) -> HetnodeError:
-    """`what` happened because of `error`, of which the message holds the first line."""
+    """`what` happened because of `error`, of which the message holds the first sentence."""
     reason = next(iter(str(error).splitlines()), type(error).__name__)  # a MemoryError may have no message
+    reason = shorten(reason.partition(". ")[0], 200, placeholder=" ...")
     return HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, f"{what}: {reason.rstrip('.')}.", remedy)

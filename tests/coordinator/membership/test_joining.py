@@ -123,6 +123,16 @@ class TestMeasured:
         run.accept(Tick())
         assert run.state.phase is RunPhase.TRAINING
 
+    def test_memory_that_is_lacking_is_told_before_a_speed_that_is_not_measured(self) -> None:
+        """Where no stage fits, no speed can be measured either."""
+        run = Run(spec_of(3, 0, 1, swarm__members=2))
+        run.accept(Start())
+        for i, memory in enumerate((1 << 30, 1000)):
+            join = keyed(i).join(run.spec, Role.STAGE)
+            able = replace(join.capacity, uplink=1e6, downlink=1e6, memory_bytes=memory)
+            run.accept(replace(join, capacity=able))
+        assert run_cause(run.state).code is CauseCode.MEMORY_LACKING
+
     def test_the_run_starts_without_a_missing_speed_after_a_while(self) -> None:
         run = self.gathered(1e9, 0.0)
         run.now += 19.0

@@ -57,6 +57,13 @@ def test_every_run_can_be_told(preset: str, role: Role | None, exchange: str) ->
         assert " 0 B" not in line
 
 
+def test_a_machine_with_too_little_memory_is_told_what_to_do() -> None:
+    assert "too little" not in told(offer())
+    text = told(replace(offer(), capacity=Capacity("cpu", 10**5, 2)))
+    assert "of the 100.0 kB that it may use on cpu: too little" in text
+    assert "ask the operator" in text
+
+
 def test_the_largest_run_can_be_told_soon() -> None:
     """The sizes are those of somebody else."""
     huge = {"swarm__replicas": 10_000, "swarm__pipelines": 10_000, "model__layers": 512, "swarm__stages": 512}

@@ -14,7 +14,7 @@ import pytest
 
 from protocol.errors import ExitCode
 from protocol.trust.invite import Invite
-from tests.support.commands import hetnode
+from tests.support.commands import hetnode, run
 from tests.support.ports import free_port
 
 
@@ -174,6 +174,24 @@ def test_ctrl_c_while_modules_load_ends_without_a_traceback() -> None:
     assert process.wait(30) == ExitCode.INTERRUPTED
     assert said.endswith(b"interrupted\n")
     assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [("hetnode jo", {"join"}), ("hetnode run p", {"pause"}), ("hetnode join --up", {"--upload-limit"})],
+)
+def test_a_shell_completes_commands_and_options(line: str, completed: set[str]) -> None:
+    asked = {"_HETNODE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    assert set(run("node.__main__", environment={**os.environ, **asked}).stdout.split()) == completed
+
+
+def test_the_command_alone_says_how_to_begin() -> None:
+    shown = hetnode().stderr
+    head = " ".join(shown.partition("Options:")[0].split())
+    assert "'hetnode swarm up'" in head
+    assert "'hetnode join INVITE'" in head
+    done = run("node.__main__", environment={**os.environ, "COLUMNS": "80", "TERM": "dumb"})
+    assert max(map(len, done.stderr.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ def test_the_best_device_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -
         check_device(Compute("cuda"))
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu", "gpu", "cuda:77"])
+def test_a_device_that_is_not_there_is_said_in_a_few_words(device: str) -> None:
+    """torch itself lists all backends that it knows."""
+    with pytest.raises(HetnodeError) as refused:
+        check_device(Compute(device))
+    assert device in refused.value.cause
+    assert len(refused.value.cause) < 300
+    assert "--device cpu" in refused.value.remedy
+
+
 def _only_the_cpu_works(compute: Compute) -> torch.device:
     if compute.device != "cpu":
         raise HetnodeError(ErrorCode.DEVICE_UNAVAILABLE, "It does not work.", "Use another one.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,18 @@ def test_a_node_measures_neither_itself_nor_banned_peers_nor_peers_without_an_en
     assert found == {"b"}
 
 
+def test_a_node_does_not_measure_the_coordinator_as_a_neighbour() -> None:
+    async def main() -> None:
+        around = Surroundings(measured_capacity())
+        around.known = {around.credentials.coordinator: "coordinator:1", "a": "a:1"}
+        watching = around.watch()
+        await asyncio.sleep(40)
+        assert around.opened == ["a:1"]
+        await stopped(watching)
+
+    run_virtually(main())
+
+
 def test_different_nodes_measure_different_peers() -> None:
     endpoints = {f"peer-{number}": "h:1" for number in range(50)}
     chosen = {
@@ -96,6 +109,7 @@ class Surroundings:
 
     def __init__(self, capacity: Capacity = CAPACITY) -> None:
         self.estimates = LiveEstimates(capacity)
+        self.credentials = SimpleNamespace(coordinator="12D3coordinator")
         self.run_view = RunView()
         self.known: dict[str, str] = {}
         self.figures = Figures(0.01, 1e6, 2e6)

@@ -34,6 +34,16 @@ def test_an_invite_is_read_as_it_was_made_and_white_space_around_it_does_not_mat
     assert decode(marked) == invite
 
 
+def test_an_invite_in_other_letters_or_of_a_later_version_is_still_taken_for_one() -> None:
+    """Else a message about an unknown run would quote the secret."""
+    for text in (INVITE.encode().upper(), INVITE.encode().replace("hetnode1", "hetnode2")):
+        assert is_invite(text)
+        with pytest.raises(HetnodeError) as error:
+            decode(text)
+        assert text[20:60] not in str(error.value)
+    assert not is_invite("hetnode2-accede8698e6-3ef8338073c03548f5367fc4b89c77e3")
+
+
 @given(st.text() | st.text().map(lambda text: PREFIX + text))
 def test_any_other_text_is_refused_as_a_bad_invite(text: str) -> None:
     with pytest.raises(HetnodeError) as error:

@@ -8,7 +8,7 @@ QUICK = benchmarks/reproduction/quick.toml
 COMPILED = PYTHONDONTWRITEBYTECODE=
 
 .PHONY: swarm test test-slow search test-network test-containers test-browser hostile check package bench gpu \
-    reproduce reproduce-quick reproduce-claims reproduce-larger reproduce-dithered
+    reproduce reproduce-quick reproduce-claims reproduce-larger reproduce-dithered reproduce-gpu
 
 swarm: $(VENV)/installed
 	$(VENV)/bin/hetnode swarm up
@@ -61,13 +61,15 @@ bench: $(VENV)/installed-test
 
 # All that a GPU shows, below 10 minutes: tests, parity, speed, memory, links, a swarm on the card. Without an
 # environment of this checkout it takes the python3 that has torch; nothing is installed or fetched.
+GPU_PYTHON = $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
 gpu:
-	$(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3) -m benchmarks.gpu $(GPU)
+	$(GPU_PYTHON) -m benchmarks.gpu $(GPU)
 
 # Run the matrix $(1) in the folder $(2), or go on with it, and write the page $(3) with its figures in the folder $(4).
+HETNODE = $(VENV)/bin/hetnode
 define page
-	$(VENV)/bin/hetnode experiment run $(1) --out $(2)
-	$(VENV)/bin/hetnode experiment report $(1) --results $(2)/results.jsonl --write $(3) --figures $(4)
+	$(HETNODE) experiment run $(1) --out $(2)
+	$(HETNODE) experiment report $(1) --results $(2)/results.jsonl --write $(3) --figures $(4)
 endef
 
 # The paper's tables in small, docs/reproduction/small.md: about three hours.
@@ -84,6 +86,12 @@ reproduce-quick: $(VENV)/installed-hf
 reproduce-claims reproduce-larger reproduce-dithered: reproduce-%: $(VENV)/installed-hf
 	$(call page,benchmarks/reproduction/$*.toml,runs/$*,docs/reproduction/$*.md,docs/reproduction/$*)
 	cp runs/$*/results.jsonl docs/reproduction/$*.jsonl
+
+# AdamW and Muon with links at 34M parameters: half an hour of one GPU, with the Python of 'make gpu'.
+reproduce-gpu: HETNODE = $(GPU_PYTHON) -m node
+reproduce-gpu:
+	$(call page,benchmarks/reproduction/gpu.toml,runs/reproduce-gpu,docs/reproduction/gpu.md,docs/reproduction/gpu)
+	cp runs/reproduce-gpu/results.jsonl docs/reproduction/gpu.jsonl
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

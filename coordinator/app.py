@@ -19,6 +19,7 @@ from coordinator.api import enrollment, member_server
 from coordinator.api.access import AccessControl
 from coordinator.api.admin import Admin
 from coordinator.api.admission import AdmittingPeer, keep_admitted, keep_published, tell_sources
+from coordinator.api.dashboard import Entrance
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import ExplanationDesk, OperatorService
@@ -63,6 +64,7 @@ from protocol.pb import operator_pb2_grpc
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode, RunPhase
+from protocol.trust.invite import open_invite
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -155,11 +157,9 @@ async def run_coordinator(
             await asyncio.to_thread(restored.history.close, None)
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
-        bootstrap = await _opened(stack, start_bootstrap(run))
-        health = _health(restored)
+        bootstrap, health = await _opened(stack, start_bootstrap(run)), _health(restored)
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
-        sources = MemberSources()
-        own = command_loop, records, store, sources, authority, identity, bootstrap
+        own = command_loop, records, store, (sources := MemberSources()), authority, identity, bootstrap
         servers = _public_servers(*own, dial_back, ports, relay, terms)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay)
         if endpoint is not None:
@@ -168,7 +168,9 @@ async def run_coordinator(
         await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
         write_operator(authority, folder)
         _start_work(stack, command_loop, bootstrap, sources, ports, (authority, folder, identity.peer))
-        dashboard.serve(folder, command_loop, records)
+        everyones = open_invite(*ports.advertised, authority.pin).encode() if terms.members else ""
+        entrance = Entrance(authority.pin.hex(), addresses.contact, everyones)
+        dashboard.serve(folder, command_loop, records, entrance)
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
     return True

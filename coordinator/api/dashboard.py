@@ -10,6 +10,7 @@ import secrets
 import shlex
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.api.run_records import RunRecords
@@ -24,6 +25,15 @@ USUAL_ADDRESS = "127.0.0.1:7780"
 _URL_FILE, _TOKEN_FILE = "dashboard-url", "dashboard-token"
 _TOKEN_BYTES = 32
 _NEEDS_TOKEN = "needs a token"
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """How newcomers find the run, as its page tells them (protocol.wire.run_page.RunPage)."""
+
+    authority: str
+    contact: str
+    invite: str
 
 
 class NoDashboard:
@@ -42,7 +52,7 @@ class NoDashboard:
     def note(self, event: Event) -> None:
         """Keep nothing."""
 
-    def serve(self, folder: Path, command_loop: CommandLoop, records: RunRecords) -> None:
+    def serve(self, folder: Path, command_loop: CommandLoop, records: RunRecords, entrance: Entrance) -> None:
         """Serve nothing."""
 
 

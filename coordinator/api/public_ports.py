@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -12,6 +14,9 @@ from protocol.server.descriptors import raise_descriptor_limit
 from protocol.server.gateway import ConnectionLimits, Gateway, listen_on
 from protocol.trust.host_port import host_port, split_host_port
 
+log = logging.getLogger(__name__)
+
+_DIAL_SECONDS = 5.0
 MAX_CONNECTIONS, MIN_CONNECTIONS = 8192, 64
 SPARE_DESCRIPTORS = 512
 """Open files of the coordinator that are no connections of a public port."""
@@ -41,6 +46,7 @@ class ListenAddresses:
     advertises the host of `api`. `relay` None runs no relay. `one_port` lets enrollment and relay share the
     port of `api`. `metrics` None serves none. `dht_port` is left to the DHT peer, which starts later; 0 takes
     a free one. `dashboard` None serves none; `near_dashboard` takes one of the next ports if that is taken.
+    `contact` tells newcomers how to ask for an invite.
     """
 
     api: str
@@ -52,6 +58,7 @@ class ListenAddresses:
     dht_port: int = 0
     dashboard: str | None = None
     near_dashboard: bool = False
+    contact: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,3 +128,17 @@ def _bad_address(listen: str, why: str) -> HetnodeError:
         f"The coordinator cannot listen on '{listen}': {why}.",
         "Give an address of this machine, like 127.0.0.1:7700, or [::]:7700 for all of them.",
     )
+
+
+def warn_of_unreached(addresses: Iterable[str]) -> None:
+    """Warn of addresses of this coordinator that this machine cannot reach: invites will contain them."""
+    for address in addresses:
+        try:
+            socket.create_connection(split_host_port(address), _DIAL_SECONDS).close()
+        except OSError as error:
+            log.warning(
+                "this machine does not reach itself at %s: %s. Check --advertise and the router's ports "
+                "before you send an invite; some routers let nobody inside call the home's own address",
+                address,
+                error,
+            )

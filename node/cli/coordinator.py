@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LISTEN = "127.0.0.1:7700"
-_DIAL_SECONDS = 5.0
 _KEY = "identity.key"
 _BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found"}
 """Names in the folder of a coordinator that has not started yet."""
@@ -129,6 +126,13 @@ class CoordinatorOptions:
             "free port."
         ),
     ] = None
+    contact: Annotated[
+        str,
+        open_run(
+            "How to ask you for an invite, such as an address. With it, or --open, everyone who reaches the "
+            "dashboard finds the run: 'hetnode join https://HOST/'."
+        ),
+    ] = ""
     alarm: Annotated[
         AlarmMode,
         health(
@@ -173,7 +177,10 @@ class CoordinatorOptions:
     def places(self, address: str, enrollment: str) -> str:
         """JSON for :meth:`as_before`, of a coordinator that is reached at `address` and `enrollment`."""
         ports = [split_host_port(each)[1] for each in (address, enrollment)]
-        kept = {name: getattr(self, name) for name in ("advertise", "relay", "relay_ports", "dashboard")}
+        kept = {
+            name: getattr(self, name)
+            for name in ("advertise", "relay", "relay_ports", "dashboard", "contact")
+        }
         own = {"one_port": self.one_port, "enrollment_port": None if self.one_port else ports[1]}
         return json.dumps({"listen": host_port(self.host, ports[0]), **kept, **own})
 
@@ -215,6 +222,7 @@ class CoordinatorOptions:
             self.metrics,
             self.dht_port,
             **_dashboard(self.dashboard),
+            contact=self.contact,
         )
 
 
@@ -279,20 +287,6 @@ def _warn_of_other_files(folder: Path) -> None:
         log.warning("%s holds other files, such as %s: those of the run come to them", folder, min(others))
 
 
-def _dial(addresses: Iterable[str]) -> None:
-    """Warn of addresses of this coordinator that this machine cannot reach: invites will contain them."""
-    for address in addresses:
-        try:
-            socket.create_connection(split_host_port(address), _DIAL_SECONDS).close()
-        except OSError as error:
-            log.warning(
-                "this machine does not reach itself at %s: %s. Check --advertise and the router's ports "
-                "before you send an invite; some routers let nobody inside call the home's own address",
-                address,
-                error,
-            )
-
-
 class _CoordinatorFolder:
     """The files by which others find the coordinator that runs in `folder`."""
 
@@ -305,6 +299,8 @@ class _CoordinatorFolder:
 
     def announce(self, run: str, address: str, enrollment: str) -> None:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
+        from coordinator.api.public_ports import warn_of_unreached  # noqa: PLC0415
+
         folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
         write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
@@ -314,7 +310,7 @@ class _CoordinatorFolder:
         console.print(f"run  {run}\nspec {spec.hash}: {folder / 'run.toml'}", markup=False, soft_wrap=True)
         console.print(f"API {address}, enrollment {enrollment}", markup=False)
         # As a thread, and no task: it may wait for a resolver, and nobody waits for it.
-        Thread(target=_dial, args=({address, enrollment},), daemon=True).start()
+        Thread(target=warn_of_unreached, args=({address, enrollment},), daemon=True).start()
         if (url := url_in(folder)) is not None:
             console.print(f"dashboard {url}", markup=False)
         if self._former not in ("", address):

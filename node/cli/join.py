@@ -31,6 +31,7 @@ from node.cli.options import (
     records_as_options,
 )
 from node.cli.output import open_log_of_service
+from node.cli.run_page import published
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from node.home.guest.guest import Guest, GuestRule
@@ -59,7 +60,9 @@ class JoinOptions:
     run: Annotated[
         str | None,
         typer.Argument(
-            help="The invite; or the name of a run that this machine was in before.", metavar="INVITE|RUN"
+            help="The invite; the name of a run that this machine was in before; or https://HOST/ or the "
+            "domain of a run's page.",
+            metavar="INVITE|RUN|URL",
         ),
     ] = None
     role: Annotated[
@@ -222,7 +225,8 @@ def join(chosen: JoinOptions) -> None:
         hosts.follow_leader(launch, chosen.device, chosen.threads, vars(chosen))
         return
     leader = hosts.leader_for(launch, chosen.device, chosen.sharded, vars(chosen)) if launch else None
-    destination = known_runs.destination(chosen.run, chosen.invite_file)
+    found = None if chosen.invite_file else published(chosen.run)
+    destination = found or known_runs.destination(chosen.run, chosen.invite_file)
     rules = _rules(chosen)
     key = known_runs.identity_for(destination, chosen.identity)
     from node.cli import finished  # noqa: PLC0415

@@ -203,6 +203,7 @@ async def running(
     metrics: str | None = None,
     dashboard: str | None = None,
     terms: OpenTerms = CLOSED,
+    contact: str = "",
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
@@ -222,6 +223,7 @@ async def running(
                 one_port=one_port,
                 metrics=metrics,
                 dashboard=dashboard,
+                contact=contact,
             ),
             COORDINATOR,
             start_bootstrap,

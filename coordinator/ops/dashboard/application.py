@@ -37,6 +37,7 @@ from coordinator.ops.dashboard.queries import (
 from coordinator.ops.dashboard.source import Records
 from coordinator.ops.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.wire.run_page import PATH
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Application:
             Route("/api/status", self._record("status", told(source.whole))),
             Route("/api/predictions", self._record("predictions", told(source.predictions))),
             Route("/api/peer", self._peer),
+            Route(PATH, self._run_page),
             Route("/api/explain", self._query(questions, told(explanations.explain))),
             *(
                 Route(f"/api/{answer.__name__}", self._query(self._queries, told(answer)))
@@ -177,7 +179,7 @@ class Application:
             return PlainTextResponse("This dashboard is read at a name of its own machine only.\n", 421)
         if request.method not in ("GET", "HEAD") and (request.method, path) != ("POST", "/login"):
             return PlainTextResponse("This dashboard is read-only.\n", 405, {"allow": "GET, HEAD"})
-        is_open = path == "/login" or path.startswith("/static/")
+        is_open = path in ("/login", PATH) or path.startswith("/static/")
         if is_open or self._access.admits(request.cookies.get(self._access.cookie_name)):
             return None
         if path == STREAM_PATH or path.startswith("/api/"):
@@ -262,6 +264,11 @@ class Application:
         except HetnodeError as error:
             past = {"past": None, "problem": without_addresses(error.cause)}
         return _json({**record, **past})
+
+    async def _run_page(self, request: Request) -> Response:
+        if (page := self._source.page()) is None:
+            raise HTTPException(404)
+        return Response(page, media_type="application/json")
 
     async def _static(self, request: Request) -> Response:
         file = self._files.get(request.path_params["path"])

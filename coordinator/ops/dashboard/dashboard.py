@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.api.dashboard import Entrance
 from coordinator.api.run_records import RunRecords
 from coordinator.ops.dashboard.past import Past
 from coordinator.ops.dashboard.port import DashboardPort, ReaderAccess, dashboard_listener
@@ -51,11 +52,11 @@ class Dashboard:
         self.feed, self.resting = Feed(), Counter[PeerId]()
         self._listener, self._stack = dashboard_listener(address, or_near, stack), stack
 
-    def serve(self, folder: Path, command_loop: CommandLoop, records: RunRecords) -> None:
+    def serve(self, folder: Path, command_loop: CommandLoop, records: RunRecords, entrance: Entrance) -> None:
         """Show the run in `folder` from now on, until the stack unwinds."""
         if self._listener is None:
             return
-        source = LiveRecords(command_loop, records, self.feed)
+        source = LiveRecords(command_loop, records, self.feed, entrance)
         past = Past(records.history, lambda: command_loop.state)
         explanations = Explanations(records.explain, asyncio.get_running_loop())
         server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from coordinator.api.dashboard import Entrance
 from coordinator.api.run_records import RunRecords
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.placement.cost_model import Survey, survey_of
@@ -26,7 +27,8 @@ from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message, event_peers
 from coordinator.status.run_status import run_status
 from protocol.status import RunStatus
-from protocol.types import Committed, Lifecycle, Replica
+from protocol.types import Committed, Lifecycle, Replica, Role
+from protocol.wire.run_page import MOST_CONTACT, RUN_PAGE, RunPage
 
 T = TypeVar("T")
 MOST_REPLICAS = 64
@@ -118,6 +120,10 @@ class Records:
         measured = next((each for each in status.measurements if each.peer == peer), None)
         return {"peer": plain(known, _text), "measurement": plain(measured, _text), "time": status.time}
 
+    def page(self) -> bytes | None:
+        """The document of protocol.wire.run_page; None where the operator publishes none."""
+        return None
+
     def predictions(self) -> Record:
         """By index of the replica: what the cost model predicts of the plan of the open round."""
         return self._predictions.of(self._state())
@@ -126,11 +132,23 @@ class Records:
 class LiveRecords(Records):
     """The records of a run that its coordinator serves, as they are now."""
 
-    def __init__(self, command_loop: CommandLoop, records: RunRecords, feed: Feed) -> None:
+    def __init__(
+        self, command_loop: CommandLoop, records: RunRecords, feed: Feed, entrance: Entrance
+    ) -> None:
         super().__init__(lambda: command_loop.state, self._newest, feed.lines)
-        self._command_loop, self._records = command_loop, records
+        self._command_loop, self._records, self._entrance = command_loop, records, entrance
         self._status: RunStatus | None = None
         self._made_at = 0.0
+
+    def page(self) -> bytes | None:
+        entrance, status = self._entrance, self.status()
+        if not (entrance.contact or entrance.invite):
+            return None
+        trainers = [each for each in status.peers if each.role is not Role.RELAY]
+        here = sum(each.lifecycle is not Lifecycle.GONE for each in trainers)
+        done, contact = (status.spec.rounds, status.rounds_decided), shown(entrance.contact, MOST_CONTACT)
+        given = status.run, entrance.authority, status.parameters, *done, here, contact, entrance.invite
+        return RUN_PAGE.encode(RunPage(*given))
 
     def _newest(self) -> RunStatus:
         """The run at this moment, or up to a second before."""

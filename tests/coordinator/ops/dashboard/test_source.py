@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from coordinator.api.dashboard import Entrance
 from coordinator.api.run_records import RunRecords
 from coordinator.ops.dashboard.source import MOST_REPLICAS, Feed, LiveRecords, Predictions
 from coordinator.placement.cost_model import message_bytes
@@ -29,7 +30,7 @@ def source_of(run: Run, *measurements: Measurement) -> LiveRecords:
     records: Any = SimpleNamespace(
         metrics=SimpleNamespace(newest=newest), resting={}, health=SimpleNamespace(latest=None)
     )
-    return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed())
+    return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed(), Entrance("", "", ""))
 
 
 def test_the_event_leaves_out_what_grows_with_the_swarm() -> None:

@@ -3,18 +3,18 @@ import { badge, card, el, meter, show, tile, linked, causePeers } from "../dom.j
 import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { BY, healthCard, notices } from "../health.js";
-import { now, onRun } from "../live.js";
+import { get, now, onRun } from "../live.js";
 import { LossChart } from "../losses.js";
 
 const page = document.getElementById("page");
-const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas", "events", "facts"];
+const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas", "events", "facts", "join"];
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
   trains: ["trains", ""], paused: ["paused", "wait"], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
   broken: ["cannot train", "bad"], done: ["done", "good"],
 };
 page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
-  el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts);
+  el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts, at.join);
 at.notices.classList.add("notices");
 const why = new Explanation(at.why, "What it waits for, and what would be faster", "now", false);
 const losses = new LossChart(at.losses);
@@ -112,6 +112,18 @@ function facts(run) {
   return card("About the run", el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
 }
 
+/** How to join: by this address where `hetnode join` takes it, else with an invite, which of an open run is for everyone. */
+function takePart() {
+  const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+  const given = offer?.invite || "INVITE";
+  const isFound = offer && (location.protocol === "https:" || isHere);
+  const told = offer?.invite ? "Anyone may join. What a newcomer sends counts after some good rounds."
+    : `An invite is needed: ${offer ? offer.contact : "ask the operator."}`;
+  return card("Take part", el("div", { class: "pad" }, el("p", {}, told),
+    el("p", {}, el("code", {}, `hetnode join ${isFound ? `${location.origin}/` : given}`)),
+    el("p", {}, "In a container: ", el("code", {}, `docker run --volume hetnode:/home/hetnode hetnode join ${isFound && !isHere ? `${location.origin}/` : given}`))));
+}
+
 function draw(run) {
   document.title = `${run.is_stalled ? "⚠ " : ""}${what(run)[0]} · ${run.spec.name}`;
   show(at.hero, hero(run));
@@ -122,9 +134,12 @@ function draw(run) {
   show(at.replicas, replicas(run));
   show(at.events, events(run));
   show(at.facts, facts(run));
+  show(at.join, run.phase !== "finished" && run.live !== false && takePart());
 }
 
 let newest = null;
+let offer = null; // only of a run that its operator publishes
+get("/.well-known/hetnode.json").then((found) => { offer = found; if (newest) draw(newest); }, () => {});
 onRun((run) => {
   newest = run;
   draw(run);

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from ipaddress import IPv6Address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,8 @@ from protocol.trust.private_file import write_whole
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # names of containers have underscores
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 VERBOSE = "HETNODE_VERBOSE"
@@ -220,8 +222,9 @@ def bare_host(host: str | None, option: str) -> str | None:
     """A name or an address, an IPv6 address without its brackets. Raises BAD_ADDRESS naming the option."""
     try:
         bare = host and host_port.bare_host(host)
-        if bare and not re.fullmatch(r"[\w.-]{1,253}", bare):  # containers have names with underscores
-            IPv6Address(bare)
+        # A name that ends in digits is an address for every resolver.
+        if bare and (not _NAME.fullmatch(bare) or bare.rpartition(".")[2].isdecimal()):
+            ip_address(bare)
         return bare
     except ValueError:
         raise HetnodeError(

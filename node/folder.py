@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from node.security.identity import without_locks
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.private_file import write_whole
 from protocol.types import StageRange
@@ -57,15 +59,17 @@ def _unwritable(place: str, error: OSError, remedy: str) -> HetnodeError:
 
 
 def lock_folder(folder: Path) -> IO[str]:
-    """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE.
+    """A lock that keeps other nodes out of `folder` while it is open. Raises RUN_FOLDER_IN_USE, BAD_OPTION.
 
     The process must not open the file again: closing that second handle would release the lock.
     """
     lock = (folder / _LOCK).open("a")
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except OSError as error:
         lock.close()
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise without_locks(folder, error) from None
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"Another node keeps its checkpoints in {folder}.",
@@ -120,10 +124,7 @@ def was_finished(credentials: Path) -> bool:
 def remember_agreed(folder: Path, run: str, spec_hash: str) -> None:
     """Note that this machine's owner was told what `run` does here, with the specification of this hash."""
     others = [line for line in _agreements(folder) if not line.startswith(f"{run} ")]
-    note = folder / _AGREED
-    partial = note.with_suffix(".tmp")
-    partial.write_text("".join(f"{line}\n" for line in [*others, f"{run} {spec_hash}"]))
-    partial.replace(note)
+    write_whole(folder / _AGREED, "".join(f"{line}\n" for line in [*others, f"{run} {spec_hash}"]))
 
 
 def agreed_spec(folder: Path, run: str) -> str:

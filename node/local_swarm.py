@@ -268,5 +268,5 @@ def _failure(child: SwarmProcess) -> HetnodeError:
         return HetnodeError(ErrorCode.from_label(told["code"]), f"{child.name}: {told['cause']}", remedy)
     lines = child.log.read_text(errors="replace").strip().splitlines()
     status, last = child.process.poll(), lines[-1] if lines else "its log is empty"
-    cause = f"The process {child.name} ended with status {status}: {last.strip()[:500]}"
+    cause = f"The process {child.name} ended with status {status}: {last.strip().rstrip('.')[:500]}."
     return HetnodeError(ErrorCode.SWARM_PROCESS_FAILED, cause, remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -114,7 +115,7 @@ class FileTokenizer:
     """
 
     def __init__(self, content: bytes, end: str = "") -> None:
-        definition = content.decode() if _is_json(content) else definition_of(content)
+        definition = content.decode("utf-8-sig") if _is_json(content) else definition_of(content)
         with needed(Extra.HF):
             from tokenizers import Tokenizer  # noqa: PLC0415
         try:
@@ -208,7 +209,7 @@ def _why(error: BaseException) -> str:
 
 
 def _is_json(content: bytes) -> bool:
-    return content.lstrip().startswith(b"{")
+    return content.removeprefix(BOM_UTF8).lstrip().startswith(b"{")
 
 
 def load_tokenizer(data: DataSpec, path: str | None = None) -> Tokenizer:

@@ -65,10 +65,12 @@ def trials_left_over(out: Path, known: Collection[str]) -> list[Path]:
 
 @contextmanager
 def sole_use(out: Path) -> Iterator[None]:
-    """Keep other runs out of `out`. Raises RUN_FOLDER_IN_USE."""
+    """Keep other runs out of `out`. Raises RUN_FOLDER_IN_USE, BAD_OPTION."""
     try:
         lock = lock_folder(out)
-    except HetnodeError:
+    except HetnodeError as error:
+        if error.code is not ErrorCode.RUN_FOLDER_IN_USE:
+            raise
         raise HetnodeError(
             ErrorCode.RUN_FOLDER_IN_USE,
             f"Another 'hetnode experiment' writes to {out}.",

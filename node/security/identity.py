@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable
@@ -70,6 +71,15 @@ def open_free_identity(folder: Path, preferred: Iterable[Path] = ()) -> Identity
     return next(identity for identity in opened if identity is not None)
 
 
+def without_locks(place: Path, error: OSError) -> HetnodeError:
+    """The error of a file system that knows no locks, such as a share of the network."""
+    return HetnodeError(
+        ErrorCode.BAD_OPTION,
+        f"{place} cannot be locked: {error.strerror or error}.",
+        "Name a folder on a disk of this machine.",
+    )
+
+
 def is_in_use(path: Path) -> bool:
     """Whether a live process has the identity of this key file."""
     with suppress(OSError), path.open("rb") as file:
@@ -90,8 +100,10 @@ def _try_open(path: Path) -> Identity | None:
     try:
         # The kernel releases this lock when the process ends, even after SIGKILL.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
+        if error.errno != errno.EAGAIN:
+            raise without_locks(path, error) from None
         return None
     # Read under the lock: another process may just have created the key.
     data = os.pread(descriptor, 1024, 0)

@@ -151,6 +151,7 @@ class SwarmView:
         facts.add_row("run folder", str(self.folder))
         self._console.print(Panel(Group(table, facts), title=f"run {self.spec.name} is finished"))
         # To be copied: on lines of their own, which nothing cuts.
-        command = shlex.join([sys.argv[0], "generate", str(self.folder), "--prompt", "def "])
-        for text in (f"try it: {command}", f"its pages again: {command_for(self.folder, sys.argv[0])}"):
+        program = sys.argv[0] if Path(sys.argv[0]).name == "hetnode" else "hetnode"
+        command = shlex.join([program, "generate", str(self.folder), "--prompt", "def "])
+        for text in (f"try it: {command}", f"its pages again: {command_for(self.folder, program)}"):
             self._console.print(text, markup=False, soft_wrap=True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from node.command_runner import LEAVE, LEAVE_AT_ONCE
+from node.command_runner import LEAVE, LEAVE_AT_ONCE, bare_host
+from protocol.errors import ErrorCode, HetnodeError
 
 
 @pytest.fixture
@@ -134,3 +135,17 @@ def test_without_time_to_drain_it_leaves_in_order(process, seconds: float, asked
     assert words == "cancelled"
     child.communicate("", timeout=30)
     assert child.returncode == 130
+
+
+@pytest.mark.parametrize("host", ["example.org", "node_1", "44.10.0.1", "[2001:db8::1]", "2001:db8::1"])
+def test_a_name_or_an_address_is_a_host(host: str) -> None:
+    assert bare_host(host, "--advertise") == host.strip("[]")
+
+
+@pytest.mark.parametrize(
+    "host", ["https://example.org", "example.org:7700", "-x.org", "a..b", ".org", "a b", "1.2.3", "999.1.1.1"]
+)
+def test_what_no_resolver_takes_is_no_host(host: str) -> None:
+    with pytest.raises(HetnodeError, match="--advertise") as refusal:
+        bare_host(host, "--advertise")
+    assert refusal.value.code is ErrorCode.BAD_ADDRESS

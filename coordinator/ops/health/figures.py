@@ -50,6 +50,7 @@ class MeasuredRound:
     Attributes:
         work: of the replicas of the plan, by index (protocol.math.batch).
         turn: which stages exchange, where they do so in turn.
+        untrained_loss: of a model that knows nothing, the logarithm of its vocabulary; in nats.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.
         losses: validation loss of each replica that has measured it; any float.
         payloads: those that were measured.
@@ -63,6 +64,7 @@ class MeasuredRound:
     error_shares: tuple[float, ...] = ()
     contributors: frozenset[PeerId] = frozenset()
     turn: int = 0
+    untrained_loss: float = math.inf
 
     @cached_property
     def by_stage(self) -> dict[int, list[PayloadFigures]]:
@@ -108,6 +110,7 @@ def measured_round(
         tuple(share for share in shares if share is not None),
         frozenset(entry.descriptor.owner for each in decisions if each for entry in entries_of(each)),
         round_number % state.spec.outer.turns,
+        math.log(state.spec.model.vocabulary),
     )
 
 

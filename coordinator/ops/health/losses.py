@@ -3,7 +3,8 @@
 The loss of a replica is compared with its own earlier losses. Its level is the lowest median of three losses
 in a row, and sigma comes from the differences between neighbouring losses, which do not contain the trend. A
 loss is a spike if it is above its level by more than SIGMAS sigma. Sigma has a floor: late in a run
-losses are so steady that a rise without meaning, as after the loss of a replica, would be many sigma. Its
+losses are so steady that a rise without meaning, as after the loss of a replica, would be many sigma. No
+level is above the loss of a model that knows nothing, with which also the first rounds are compared. Sigma's
 width depends on whether the contributors are those of the window (coordinator.ops.health.figures.turnover).
 """
 
@@ -22,7 +23,7 @@ LEAST_SIGMA = 0.05
 LEAST_SIGMA_NATS = 0.02
 """Near a loss of 0, a part of the level would be nothing."""
 LEAST_ROUNDS = 5
-"""With fewer earlier losses there is no level."""
+"""With fewer earlier losses the level is that of a model that knows nothing."""
 MOST_LOSS = 1e4
 """Greater losses count as not finite: no model of a run has them, and their sums could overflow."""
 MAJORITY = 0.5
@@ -81,16 +82,20 @@ def _is_majority(indices: Collection[int], work: Mapping[int, float]) -> bool:
 
 
 def _levels(window: Sequence[MeasuredRound], now: MeasuredRound) -> dict[int, _Level]:
-    """By replica, for those that have measured enough rounds and a usable loss now."""
+    """By replica, for those that have measured a usable loss now, and have something to compare with."""
     found = {}
     floor = LEAST_SIGMA * (1 + turnover(window, now))
     for index, loss in now.losses.items():
         history = [each.losses[index] for each in window if index in each.losses]
         usable = [each for each in history if _is_usable(each)]
-        if not _is_usable(loss) or len(usable) < LEAST_ROUNDS:
+        levels, steps = [now.untrained_loss], 0.0
+        if len(usable) >= LEAST_ROUNDS:
+            levels += [median(usable[start : start + 3]) for start in range(len(usable) - 2)]
+            steps = steps_spread(usable)
+        level = min(levels)
+        if not _is_usable(loss) or not math.isfinite(level):
             continue
-        level = min(median(usable[start : start + 3]) for start in range(len(usable) - 2))
-        sigma = max(steps_spread(usable), floor * abs(level), LEAST_SIGMA_NATS)
+        sigma = max(steps, floor * abs(level), LEAST_SIGMA_NATS)
         found[index] = _Level(level, sigma, level + SIGMAS * sigma)
     return found
 

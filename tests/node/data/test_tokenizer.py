@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,14 @@ def test_the_file_is_known_by_its_hash(bpe: Path) -> None:
         overrides={"model.vocabulary": 300, "data.tokenizer": str(bpe), "data.tokenizer_sha256": expected},
     )
     assert check_tokenizer(spec).sha256 == expected
+
+
+def test_a_byte_order_mark_before_the_file_is_no_part_of_it(bpe: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "tokenizer.json"
+    marked.write_bytes(BOM_UTF8 + bpe.read_bytes())
+    text = "def encode(text):"
+    found = load_tokenizer(DataSpec(tokenizer=str(marked)))
+    assert found.encode(text).tolist() == load_tokenizer(DataSpec(tokenizer=str(bpe))).encode(text).tolist()
 
 
 def test_a_node_may_keep_the_file_elsewhere(bpe: Path) -> None:

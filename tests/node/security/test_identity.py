@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import stat
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from node.folder import lock_folder
 from node.security.identity import Identity, open_free_identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import is_signed_by
@@ -47,6 +51,20 @@ def test_an_identity_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HetnodeError, match=str(path)) as refusal:
         open_identity(identity.path)
     assert refusal.value.code is ErrorCode.ALREADY_ACTIVE
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    for use in (open_identity, lock_folder):
+        with pytest.raises(
+            HetnodeError, match=f"{tmp_path}.* cannot be locked: No locks available"
+        ) as refusal:
+            use(tmp_path / "peer.key" if use is open_identity else tmp_path)
+        assert refusal.value.code is ErrorCode.BAD_OPTION
 
 
 def test_the_free_identity_is_the_first_unused_one(tmp_path: Path) -> None:

@@ -126,6 +126,18 @@ def test_the_first_rounds_are_compared_with_nothing() -> None:
     assert not any(each.findings for each in judged(with_losses(healthy(5), 4, dict.fromkeys(range(4), 9.0))))
 
 
+def test_a_run_that_diverges_from_its_first_round_on_is_an_alarm() -> None:
+    first = replace(healthy(1)[0], untrained_loss=math.log(256))
+    assert not judge([first]).findings
+
+    exploded = replace(first, losses=dict.fromkeys(first.losses, 20.0))
+
+    judgement = judge([exploded])
+    (finding,) = judgement.findings
+    assert (finding.sign, finding.raises_alarm, finding.usual) == (Sign.LOSS, True, math.log(256))
+    assert judgement.last_healthy == 0
+
+
 def test_agreement_that_is_gone_for_two_rounds_is_an_alarm() -> None:
     def none(payload: PayloadFigures) -> PayloadFigures:
         return replace(payload, cosine=0.0)

@@ -141,11 +141,22 @@ def test_after_calm_rounds_the_next_alarm_is_raised(watched: Watched) -> None:
 
 def test_a_level_to_which_a_run_has_got_used_is_usual(watched: Watched) -> None:
     watched.play(8)
-    watched.play(1, dict.fromkeys(range(3), BAD))
+    high = dict.fromkeys(range(3), 5.0)
+    watched.play(1, high)
     watched.run.accept(ResumeRun())
-    watched.play(WINDOW + 8, dict.fromkeys(range(3), BAD))
+    watched.play(WINDOW + 8, high)
     assert len(watched.alarms) == 1
     assert not watched.judged[-1].findings
+
+
+def test_a_loss_that_is_worse_than_no_model_is_never_usual(watched: Watched) -> None:
+    watched.play(8)
+    for _ in range(2):
+        watched.play(1, dict.fromkeys(range(3), BAD))
+        watched.run.accept(ResumeRun())
+        watched.play(WINDOW, dict.fromkeys(range(3), BAD))
+        watched.run.accept(ResumeRun())
+    assert len(watched.alarms) > 1
 
 
 def test_one_bad_replica_raises_no_alarm(watched: Watched) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"  # names of containers have underscores
-_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?")
 
 
 VERBOSE = "HETNODE_VERBOSE"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from platformdirs import user_data_path
+from platformdirs import user_config_path, user_data_path
 
 from coordinator.placement.cost_model import memory_needed, stage_parameters
 from coordinator.status.cause_text import status_text
@@ -170,10 +171,14 @@ async def check_compute(
 
 
 def check_disk(spec: RunSpec) -> CheckResult:
-    """Room for the checkpoints of the largest stage."""
-    folder = user_data_path("hetnode")
-    while not folder.exists():
-        folder = folder.parent
+    """Whether this user may write where a node keeps its key and its checkpoints, and room for the latter."""
+    for place in (user_config_path("hetnode"), user_data_path("hetnode")):
+        folder = next(each for each in (place, *place.parents) if each.exists())
+        if not os.access(folder, os.W_OK):  # False also for root, on a disk that is mounted to be read
+            remedy = "Give join a --folder and an --identity that this user may write, or set HOME to such a place."
+            return CheckResult(
+                "disk", Severity.PROBLEM, f"{place} cannot be written", remedy, ErrorCode.BAD_OPTION
+            )
     free = shutil.disk_usage(folder).free
     largest = max(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
     kept = _DISK_PER_PARAMETER * largest

@@ -99,13 +99,15 @@ class SwarmView:
         self._summarise(history, time.monotonic() - began)
 
     def _plot(self, history: run_history.History) -> None:
-        """Write loss.png. Without matplotlib the run is complete but for this file."""
+        """Write loss.png. Without matplotlib, or on a full disk, the run is complete but for this file."""
         try:
             run_history.plot_losses(history, f"run {self.spec.name}", self.folder / "loss.png")
         except HetnodeError as error:
             if error.code is not ErrorCode.MISSING_EXTRA:
                 raise
             self._console.print(f"There is no loss.png: {error.cause} {error.remedy}", markup=False)
+        except OSError as error:
+            self._console.print(f"There is no loss.png: {error.strerror}.", markup=False)
 
     def _update(self, live: Live, status: RunStatus) -> None:
         if not self._has_begun:

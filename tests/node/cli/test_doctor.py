@@ -23,6 +23,7 @@ from node.cli.doctor_checks import (
     NodeSettings,
     Severity,
     check_certificate,
+    check_disk,
     check_listening,
     check_memory,
 )
@@ -53,6 +54,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (doctor, doctor.known_runs):
         monkeypatch.setattr(module, "user_config_path", lambda _: tmp_path / "config")
         monkeypatch.setattr(module, "user_data_path", lambda _: tmp_path / "data")
+    monkeypatch.setattr(doctor_checks, "user_config_path", lambda _: tmp_path / "config")
     monkeypatch.setattr(doctor_checks, "user_data_path", lambda _: tmp_path / "data")
     monkeypatch.setattr(doctor.command_runner, "configure_logging", lambda: None)
 
@@ -337,3 +339,14 @@ def test_words_with_brackets_are_shown_as_they_are() -> None:
     with console.capture() as captured:
         console.print(findings_view([CheckResult("a", Severity.WARNING, "[bold]x[/y] [/]", "[red]")]))
     assert "[bold]x[/y] [/]" in captured.get()
+
+
+def test_a_home_that_cannot_be_written_is_a_problem_before_a_node_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = resolve("tiny")
+    assert check_disk(spec).severity is not Severity.PROBLEM
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)  # root may write everywhere
+    found = check_disk(spec)
+    assert (found.severity, found.code) == (Severity.PROBLEM, ErrorCode.BAD_OPTION)
+    assert str(tmp_path / "config") in found.found

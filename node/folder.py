@@ -17,9 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from node.security.identity import without_locks
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.private_file import write_whole
+from protocol.trust.private_file import without_locks, write_whole
 from protocol.types import StageRange
 
 log = logging.getLogger(__name__)

@@ -175,7 +175,7 @@ def check_disk(spec: RunSpec) -> CheckResult:
     for place in (user_config_path("hetnode"), user_data_path("hetnode")):
         folder = next(each for each in (place, *place.parents) if each.exists())
         if not os.access(folder, os.W_OK):  # False also for root, on a disk that is mounted to be read
-            remedy = "Give join a --folder and an --identity that this user may write, or set HOME to such a place."
+            remedy = "Give join a --folder and an --identity that this user may write, or another HOME."
             return CheckResult(
                 "disk", Severity.PROBLEM, f"{place} cannot be written", remedy, ErrorCode.BAD_OPTION
             )

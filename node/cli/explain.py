@@ -83,8 +83,10 @@ class ExplanationView:
 
 def _answer(run: str | None, question: str) -> Explanation:
     """From the coordinator, or from its folder if that is on this machine and no coordinator answers."""
+    from node.cli.own_node import meant  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_explanation  # noqa: PLC0415
 
+    run = meant(run)
     try:
         address, credentials = known_runs.operator_or_member(run)
         return command_runner.run(fetch_explanation(address, credentials, question))

@@ -221,6 +221,11 @@ def only_coordinator() -> Path:
     return found[0]
 
 
+def has_coordinators() -> bool:
+    """Whether any coordinator has its folder here, running or not."""
+    return bool(_folders_here())
+
+
 def _folders_here(with_ended: bool = True) -> list[Path]:
     """The folders of coordinators that were started without --folder, and of the swarms in ./runs.
 

@@ -15,6 +15,7 @@ import typer
 from platformdirs import user_config_path
 
 from node import command_runner
+from node.cli import known_runs
 from node.cli.known_runs import node_name
 from node.cli.options import option
 from node.command_runner import TerminalConsole, bad_option
@@ -25,6 +26,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.short_id import named_by
 
 _POLL_SECONDS = 0.2
+_KEY = "identity.key"
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,21 @@ def nodes_here() -> Iterator[Node]:
                 yield Node(folder.name, folder, node_folder_of(folder))
 
 
-def only_run_of_nodes() -> str | None:
-    """The run of the nodes that run here; None where none does. Raises BAD_OPTION if they are in several."""
+def meant(run: str | None) -> str | None:
+    """`run`; where none is named and no coordinator runs here, the run of the nodes that run here.
+
+    Without either, None for a coordinator that was here, else the only run that this machine was let into.
+    Raises BAD_OPTION if nodes of several runs are here.
+    """
+    from node.security.identity import is_in_use  # noqa: PLC0415
+
+    if run is not None or any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None)):
+        return run
     runs = sorted({node.run for node in nodes_here() if node.pid is not None})
     if len(runs) > 1:
         raise bad_option(f"Nodes of several runs are here: {', '.join(runs)}.", "Name one of them.")
-    return runs[0] if runs else None
+    former = [] if runs or known_runs.has_coordinators() else known_runs.runs_here()
+    return next(iter(runs or (former if len(former) == 1 else [])), None)
 
 
 def chosen(wanted: str | None, known: list[Node]) -> Node:
@@ -169,7 +180,9 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
     raise HetnodeError(
         ErrorCode.NO_CREDENTIALS,
         f"This machine is in no run {wanted!r:.80}." if wanted else "No node runs on this machine.",
-        f"Name one of these: {choices}." if choices else "'hetnode join INVITE' takes part in a run.",
+        f"Start one with 'hetnode join', or name one that was here: {choices}."
+        if choices
+        else "'hetnode join INVITE' takes part in a run.",
     )
 
 

@@ -59,6 +59,7 @@ def status(
     While the coordinator does not run, this reads its folder, if that is on this machine.
     """
     from node.cli import finished  # noqa: PLC0415
+    from node.cli.own_node import meant  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     if dashboard:
@@ -81,17 +82,6 @@ def status(
             raise
     else:
         _show(found, as_json, live=True)
-
-
-def meant(run: str | None) -> str | None:
-    """`run`; where none is named and no coordinator runs here, the run of the nodes that run here."""
-    if run is not None:
-        return run
-    from node.cli.own_node import only_run_of_nodes  # noqa: PLC0415
-    from node.security.identity import is_in_use  # noqa: PLC0415
-
-    runs = any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None))
-    return None if runs else only_run_of_nodes()
 
 
 def stored_status(run: str | None) -> RunStatus | None:

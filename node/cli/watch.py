@@ -12,7 +12,7 @@ import typer
 
 from node import command_runner
 from node.cli import known_runs
-from node.cli.own_node import Node, ask_to_leave, chosen, nodes_here
+from node.cli.own_node import Node, ask_to_leave, chosen, meant, nodes_here
 from node.folder import run_in
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
@@ -64,7 +64,7 @@ def watched(run: str | None) -> tuple[tuple[Node, Path] | None, Find | None, Pat
     if node is not None and run is not None and run_in(Path(run)):  # the folder of a node
         kept = node[0].credentials or next(_credentials_below(Path(run)), None)
         return node, None if kept is None else lambda: known_runs.operator_or_member(str(kept)), None
-    wanted = run if run is not None or node is None else str(node[0].credentials)
+    wanted = str(node[0].credentials) if run is None and node is not None else meant(run)
     folder = next((each.absolute() for each in known_runs.coordinator_folders(wanted)), None)
     known_runs.operator_or_member(wanted)  # an error now is a message; later it would be a view without a run
     return node, lambda: known_runs.operator_or_member(wanted), folder

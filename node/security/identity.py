@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.envelope import peer_id_of
+from protocol.trust.private_file import without_locks
 from protocol.types import PeerId
 
 # protobuf PrivateKey{Type: Ed25519, Data: 32-byte seed followed by the 32-byte public key}
@@ -69,15 +70,6 @@ def open_free_identity(folder: Path, preferred: Iterable[Path] = ()) -> Identity
     paths = chain(preferred, (folder / f"peer-{i}.key" for i in count()))
     opened = (_try_open(path) for path in paths)
     return next(identity for identity in opened if identity is not None)
-
-
-def without_locks(place: Path, error: OSError) -> HetnodeError:
-    """The error of a file system that knows no locks, such as a share of the network."""
-    return HetnodeError(
-        ErrorCode.BAD_OPTION,
-        f"{place} cannot be locked: {error.strerror or error}.",
-        "Name a folder on a disk of this machine.",
-    )
 
 
 def is_in_use(path: Path) -> bool:

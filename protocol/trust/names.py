@@ -49,5 +49,8 @@ def identity_of(context: Authenticated) -> str:
 
 
 def wrong_authority(cause: str) -> HetnodeError:
-    remedy = "Ask the operator for a new invite; if it still happens, the connection is intercepted."
+    remedy = (
+        "Another run may be there by now, or another machine: ask the operator for a new invite. If that is "
+        "refused, too, somebody in between answers in the operator's place."
+    )
     return HetnodeError(ErrorCode.WRONG_AUTHORITY, cause, remedy)

@@ -9,6 +9,8 @@ import errno
 import os
 from pathlib import Path
 
+from protocol.errors import ErrorCode, HetnodeError
+
 FULL_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """The errors of a disk that takes no more bytes."""
 
@@ -34,3 +36,12 @@ def write_whole(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def without_locks(place: Path, error: OSError) -> HetnodeError:
+    """The error of a file system that knows no locks, such as a share of the network."""
+    return HetnodeError(
+        ErrorCode.BAD_OPTION,
+        f"{place} cannot be locked: {error.strerror or error}.",
+        "Name a folder on a disk of this machine.",
+    )

@@ -121,10 +121,10 @@ def ask_for(folder: Path, question: Ask) -> Any:
     except PermissionError:
         cause = f"The node that keeps {folder} is another user's."
         raise HetnodeError(ErrorCode.BAD_OPTION, cause, "Ask as that user.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError):
         raise HetnodeError(
             ErrorCode.NODE_NOT_RUNNING,
-            f"No node answers in {folder} ({error}).",
+            f"No node answers in {folder}.",
             "Start it with 'hetnode join', or name another with its folder.",
         ) from None
     if isinstance(answer, dict) and "refusal" in answer:

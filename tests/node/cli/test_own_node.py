@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import status
-from node.cli.own_node import Node, ask_to_leave, chosen
+from node.cli.own_node import Node, ask_to_leave, chosen, meant
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
 from node.security import credentials
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from tests.support.certificates import enrolled
 
 
 def said(child: subprocess.Popen[str]) -> str:
@@ -75,21 +75,39 @@ def test_the_status_without_a_name_is_that_of_the_nodes_that_run(
     over = tmp_path / "runs" / "over" / "coordinator"
     over.mkdir(parents=True)
     (over / "operator.pem").touch()
-    assert status.meant(None) is None
+    assert meant(None) is None
     (tmp_path / "peer-0.key").touch()
     for node in two_runs:
         assert node.credentials is not None
         (node.credentials / "certificate.pem").touch()
-    assert status.meant(None) == "first"
-    assert status.meant("second") == "second"
+    assert meant(None) == "first"
+    assert meant("second") == "second"
     coordinator = open_identity(over / "identity.key")
-    assert status.meant(None) is None
+    assert meant(None) is None
     os.close(coordinator.lock)
     with (
         node_in(tmp_path / "second"),
         pytest.raises(HetnodeError, match="runs are here: first, second"),
     ):
-        status.meant(None)
+        meant(None)
+
+
+def test_the_status_without_a_name_is_that_of_the_only_run_where_nothing_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in ("own_node", "known_runs"):
+        monkeypatch.setattr(f"node.cli.{module}.user_config_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.cli.known_runs.user_data_path", lambda _: tmp_path / "data")
+    assert meant(None) is None
+    enrolled(open_identity(tmp_path / "peer-0.key"), "first")
+    assert meant(None) == "first"
+    enrolled(open_identity(tmp_path / "peer-1.key"), "second")
+    assert meant(None) is None
+    operator = tmp_path / "runs" / "over" / "operator.pem"
+    operator.parent.mkdir(parents=True)
+    operator.touch()
+    assert meant(None) is None
 
 
 def test_the_folder_of_a_node_names_its_process_while_it_runs(tmp_path: Path) -> None:

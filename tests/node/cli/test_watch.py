@@ -74,7 +74,9 @@ def test_without_anything_the_message_is_that_of_status(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(watch, "nodes_here", lambda: iter(()))
-    monkeypatch.setattr(known_runs, "user_data_path", lambda _: tmp_path)
+    for usual in ("user_data_path", "user_config_path"):
+        monkeypatch.setattr(known_runs, usual, lambda _: tmp_path)
+    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HetnodeError) as error:
         watch.watched(None)

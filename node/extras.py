@@ -52,7 +52,7 @@ def pyplot() -> Any:
     return for_files
 
 
-_OF_DASHBOARD = ("jinja2", "plotly", "starlette", "uvicorn")
+_OF_DASHBOARD = ("chartkick", "jinja2", "starlette", "uvicorn")
 
 
 def can_serve_dashboard() -> bool:

@@ -142,10 +142,12 @@ def meant(run: str | None) -> str | None:
     Without either, None for a coordinator that was here, else the only run that this machine was let into.
     Raises BAD_OPTION if nodes of several runs are here.
     """
+    if run is not None:
+        return run
     from node.security.identity import is_in_use  # noqa: PLC0415
 
-    if run is not None or any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None)):
-        return run
+    if any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None)):
+        return None
     runs = sorted({node.run for node in nodes_here() if node.pid is not None})
     if len(runs) > 1:
         raise bad_option(f"Nodes of several runs are here: {', '.join(runs)}.", "Name one of them.")

@@ -33,7 +33,7 @@ def test_a_killed_node_is_said_without_a_reload(tmp_path: Path, browser: Browser
             swarm.start_node(name)
         browser.wait_for("h1", "Round ")
         browser.wait_for(".live", "live")
-        browser.wait_for(".js-plotly-plot .scatterlayer .trace", "")  # the losses of a round
+        browser.wait_for(".chart canvas[aria-label*='replica 1']")  # the losses of a round
         browser.wait_for(".legend", "replica 1")
 
         every = ("/", "/swarm", "/rounds", "/round/1", "/network", "/leaderboard")

@@ -199,7 +199,6 @@ class Application:
             run=shown(self._source.run, 120),
             path=request.scope["path"],
             pages=[(path, label) for path, (_, label) in PAGES.items()],
-            styled=self._files.styled,
             **values,
         )
         return Response(text, status, media_type="text/html")

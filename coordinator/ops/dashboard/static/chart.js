@@ -1,4 +1,6 @@
-// Line charts with plotly, which is loaded when the first chart is shown.
+// Line charts with Chart.js, which is loaded when the first chart is shown.
+import { el } from "./dom.js";
+
 const root = document.documentElement;
 const style = getComputedStyle(root);
 const colour = (name) => style.getPropertyValue(name).trim();
@@ -8,11 +10,11 @@ let loading = null;
 
 export const MOST_SERIES = 12;
 
-function plotly() {
+function library() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = `${root.dataset.static}/plotly.min.js`;
-    script.onload = () => resolve(window.Plotly);
+    script.src = `${root.dataset.static}/Chart.bundle.js`;
+    script.onload = () => resolve(window.Chart);
     script.onerror = () => {
       loading = null;
       reject(new Error("the charts cannot be loaded"));
@@ -25,24 +27,34 @@ function plotly() {
 const SERIES = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 export const seriesColour = (i) => colour(SERIES[i % SERIES.length]);
 
-function layout(options) {
+function axis({ title, type = "linear", ...more }) {
   const quiet = colour("--quiet");
-  const axis = {
-    gridcolor: colour("--grid"), zeroline: false, linecolor: colour("--line"), tickcolor: colour("--line"),
-    tickfont: { color: quiet, size: 11 }, automargin: true, fixedrange: true, nticks: 7,
-    title: { font: { color: quiet, size: 11 }, standoff: 8 },
-  };
   return {
-    autosize: true, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, sans-serif", color: colour("--text"), size: 12 },
-    hovermode: "x unified", showlegend: false, barmode: options.barmode,
-    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { color: colour("--text"), size: 12 } },
-    xaxis: { ...axis, showgrid: false, ...options.x, title: { ...axis.title, text: options.x?.title || "" } },
-    yaxis: { ...axis, ...options.y, title: { ...axis.title, text: options.y?.title || "" } },
+    type, ...more, border: { color: colour("--line") },
+    title: { display: Boolean(title), text: title || "", color: quiet, font: { size: 11 } },
+    ticks: { color: quiet, font: { size: 11 }, maxTicksLimit: 7, maxRotation: 0, ...more.ticks },
   };
 }
 
-// A chart in `target`; call update({series, x, y}) with new data. Series: {name, x, y, colour, dash}.
+function options({ x = {}, y = {}, shown = (value) => value.toFixed(4) }) {
+  const text = colour("--text");
+  return {
+    animation: false, responsive: true, maintainAspectRatio: false, spanGaps: true,
+    interaction: { mode: "index", intersect: false },
+    elements: { point: { radius: 0, hoverRadius: 4 }, line: { borderWidth: 2 } },
+    scales: { x: axis({ ...x, grid: { display: false } }), y: axis({ ...y, grid: { color: colour("--grid") } }) },
+    plugins: {
+      legend: { display: false },
+      tooltip: {
+        backgroundColor: colour("--card"), borderColor: colour("--line"), borderWidth: 1, titleColor: text, bodyColor: text,
+        callbacks: { label: (item) => ` ${item.dataset.label}: ${shown(item.parsed.y)}` },
+      },
+    },
+  };
+}
+
+// A chart in `target`; call update({series, x, y, shown}) with new data. Series: {name, x, y, colour}; `x` and `y` are
+// scales of Chart.js with a title as text, and `shown` gives the text of a value.
 export class Chart {
   constructor(target) {
     this.target = target;
@@ -55,21 +67,22 @@ export class Chart {
     if (this.drawing) return; // the newest data is drawn next
     this.drawing = true;
     try {
-      const Plotly = await plotly();
-      while (this.data) {
-        const { series, ...options } = this.data;
-        this.shown = this.data;
-        this.data = null;
-        const traces = series.map((each, i) => ({
-          type: each.type || "scatter", mode: "lines", name: each.name, x: each.x, y: each.y, connectgaps: true,
-          line: { color: each.colour || seriesColour(i), width: 2, dash: each.dash, shape: "linear" },
-          marker: { color: each.colour || seriesColour(i) },
-          fill: each.fill, fillcolor: each.fillcolor, hoverinfo: each.quiet ? "skip" : undefined,
-          hovertemplate: each.quiet ? undefined : each.hover || "%{y:.4f}", opacity: each.opacity,
-        }));
-        await Plotly.react(this.target, traces, layout(options), { displayModeBar: false, responsive: true });
+      const Library = await library();
+      const { series, ...about } = this.data;
+      const datasets = series.map((each, i) => ({
+        label: each.name, data: each.y.map((y, at) => ({ x: each.x[at], y })),
+        borderColor: each.colour || seriesColour(i), backgroundColor: each.colour || seriesColour(i),
+      }));
+      if (!this.chart?.canvas?.isConnected) { // at first, and after a message in its place
+        this.chart?.destroy();
+        const canvas = el("canvas", { role: "img" });
+        this.target.replaceChildren(canvas);
+        this.target.classList.remove("failed");
+        this.chart = new Library(canvas, { type: "line", data: { datasets: [] }, options: {} });
       }
-      this.target.classList.remove("failed");
+      Object.assign(this.chart, { data: { datasets }, options: options(about) });
+      this.chart.update("none");
+      this.chart.canvas.setAttribute("aria-label", `chart of ${series.map((each) => each.name).join(", ")}`);
     } catch (error) {
       this.target.textContent = error.message;
       this.target.classList.add("failed");
@@ -79,4 +92,4 @@ export class Chart {
   }
 }
 
-dark.addEventListener("change", () => charts.forEach((chart) => chart.shown && chart.update(chart.shown)));
+dark.addEventListener("change", () => charts.forEach((chart) => chart.data && chart.update(chart.data)));

@@ -64,7 +64,7 @@ export class LossChart {
       return;
     }
     const time = this.by === "at";
-    const xs = (points) => points.map((each) => (time ? new Date(1000 * each.at) : each.round));
+    const xs = (points) => points.map((each) => (time ? 1000 * each.at : each.round));
     const shown = this.record.replicas.slice(0, MOST_SERIES);
     const series = shown.map((each, i) => ({
       name: `replica ${each.replica}`, x: xs(each.points), y: each.points.map((point) => point[this.kind]), colour: seriesColour(i),
@@ -78,6 +78,6 @@ export class LossChart {
       mark.style.background = each.colour;
       return el("span", {}, mark, each.name);
     }));
-    this.chart.update({ series, x: { title: time ? "" : "round", type: time ? "date" : "linear" }, y: { title: "nats per token" } });
+    this.chart.update({ series, x: { title: time ? "" : "round", type: time ? "time" : "linear" }, y: { title: "nats per token" } });
   }
 }

@@ -53,9 +53,9 @@ async def test_the_charts_come_from_the_installed_package(tmp_path: Path) -> Non
     async with running(spec_of(), tmp_path, dashboard=LOOPBACK):
         static = re.search(r'data-static="([^"]+)"', (await ask(tmp_path, "/")).text)
         assert static
-        found = await ask(tmp_path, f"{static[1]}/plotly.min.js")
+        found = await ask(tmp_path, f"{static[1]}/Chart.bundle.js")
         assert found.headers["content-encoding"] == "gzip"
-        assert b"plotly.js" in found.body[:200]
+        assert b"Chart.js" in found.body[:200]
 
 
 async def test_nothing_else_is_there(tmp_path: Path) -> None:

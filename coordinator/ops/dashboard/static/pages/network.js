@@ -75,10 +75,10 @@ onRun(async (run) => {
       const xs = past.points.map((each) => each.round);
       chart.update({
         series: [
-          { name: "links", x: xs, y: past.points.map((each) => each.link_bytes), hover: "%{y:.3s}B" },
-          { name: "payloads", x: xs, y: past.points.map((each) => each.payload_bytes), hover: "%{y:.3s}B" },
+          { name: "links", x: xs, y: past.points.map((each) => each.link_bytes) },
+          { name: "payloads", x: xs, y: past.points.map((each) => each.payload_bytes) },
         ],
-        x: { title: "round" }, y: { rangemode: "tozero", ticksuffix: "B", tickformat: "~s" },
+        x: { title: "round" }, y: { beginAtZero: true, ticks: { callback: f.bytes } }, shown: f.bytes,
       });
     }
   } catch (error) {

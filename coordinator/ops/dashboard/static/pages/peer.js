@@ -93,8 +93,8 @@ function draw(found) {
   speedCard.hidden = points.length < 2;
   if (points.length > 1) {
     chart.update({
-      series: [{ name: "FLOP/s", x: points.map((each) => new Date(1000 * each.at)), y: points.map((each) => each.flops), hover: "%{y:.3s}FLOP/s" }],
-      x: { type: "date" }, y: { tickformat: "~s", ticksuffix: "FLOP/s", rangemode: "tozero" },
+      series: [{ name: "FLOP/s", x: points.map((each) => 1000 * each.at), y: points.map((each) => each.flops) }],
+      x: { type: "time" }, y: { beginAtZero: true, ticks: { callback: f.flops } }, shown: f.flops,
     });
   }
 }

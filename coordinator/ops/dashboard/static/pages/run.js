@@ -64,7 +64,7 @@ function peersOf(run) {
     .reduce((sum, [, number]) => sum + number, 0);
   const detail = Object.keys(names).filter((state) => run.activities[state])
     .map((state) => `${run.activities[state]} ${isPaused(run) && state === "trains" ? "wait" : names[state]}`).join(" · ");
-  return tile("Peers here", f.count(live), detail, run.activities.gone && !run.activities.trains ? "bad" : "");
+  return tile("Peers here", f.count(live), detail, run.phase !== "finished" && run.activities.gone && !run.activities.trains ? "bad" : "");
 }
 
 function tiles(run) {

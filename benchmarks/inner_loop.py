@@ -45,6 +45,7 @@ from node.data.stream import Ordinals, Samples, SampleStream
 from node.ipc.worker_calls import Precision
 from protocol.math.flops import tokens_of_microbatch
 from protocol.run_files.resolve import resolve
+from protocol.spec.fixed import BETAS, EPSILON
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
@@ -148,8 +149,7 @@ def _plain_step(
 ) -> Step:
     stream, inner, device = samples_of(spec), spec.inner, compute.open()
     model.to(device)
-    betas = inner.beta1, inner.beta2
-    optimizer = torch.optim.AdamW(model.parameters(), inner.learning_rate, betas, inner.epsilon, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), inner.learning_rate, BETAS, EPSILON, fused=True)
     forward, size, first = logits_of or model, inner.microbatch_size, 0
 
     def step() -> None:

@@ -325,7 +325,7 @@ def inner_step() -> dict[str, Any]:
     return {
         "page": "training.md, section 5",
         "tol": 1e-5,
-        "inner": spec.inner.model_dump(),
+        "inner": spec.tree["inner"],
         "total_steps": spec.total_steps,
         "rates": [learning_rate(spec.inner, step, spec.total_steps) for step in range(spec.total_steps)],
         "parameters": _named(values),

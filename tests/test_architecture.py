@@ -385,7 +385,7 @@ coordinator that has moved (80), the first day of people (320), OLMo2 (40), Muon
 used without an installation or tells its commit (40), a backup (100), a run whose loss is worse than no
 model, a home that is only read and small words of the first day (40) and runs that are found by an address
 (300) are worth more than their lines."""
-MOST_SETTINGS = 80
+MOST_SETTINGS = 75
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last are
 outer.clip, without which no run could repeat the paper's plain mean, so that each recorded result would be
 lost, data.end_token: many published vocabularies name their end of text in a way of their own,

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.fixed import ROPE_TURNS
 from protocol.spec.sections import ModelSpec
 
 _CLASSES = {
@@ -57,11 +58,8 @@ _SIZES = {
     "heads": "num_attention_heads",
     "feed_forward": "intermediate_size",
 }
-_LLAMA3 = {
-    "rope_low_frequency": "low_freq_factor",
-    "rope_high_frequency": "high_freq_factor",
-    "rope_context": "original_max_position_embeddings",
-}
+_TURNS = dict(zip(("low_freq_factor", "high_freq_factor"), ROPE_TURNS, strict=True))
+_CONTEXT = "original_max_position_embeddings"
 
 
 def published_name(name: str, model: ModelSpec) -> str:
@@ -127,7 +125,7 @@ def _rope_of(model: ModelSpec) -> dict[str, Any]:
         return {"rope_type": "default"}
     fields: dict[str, Any] = {"rope_type": model.rope_scaling, "factor": model.rope_factor}
     if model.rope_scaling == "llama3":
-        fields |= {theirs: getattr(model, ours) for ours, theirs in _LLAMA3.items()}
+        fields |= {**_TURNS, _CONTEXT: model.rope_context}
     return fields
 
 
@@ -191,7 +189,7 @@ def _rope_fields(rope: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
     if kind != "default":
         found |= {"rope_scaling": kind, "rope_factor": rope["factor"]}
     if kind == "llama3":
-        found |= {ours: rope[theirs] for ours, theirs in _LLAMA3.items()}
+        found |= {"rope_context": rope[_CONTEXT]}
     return found
 
 
@@ -222,6 +220,10 @@ def _problems(config: Mapping[str, Any], context: int) -> list[str]:
         kinds = ("default",) if kind == "smollm3" else _ROPES
         if _kind_of(rope) not in kinds or rope.get("partial_rotary_factor", 1.0) != 1.0:
             found.append(f"it stretches RoPE in another way ({_kind_of(rope)!r:.40})")
+        elif _kind_of(rope) == "llama3" and (lacks := [name for name in _TURNS if name not in rope]):
+            found.append(f"it has no {lacks[0]!r}")
+        elif _kind_of(rope) == "llama3" and (turns := {name: rope[name] for name in _TURNS}) != _TURNS:
+            found.append(f"it stretches RoPE in another way than Llama 3: {turns!r:.80}")
     turning = config.get("no_rope_layers") or []
     is_usual = isinstance(turning, list) and turning == [int(n % 4 < 3) for n in range(len(turning))]
     if kind == "smollm3" and not (is_usual and config.get("no_rope_layer_interval", 4) == 4):

@@ -21,6 +21,8 @@ class Removed:
 _MORE_LARGEST = "Leave it out; bytes are better spent on a larger outer.top_k."
 _NO_GAIN = "It brought no gain (docs/findings.md)."
 _NOT_TUNED = "All runs have the same value, since no other one was of use."
+_LLAMA3 = "Each published model with RoPE as in Llama 3 has the same value."
+_RATE = "Leave it out; inner.learning_rate and inner.optimizer decide how fast a model learns."
 
 REMOVED: Mapping[str, Removed] = {
     "protocol_version": Removed(
@@ -31,6 +33,11 @@ REMOVED: Mapping[str, Removed] = {
         "No other program has such models, so they could not be exported.",
         "Leave it out; link.table lowers the price of compressed links, too.",
     ),
+    "model.rope_low_frequency": Removed(_LLAMA3),
+    "model.rope_high_frequency": Removed(_LLAMA3),
+    "inner.beta1": Removed(_NOT_TUNED, _RATE),
+    "inner.beta2": Removed(_NOT_TUNED, _RATE),
+    "inner.epsilon": Removed(_NOT_TUNED, _RATE),
     "outer.selection": Removed(
         "Values at random positions end at a loss of 2.367 instead of 2.081 at equal bytes.", _MORE_LARGEST
     ),

@@ -31,6 +31,13 @@ COLD_STEPS = 5
 """Steps of warmup after the moments were reset: AdamW's first steps are too large without them."""
 LEAST_SHARE = 0.1
 """A replica with a smaller share of its H steps skips the round: its payload would be mostly noise."""
+BETAS = 0.9, 0.95
+"""Of AdamW, as in Llama, OLMo2 and the other models of today."""
+EPSILON = 1e-8
+"""Of AdamW: torch's, which nobody tunes."""
+ROPE_TURNS = 1.0, 4.0
+"""Of rope_scaling "llama3": angles with fewer turns are stretched whole, those with more are kept, as in each
+Llama 3."""
 
 
 PLAIN_CLIP = 8.0
@@ -55,6 +62,11 @@ class Fixed:
 FIXED: Mapping[str, Fixed] = {
     "protocol_version": Fixed(ARITHMETIC),
     "model.stage_embeddings": Fixed(False, is_hashed=False),
+    "model.rope_low_frequency": Fixed(ROPE_TURNS[0], is_hashed=False),
+    "model.rope_high_frequency": Fixed(ROPE_TURNS[1], is_hashed=False),
+    "inner.beta1": Fixed(BETAS[0]),
+    "inner.beta2": Fixed(BETAS[1]),
+    "inner.epsilon": Fixed(EPSILON),
     "outer.selection": Fixed("largest", is_hashed=False),
     "outer.dense_every": Fixed(0, is_hashed=False),
     "outer.dense_quantizer": Fixed(None, is_hashed=False),

@@ -56,7 +56,7 @@ class ModelSpec(Section):
     optional = frozenset(
         {
             *("key_value_heads", "head_width", "qkv_bias", "qk_norm", "rope_scaling", "rope_factor"),
-            *("rope_low_frequency", "rope_high_frequency", "rope_context", "tied_head", "norms"),
+            *("rope_context", "tied_head", "norms"),
         }
     )
 
@@ -78,10 +78,6 @@ class ModelSpec(Section):
         "none", description="RoPE for long contexts; smollm3: none in each fourth layer"
     )
     rope_factor: float = Field(1.0, ge=1, le=1e6, description="by which RoPE is stretched")
-    rope_low_frequency: float = Field(
-        1.0, gt=0, le=1e6, description="llama3: angles with fewer turns in `rope_context` are stretched whole"
-    )
-    rope_high_frequency: float = Field(4.0, gt=0, le=1e6, description="llama3: those with more are kept")
     rope_context: int = Field(8192, ge=1, le=2**24, description="llama3: context before stretching")
     tied_head: bool = Field(False, description="the head is the embedding, in a run of one stage")
     norms: Literal["inputs", "outputs"] = Field(
@@ -156,8 +152,6 @@ class ModelSpec(Section):
             raise ValueError("rope_factor is for rope_scaling 'linear' or 'llama3'")
         if self.rope_scaling == "smollm3" and self.qk_norm:
             raise ValueError("rope_scaling 'smollm3' and qk_norm: no published architecture has both")
-        if self.rope_scaling == "llama3" and self.rope_low_frequency >= self.rope_high_frequency:
-            raise ValueError("rope_low_frequency must be below rope_high_frequency")
         return self
 
 
@@ -210,9 +204,6 @@ class InnerSpec(Section):
     learning_rate: float = Field(3e-3, gt=0)
     warmup_steps: int = Field(30, ge=0)
     final_ratio: float = Field(0.1, ge=0, le=1, description="learning rate at the end / at the peak")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0, description="on matrices, never on the embedding or the norms")
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 

@@ -141,7 +141,6 @@ def test_optional_fields_at_their_default_keep_the_hash() -> None:
         ({"norms": "outputs", "qk_norm": True}, "no published architecture"),
         ({"norms": "outputs", "rope_scaling": "smollm3"}, "no published architecture"),
         ({"norms": "both"}, "outputs"),
-        ({"rope_scaling": "llama3", "rope_low_frequency": 4.0}, "below"),
         ({"width": "wide"}, "width"),
     ],
 )

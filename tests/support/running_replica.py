@@ -30,6 +30,7 @@ from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from node.worker.process import NodeWorker
 from protocol.run_files.resolve import resolve
+from protocol.spec.fixed import BETAS, EPSILON
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 from protocol.wire.framing import frame_limit
@@ -218,5 +219,4 @@ def plain_optimizer(spec: RunSpec, named: Mapping[str, torch.Tensor]) -> AdamW:
         {"params": [(name, p) for name, p in named.items() if decays[name] is each], "weight_decay": decay}
         for each, decay in ((True, spec.inner.weight_decay), (False, 0))
     ]
-    inner = spec.inner
-    return AdamW(groups, lr=inner.learning_rate, betas=(inner.beta1, inner.beta2), eps=inner.epsilon)
+    return AdamW(groups, lr=spec.inner.learning_rate, betas=BETAS, eps=EPSILON)

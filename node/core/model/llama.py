@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from node.core.model.shapes import block_shapes
+from protocol.spec.fixed import ROPE_TURNS
 from protocol.spec.sections import ModelSpec
 
 
@@ -35,9 +36,9 @@ def rotary_tables(
 def rotary_frequencies(model: ModelSpec) -> Tensor:
     """Radians per position of each pair, float64 [e/2]: base^(-2i/e), stretched as the model wants it.
 
-    "linear" divides all by the factor. "llama3" divides those by it that turn less than `rope_low_frequency`
-    times within `rope_context` positions, keeps those that turn more than `rope_high_frequency` times, and
-    passes from one to the other linearly in the number of turns (Llama 3.1).
+    "linear" divides all by the factor. "llama3" divides those by it that turn less than once within
+    `rope_context` positions, keeps those that turn more than four times (:data:`ROPE_TURNS`), and passes
+    from one to the other linearly in the number of turns (Llama 3.1).
     """
     pair_e = torch.arange(0, model.head_width, 2, dtype=torch.float64) / model.head_width
     frequency_e = model.rope_base**-pair_e
@@ -47,7 +48,7 @@ def rotary_frequencies(model: ModelSpec) -> Tensor:
     if model.rope_scaling == "linear":
         return stretched_e
     turns_e = frequency_e * model.rope_context / (2 * math.pi)
-    low, high = model.rope_low_frequency, model.rope_high_frequency
+    low, high = ROPE_TURNS
     kept_e = ((turns_e - low) / (high - low)).clamp(0, 1)
     return kept_e * frequency_e + (1 - kept_e) * stretched_e
 

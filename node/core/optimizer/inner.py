@@ -13,7 +13,7 @@ from node.core.optimizer.muon import Muon
 from node.core.optimizer.schedule import cold_factor, learning_rate
 from node.ranks.parameters import local_part
 from node.ranks.sharding import state_like
-from protocol.spec.fixed import COLD_STEPS
+from protocol.spec.fixed import BETAS, COLD_STEPS, EPSILON
 from protocol.spec.run import RunSpec
 
 MakeAdamW = Callable[..., AdamW]
@@ -140,8 +140,8 @@ class StageOptimizer:
         self._optimizer = make(
             [group for group in groups if group["params"]],
             lr=inner.learning_rate,
-            betas=(inner.beta1, inner.beta2),
-            eps=inner.epsilon,
+            betas=BETAS,
+            eps=EPSILON,
         )
         self._cold_steps: int | None = None
 

@@ -87,6 +87,14 @@ def test_a_tied_embedding_stays_tied_in_a_run_of_one_stage(tmp_path: Path) -> No
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "no 'low_freq_factor'"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            "no 'high_freq_factor'",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 8.0}},
+            "another way than Llama 3",
+        ),
         ({"rope_scaling": {"type": "linear"}}, "no 'factor'"),
         ({"rope_scaling": {"type": "linear", "factor": "two"}}, "rope_factor"),
         ({"rope_scaling": {"type": ["linear"], "factor": 2.0}}, "another way"),

@@ -15,7 +15,6 @@ from coordinator.store.event_codec import encode
 from protocol.spec.run import RunSpec
 
 FORMAT = 1
-SUFFIX = ".jsonl.xz"
 
 
 @dataclass(frozen=True)

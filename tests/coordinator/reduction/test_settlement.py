@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.ops.incident.file import Incident
-from coordinator.ops.incident.redaction import redacted_log, redacted_spec
 from coordinator.run.state.commands import Leave, Report, Tick
 from coordinator.run.state.events import PeerSeen
 from coordinator.store import event_codec
@@ -15,7 +13,6 @@ from protocol.errors import ErrorCode
 from protocol.types import Aborted, Committed, Decision, ResultClaim
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import Run, beat_for, offer, started
-from tests.support.incident_replay import replay_incident
 
 PEERS = [keyed(number) for number in range(4)]
 ONE, OTHER = ResultClaim("1" * 64, 1000), ResultClaim("2" * 64, 1000)
@@ -145,12 +142,8 @@ def test_a_run_that_gathers_takes_no_result() -> None:
     run.refuse(Report(PEERS[0].peer, 0, 1, (), (), ONE), ErrorCode.BAD_REQUEST)
 
 
-def test_the_log_of_a_reduction_is_read_again_and_replayed_with_the_same_decisions(run: Run) -> None:
+def test_the_log_of_a_reduction_is_read_again(run: Run) -> None:
     for peer in PEERS:
         report(run, peer, replace(ONE, without=(PEERS[3].peer,)))
     log = [event for event in run.events if not isinstance(event, PeerSeen)]
     assert [event_codec.decode(*event_codec.encode(event)) for event in log] == log
-    incident = Incident(redacted_spec(run.spec), redacted_log(log))
-    assert ONE.sha256 not in str(incident.events)
-    played = replay_incident(incident)
-    assert played.is_equal, played.differences

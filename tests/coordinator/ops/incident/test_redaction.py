@@ -1,70 +1,30 @@
-"""What leaves a log when it is redacted, and that its decisions stay."""
+"""What leaves a log when it is redacted, and that what follows from it stays."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.membership.presence import FINISHED
 from coordinator.ops.incident.file import Incident, to_bytes
 from coordinator.ops.incident.redaction import (
     DATA_TEXTS,
     PHRASES,
-    RULES,
-    RUN,
-    NoRule,
-    Redactor,
-    Rule,
     peers_in,
     redacted_log,
     redacted_spec,
+    texts_in,
 )
 from coordinator.run.state import commands, events
 from coordinator.run.state.apply import replay
-from coordinator.run.state.events import Event
-from coordinator.run.state.records import Alarm, FailedLink, Invitation, Peer, Round
 from coordinator.run.state.state import State
-from coordinator.store.event_codec import STORED_KINDS, decode, encode
+from coordinator.store.event_codec import decode, encode
 from protocol.spec.run import RunSpec
-from protocol.trust.endpoints import check_endpoint, ip_version
-from protocol.trust.envelope import public_key_of
-from protocol.types import ExchangeGroup, Part, Pause, Reachability, Role
+from protocol.types import Part, Reachability, Role
 from tests.builders import former_log, keyed, spec_of
 from tests.support.coordinator_run import Run, attest, pass_time, play_round
-from tests.support.incident_replay import replay_incident
-from tests.support.invariants import InvariantBroken
-
-STATE_RULES = {
-    **RULES,
-    (State, "run"): Rule.RUN,
-    (State, "restored_digests"): Rule.DIGEST,
-    (State, "digests"): Rule.DIGEST,  # which lets the names of parts stay
-    (State, "digest_changes"): Rule.PART,
-    (State, "diverged"): Rule.PART,
-    (State, "invitations"): Rule.INVITE,
-    (State, "enrolled"): Rule.INVITE,
-    (State, "banned"): Rule.REASON,
-    (State, "own_uplinks"): Rule.ADDRESS,
-    (Invitation, "invite"): Rule.INVITE,
-    (Invitation, "secret_sha256"): Rule.SECRET,
-    (Peer, "endpoint"): Rule.ADDRESS,
-    (Peer, "claimed"): Rule.ADDRESS,
-    (Peer, "problem"): Rule.REASON,
-    (Peer, "role_reason"): Rule.REASON,
-    (FailedLink, "address"): Rule.ADDRESS,
-    (FailedLink, "reason"): Rule.REASON,
-    (Round, "rejections"): Rule.REASON,
-    (Pause, "reason"): Rule.REASON,
-    (Alarm, "reason"): Rule.REASON,
-    (State, "names"): Rule.NAME,
-    (ExchangeGroup, "group_id"): Rule.GROUP,
-}
 
 secrets = st.text("abcdefgh", min_size=8, max_size=20).map(lambda text: f"zq{text}")
 """Texts that occur in no file by chance."""
@@ -73,42 +33,6 @@ addresses = st.one_of(
     st.integers(0, 254).map(lambda number: f"77.188.199.{number}:4001"),
     st.integers(0, 9999).map(lambda number: f"[2a02:8109:bd40::{number}]:4001"),
 )
-
-
-def texts_in(value: Any) -> set[str]:
-    """All texts in a record, but for the names of enumerations."""
-    if isinstance(value, Enum):
-        return set()
-    if isinstance(value, str):
-        return {value}
-    if isinstance(value, bytes):
-        return {value.hex()}
-    if is_dataclass(value):
-        return set().union(*(texts_in(getattr(value, field.name)) for field in fields(value)))
-    if isinstance(value, tuple):
-        return set().union(*map(texts_in, value))
-    return set()
-
-
-@pytest.mark.parametrize("kind", STORED_KINDS, ids=lambda kind: kind.__name__)
-def test_every_field_of_every_event_has_a_rule(kind: type[Event]) -> None:
-    """If this fails for a new event or field: docs/development.md, "Incidents", says what to add."""
-    assert Redactor(()).value((), tuple[kind, ...]) == ()  # type: ignore[valid-type]
-
-
-def test_a_field_without_a_rule_is_named() -> None:
-    @dataclass(frozen=True)
-    class PeerNamed:
-        at: float
-        name: str
-
-    PeerNamed.__annotations__ = {"at": float, "name": str}
-    with pytest.raises(NoRule, match=r"PeerNamed\.name is str, and has no rule"):
-        Redactor(()).value(PeerNamed(1.0, "Ann"), PeerNamed)
-
-
-def test_no_rule_names_a_field_that_does_not_exist() -> None:
-    assert all(name in {field.name for field in fields(kind)} for kind, name in RULES)
 
 
 def test_every_text_of_a_specification_is_known() -> None:
@@ -135,12 +59,10 @@ def test_a_specification_loses_its_paths() -> None:
     assert redacted_spec(redacted_spec(spec)) == redacted_spec(spec)
 
 
-def test_a_former_log_keeps_no_text_but_those_of_this_program() -> None:
+def test_a_former_log_keeps_no_text_of_others() -> None:
     log = [decode(*row) for row in former_log()]
-    kept = {"cpu", FINISHED, "", *Part, *PHRASES}
-    originals = set().union(*map(texts_in, log)) - kept
-    found = set().union(*map(texts_in, redacted_log(log)))
-    assert originals & found == set()
+    kept = set(texts_in(log)) & set(texts_in(redacted_log(log)))
+    assert kept <= {"cpu", "finished", "", *Part}
 
 
 class Told:
@@ -198,60 +120,37 @@ def told_run(data: st.DataObject, told: Told) -> Run:
 
 @given(st.data())
 @settings(max_examples=15)
-def test_nothing_that_peers_or_the_operator_said_is_in_the_file_and_the_decisions_stay(
+def test_nothing_that_peers_or_the_operator_said_is_in_the_file_and_what_was_decided_is(
     data: st.DataObject,
 ) -> None:
     told = Told()
     run = told_run(data, told)
     log = [event for event in run.events if not isinstance(event, events.PeerSeen)]
-    redactor = Redactor(peers_in(log), STATE_RULES)
-    spec, redacted = redacted_spec(run.spec), [redactor.event(event) for event in log]
+    spec, redacted = redacted_spec(run.spec), redacted_log(log)
     content = spec.canonical_json + "".join(encode(event)[1] for event in redacted)
     assert [text for text in told.texts if text in content] == []
-    # The state of the redacted log is the redacted state of the log.
-    assert replay(State(spec, RUN), redacted) == redactor.value(
-        replay(State(run.spec, run.spec.name), log), State
-    )
-    played = replay_incident(Incident(spec, tuple(redacted)))
-    assert played.differences == ()
-    assert played.broken == ""
-    assert to_bytes(Incident(spec, tuple(redacted)))
+    assert [decode(*encode(event)) for event in redacted] == [*redacted]
+    assert to_bytes(Incident(spec, redacted))
+    before, after = replay(State(run.spec, run.spec.name), log), replay(State(spec, "incident"), redacted)
+    names = dict(zip(sorted(peers_in(log)), sorted(after.peers), strict=True))
+    for peer, name in names.items():
+        one, other = before.peers[peer], after.peers[name]
+        assert (one.role, one.lifecycle, one.arrival) == (other.role, other.lifecycle, other.arrival)
+    assert [type(each) for each in before.decisions.values()] == [
+        type(each) for each in after.decisions.values()
+    ]
+    plans = ([(p.epoch, [r.weight for r in p.replicas]) for p in state.plans] for state in (before, after))
+    assert next(plans) == next(plans)
 
 
-@given(st.sets(st.integers(0, 500), max_size=40))
-def test_pseudonyms_are_peer_ids_in_the_order_of_the_originals(numbers: set[int]) -> None:
-    peers = sorted(keyed(number).peer for number in numbers)
-    redactor = Redactor(peers)
-    found = [redactor.peer(peer) for peer in peers]
-    assert found == sorted(set(found))
-    assert not set(found) & set(peers)
-    assert all(public_key_of(peer) for peer in found)
+def test_equal_texts_stay_equal_and_a_hostile_one_is_a_label() -> None:
+    @dataclass(frozen=True)
+    class Said:
+        device: str
+        texts: tuple[str, ...]
 
-
-@given(st.lists(addresses, max_size=30))
-def test_addresses_become_addresses_for_documentation_of_the_same_kind(found: list[str]) -> None:
-    redactor = Redactor(())
-    mapped = {address: redactor.text(Rule.ADDRESS, address) for address in found}
-    assert len(set(mapped.values())) == len(mapped)
-    documentation = re.compile(r"(192\.0\.2|198\.51\.100|203\.0\.113)\.\d+:|\[2001:db8:|host-\d+\.example:")
-    for address, other in mapped.items():
-        check_endpoint(other)
-        assert documentation.match(other)
-        assert ip_version(other) == ip_version(address)
-
-
-def test_a_hostile_text_becomes_a_label_and_the_phrases_of_this_program_stay() -> None:
-    redactor = Redactor(())
-    assert redactor.text(Rule.REASON, "\x1b[2Jyou are gone") == "reason 1"
-    assert redactor.text(Rule.REASON, "connection refused by 10.1.2.3") == "reason 2 (refused)"
-    assert redactor.text(Rule.REASON, FINISHED) == FINISHED
-    assert redactor.text(Rule.REASON, "") == ""
-    assert redactor.text(Rule.DEVICE, "cuda:1") == "cuda:1"
-    assert redactor.text(Rule.DEVICE, "cpu of ann") == "text-1"
-    assert redactor.text(Rule.GROUP, "nano-1-2/0/3") == "incident/0/3"
+    said = ("\x1b[2Jgone", "refused by 10.1.2.3", "\x1b[2Jgone")
+    record: Any = Said("cuda:1", said)
+    (found,) = redacted_log([record])
+    assert found == Said("cuda:1", ("text-1", "text-2 (refused)", "text-1"))
     assert all(phrase.isascii() for phrase in PHRASES)
-
-
-def test_kinds_of_events_are_those_of_the_codec() -> None:
-    assert set(STORED_KINDS) == {kind for kind in get_args(Event) if kind is not events.PeerSeen}
-    assert issubclass(InvariantBroken, Exception)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from node.checkpoint import global_model
-from protocol.errors import ExitCode
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import Role
-from tests.support import commands
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.processes import COORDINATOR, ProcessSwarm
@@ -57,25 +53,6 @@ def test_killed_nodes_and_one_with_a_wrong_clock_come_back_and_all_anchors_agree
         # The clock became wrong while the node ran. After the restart it was wrong from the start.
         assert swarm.log("a").count("this machine's clock is wrong by 600 s") == 1
         assert all(26 in swarm.contributions(name) for name in FULL)
-
-
-def test_nodes_that_are_asked_to_leave_finish_their_round_first(tmp_path: Path) -> None:
-    with ProcessSwarm(spec_of(FULL, 10_000), tmp_path, FULL) as swarm:
-        swarm.start()
-        swarm.wait_round(2, 90)
-        swarm.started["a"].process.send_signal(signal.SIGTERM)
-        swarm.wait_over(60, "a")  # with status 0
-        assert "finishes its round first" in swarm.log("a")
-        last = swarm.round_number
-        assert max(swarm.contributions("a")) >= last - 1
-        assert swarm.times_lost("a") == 0
-        left = commands.hetnode("leave", str(tmp_path / "b"), check=True)
-        assert "the node has left" in left.stdout
-        swarm.wait_over(60, "b")
-        swarm.wait_round(last + 3, 60)
-        commands.hetnode("leave", str(tmp_path / "c"), "--now", check=True)
-        swarm.wait_until(lambda: swarm.status("c") == ExitCode.INTERRUPTED, 60, "the end of c")
-        assert global_model.latest(tmp_path / "c" / "checkpoint") is not None
 
 
 @pytest.mark.slow  # the virtual swarm plays the same faults in seconds

@@ -87,8 +87,7 @@ class ErrorCode(Enum):
     RECEIPT_FORGED = ("receipt-forged", ExitCode.DATA)
     """The signature of a receipt does not fit its fields: one was changed, or another key has signed it."""
     RECEIPT_MISMATCH = ("receipt-mismatch", ExitCode.DATA)
-    """A receipt is signed, but by another coordinator than was meant; or the event log does not contain what
-    it says."""
+    """A receipt is signed, but by another coordinator than was meant."""
 
     # The network.
     COORDINATOR_UNREACHABLE = ("coordinator-unreachable", ExitCode.NETWORK)

@@ -1,20 +1,13 @@
-"""Receipts of what peers have earned: from the history of the run, and counted again from its event log."""
+"""Receipts of what peers have earned, from the history of the run."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from itertools import islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from coordinator.api.access import AccessControl, certificate_refused
-from coordinator.run.state.events import Event
-from coordinator.run.state.state import State
 from coordinator.store.history import SqliteHistory
-from coordinator.store.history_writer import write_events
 from coordinator.store.store import SqliteStore
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.calls import Context
@@ -75,31 +68,3 @@ def _figures(history: SqliteHistory, peer: PeerId) -> tuple[int, dict[str, Any]]
     if credit is None or not credit.stage_rounds:
         return row, {}
     return row, {"name": name} | {each: getattr(credit, each) for each in _FIGURES}
-
-
-def check_receipt(receipt: Receipt, spec: RunSpec, log: Iterable[Event], row_hash: bytes | None) -> None:
-    """Count `receipt` again from the `log` of a run of `spec`, whose row `receipt.log_row` has `row_hash`.
-
-    Raises HetnodeError RECEIPT_MISMATCH, which names what differs.
-    """
-    if spec.hash != receipt.spec_hash:
-        raise _mismatch(f"the log is of the specification {spec.hash[:12]}, not {receipt.spec_hash[:12]}")
-    if row_hash is None or row_hash.hex() != receipt.log_hash:
-        raise _mismatch(f"row {receipt.log_row} of the log is another one than that of the receipt")
-    with TemporaryDirectory(prefix="hetnode-") as scratch:
-        path, state = Path(scratch, "history.sqlite"), State(spec, receipt.run)
-        write_events(path, state, enumerate(islice(log, receipt.log_row), start=1))
-        _, figures = _figures(SqliteHistory(path), PeerId(receipt.peer))
-    for name in ("name", *_FIGURES):
-        if (said := getattr(receipt, name)) != (value := figures.get(name, 0)):
-            what = f"{name.replace('_', ' ')} {value!r}, not {said!r}"
-            raise _mismatch(f"up to row {receipt.log_row}, the log gives this peer {what}")
-
-
-def _mismatch(why: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.RECEIPT_MISMATCH,
-        f"The receipt does not belong there: {why}.",
-        "Compare run and coordinator: the operator may have restored an older copy of the log, or signs what "
-        "the log does not say.",
-    )

@@ -137,7 +137,7 @@ def _figure(statement: Statement, name: str, value: float) -> str:
     return f"{value:g}" if is_count else duration(value)
 
 
-_COUNTS = {"count", "compared", "steps", "done", "spares", "k", "k_now", "epoch", "least", "factor"}
+_COUNTS = {"count", "compared", "steps", "done", "spares", "epoch", "least", "factor"}
 
 
 def _megabits(bytes_per_second: float) -> str:
@@ -174,13 +174,6 @@ def _prediction(statement: Statement) -> str:
         "{exchange} the exchange as in the last rounds; it waits most for "
         f"{Bottleneck(cast(Any, statement.detail), *statement.peers)}, in {{replica}}"
     )
-
-
-def _narrower(statement: Statement) -> str:
-    was = "{k_now}" if statement.figures.get("k_now") else "uncompressed activations"
-    is_fixed = statement.figures.get("fixed")
-    why = "k is fixed in the specification of this run" if is_fixed else "k narrows where that pays"
-    return f"with k = {{k}} instead of {was} on the link {{peer}} -> {{other}}{_GAIN}; {why}"
 
 
 def _round(statement: Statement) -> str:
@@ -243,8 +236,6 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
     Code.UNMEASURED: "no speed is measured yet, so nothing can be predicted",
     Code.PREDICTION: _prediction,
     Code.FASTER: lambda statement: _FASTER[statement.detail],
-    Code.SPARE_INSTEAD: "with the spare {peer} in the place of {other}" + _GAIN,
-    Code.NARROWER: _narrower,
     Code.ROUND: _round,
     Code.ROLLBACK: "round {number} is a rollback to round {second}",
     Code.COMMITTED: "it was committed at {places}: {detail}",

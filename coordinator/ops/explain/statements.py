@@ -39,8 +39,6 @@ class Code(StrEnum):
     UNMEASURED = "unmeasured"
     PREDICTION = "prediction"  # seconds, inner, exchange
     FASTER = "faster"  # rate, step, step_now, round, round_now
-    SPARE_INSTEAD = "spare-instead"  # peers: spare and member; the figures of FASTER
-    NARROWER = "narrower"  # k, k_now, fixed; the figures of FASTER
     # A round.
     ROUND = "round"  # rounds, seconds, usual, compared, decided
     ROLLBACK = "rollback"  # rounds: its own and the restored one

@@ -1,4 +1,4 @@
-"""``hetnode receipt``, as it is typed: to get one, to verify it offline, to count it again."""
+"""``hetnode receipt``, as it is typed: to get one, and to verify it offline."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tm
     assert (status, errors) == (0, "")
     assert out.splitlines()[:2] == ["{", '  "hetnode_receipt": 1,']
     file.write_text(out)
-    status, out, errors = await hetnode("verify", file, "--log", run.folder)
-    assert (status, errors) == (0, "")
-    assert "The log gives the same figures" in out
     await run.stop()
     status, out, errors = await hetnode("verify", file)
     assert (status, errors) == (0, "")
@@ -76,12 +73,10 @@ async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Pa
     receipt, data = await fetch_receipt(credentials(run, tmp_path / "credentials"))
     file = tmp_path / "receipt.json"
     changed = json.dumps(json.loads(data) | {"stage_tokens": receipt.stage_tokens + 1}).encode()
-    lie = encode_receipt(sign_receipt(replace(receipt, stage_rounds=99), COORDINATOR.sign))
     for content, arguments, parts in (
         (changed, (), ("[receipt-forged]",)),
         (b"\x1b[31m" * 10**6, (), ("[receipt-unreadable]",)),
         (data, ("--coordinator", B.peer), ("[receipt-mismatch]",)),
-        (lie, ("--log", run.folder), ("[receipt-mismatch]", "99")),
     ):
         file.write_bytes(content)
         status, out, errors = await hetnode("verify", file, *arguments)

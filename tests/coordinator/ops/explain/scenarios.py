@@ -151,7 +151,6 @@ REJECTED = partial(timed_round, offers=USUAL, rejected=B)
 UNBALANCED = {"grouping__balance": False}
 VARIED = measured((A, 4e9, 4e6), (B, 1e9, 1e6), (C, 4e9, 4e6))
 WEAK = measured((A, 4e6, 1e6), (B, 1e6, 1e6), (C, 4e6, 1e6))
-ADAPTIVE = {"link__least_k": 4, "link__most_k": 8, "link__uncompressed": True}
 MOVED = c.UpdateAddresses(B.peer, "h:2", Reachability.OPEN, "h:2", "")
 SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "slow_replica": lambda: (after(usual(), SLOW), 5, BUSY),
@@ -189,8 +188,6 @@ SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gathering_payloads_now": lambda: (after(usual(), 10.0, offered(A, B, C), 2.0), "now"),
     "slow_machine_now": lambda: (after(full(), WEAK, lambda run: play_rounds(run, 1)), "now"),
     "slow_line_now": lambda: (slow_line(), "now"),
-    "uncompressed_now": lambda: (uncompressed(), "now"),
-    "adaptive_now": lambda: (uncompressed(**ADAPTIVE), "now"),
     "stalled_now": lambda: (after(mixed(0, 1), c.Leave(A.peer, "no power"), 6.0, c.Tick()), "now"),
     "before_the_run_now": lambda: (gathering(), ""),
     "finished_now": lambda: (after(started(3, rounds=2), USUAL, USUAL, c.Tick()), "now"),

@@ -95,11 +95,7 @@ EXPECTED: list[tuple[str, Code, dict[str, Any], tuple[type[Event], ...]]] = [
     ("slow_machine_now", Code.PREDICTION, {"replicas": (1,), "detail": "computing"}, ()),
     ("slow_machine_now", Code.FASTER, {"detail": "computing", "rate": 1e6}, ()),
     ("slow_line_now", Code.FASTER, {"peers": (B.peer, C.peer), "detail": "sending", "rate": 1e4}, ()),
-    ("slow_line_now", Code.NARROWER, {"peers": (B.peer, C.peer), "k": 8, "k_now": 16, "fixed": 1}, ()),
-    ("slow_line_now", Code.SPARE_INSTEAD, {"peers": (D.peer, B.peer)}, ()),
     ("slow_line_now", Code.IDLE, {"peers": (D.peer,), "spares": 0}, ()),
-    ("uncompressed_now", Code.NARROWER, {"k": 16, "k_now": 0, "fixed": 1}, ()),
-    ("adaptive_now", Code.NARROWER, {"k": 8, "k_now": 0, "fixed": 0}, ()),
     # a peer
     ("training_peer", Code.PEER, {"detail": "trains", "role": Role.REPLICA, "replicas": (1,)}, ()),
     ("training_peer", Code.COUNTED, {"rounds": (4,)}, (events.RoundDecided,)),

@@ -395,7 +395,7 @@ and inner.optimizer: Muon needs one moment less, and learned more from equal byt
 MOST_COMMANDS = 39
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
 backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
-MOST_OPTIONS = 159
+MOST_OPTIONS = 158
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
 --open and its two bounds: how many strangers a run takes depends on its size; where a backup goes,
 peers for programs, the two of typer by which a shell completes names, and how to ask for an invite."""

@@ -132,8 +132,8 @@ def _proof(is_known: bool) -> str:
     )
     return (
         "valid: the holder of the coordinator's key above has signed all of this, and nothing was changed. "
-        f"{meant}\n\nNot proved: that the coordinator has counted honestly. Nor does it say who is behind the "
-        "peer or its name, or what was earned since."
+        f"{meant}\n\nNot proved: that the coordinator has counted honestly. Nor does it say who is behind "
+        "the peer or its name, or what was earned since."
     )
 
 

@@ -377,7 +377,7 @@ def test_long_files_say_why() -> None:
 MOST_CORE_LINES, MOST_CORE_FILES = 14_000, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds."""
-MOST_LINES = 74_440
+MOST_LINES = 74_020
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a

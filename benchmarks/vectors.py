@@ -39,6 +39,7 @@ from protocol.math.frame_shift import shift_of
 from protocol.math.microbatch_order import one_forward_one_backward
 from protocol.math.outer_optimizer import initial_state, outer_optimizer
 from protocol.math.outer_step import anchor_digest, apply_update
+from protocol.math.output_subspace import exactly_projected, output_basis
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
 from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
@@ -389,6 +390,25 @@ def outer_step() -> dict[str, Any]:
                 (1.0, 1.0),
             ),
         ],
+        "projections": [_projection(4, 2), _projection(12, 5)],
+    }
+
+
+def _projection(width: int, k: int) -> dict[str, Any]:
+    spec = _spec(
+        model={**_TINY, "width": width, "heads": 2, "layers": 2},
+        inner={"optimizer": "muon"},
+        swarm={"replicas": 0, "pipelines": 1, "stages": 2},
+        link={"k": k},
+    )
+    weight = _eighths(3 * width, 90 + k).view(width, 3) / 3
+    basis = output_basis(spec, 0)
+    assert basis is not None, "these stages are bound"
+    shown = {"width": width, "k": k, "seed": spec.seed, "basis": basis.tolist()}
+    return {
+        **shown,
+        "weight": _hex(weight),
+        "projected": _hex(exactly_projected({"0.wo": weight}, basis)["0.wo"]),
     }
 
 

@@ -374,14 +374,15 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 14_000, 105
+MOST_CORE_LINES, MOST_CORE_FILES = 14_090, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
-root. That strangers have no say is a rule of rounds."""
-MOST_LINES = 74_020
+root. That strangers have no say is a rule of rounds; the last 90 let all machines project anchors to the same
+bits, without which pipelines alone export nothing of use with Muon."""
+MOST_LINES = 74_060
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a
-coordinator that has moved (80), the first day of people (320), OLMo2 (40), Muon (130), a checkout that is
+coordinator that has moved (80), the first day of people (320), OLMo2 (40), Muon (210), a checkout that is
 used without an installation or tells its commit (40), a backup (100), a run whose loss is worse than no
 model, a home that is only read and small words of the first day (40) and runs that are found by an address
 (300) are worth more than their lines."""

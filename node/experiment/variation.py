@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from protocol.math.output_subspace import output_basis
 from protocol.spec.run import RunSpec
 
 
@@ -89,6 +90,8 @@ class Variation(BaseModel):
             raise ValueError("replicas_by_round needs rounds without overlap")
         if (self.grassmann_every or self.weight_projection) and not (has_links and spec.link.k):
             raise ValueError("grassmann_every and weight_projection need links that compress")
+        if self.grassmann_every and output_basis(spec, 0) is not None:
+            raise ValueError("grassmann_every changes the basis onto which Muon's matrices are projected")
         if spec.link.embedding_every and (self.grassmann_every or not self.adaptation):
             raise ValueError(
                 "link.embedding_every does not go together with grassmann_every or adaptation = false"

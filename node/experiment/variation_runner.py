@@ -12,22 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from node.core.optimizer.muon import project_outputs
 from node.core.worker.factories import TrainerFactories, run_basis
-from node.core.worker.trainer import Trainer
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
 from protocol.codec.snapshot import snapshot
 from protocol.math.batch import with_equal_shares
 from protocol.math.embedding_snapshot import active_snapshot
+from protocol.math.output_subspace import OUTPUTS
 from protocol.math.sampling import next_first_sample
 from protocol.math.subspace import ReceivingEnd
 from protocol.spec.run import RunSpec
 from protocol.types import Plan
 
 _BASIS, _GRADIENTS, _SNAPSHOT = "basis", "gradients", "snapshot/"
-_CONSTRAINED = (".wo", ".w_down")
-"""The matrices that write into the residual stream, [d, in]."""
 
 
 class VariationRunner:
@@ -66,7 +65,9 @@ class VariationRunner:
     def after_step(self, replica: LocalReplica) -> None:
         """Call it after each AdamW step of `replica`."""
         if self._variation.weight_projection:
-            _project_weights(replica.members[:-1], self._basis_of(0)[:, : self._spec.link.k])
+            for member in replica.members[:-1]:
+                for stage in member.stages:
+                    project_outputs(member.parameters(stage), self._basis_of(0)[:, : self._spec.link.k])
 
     def after_round(self, round_number: int, replicas: Sequence[LocalReplica]) -> None:
         """Change the links if due. Call it after `round_number` is committed on all `replicas`."""
@@ -182,15 +183,4 @@ class _FrozenEnd(ReceivingEnd):
 
 
 def _row_wise(groups: list[dict[str, Any]], **options: Any) -> RowWiseAdamW:
-    return RowWiseAdamW(groups, shared=lambda name: name.endswith(_CONSTRAINED), **options)
-
-
-@torch.no_grad()
-def _project_weights(members: Sequence[Trainer], basis_dk: Tensor) -> None:
-    """W := U U^T W for the matrices of `members` that write into the residual stream."""
-    for member in members:
-        basis = basis_dk.to(member.device)
-        for stage in member.stages:
-            for name, weight in member.parameters(stage).items():
-                if name.endswith(_CONSTRAINED):
-                    weight.copy_(basis @ (basis.T @ weight))
+    return RowWiseAdamW(groups, shared=lambda name: name.endswith(OUTPUTS), **options)

@@ -204,6 +204,15 @@ def test_outer_steps(case: dict[str, Any]) -> None:
         assert page.digest_of(committed) == each["digest"]
 
 
+@pytest.mark.parametrize("case", vectors("outer_step")["projections"], ids=lambda case: f"k={case['k']}")
+def test_projections(case: dict[str, Any]) -> None:
+    basis = page.span_of(case["width"], case["k"], case["seed"])
+    assert basis.tolist() == case["basis"]
+    assert as_hex({"": page.projected(array(case["weight"]).reshape(case["width"], -1), basis)}) == {
+        "": case["projected"]
+    }
+
+
 def test_error_feedback() -> None:
     file = vectors("error_feedback")
     shapes, outer = page.shapes_of(file["model"], 1, 0), {"learning_rate": 1.0, **file["outer"]}

@@ -366,6 +366,29 @@ def outer_step(
     return found
 
 
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def on_a_grid(matrix: np.ndarray) -> np.ndarray:
+        step = 2.0 ** (math.frexp(np.abs(matrix).max())[1] - bits)
+        rounded: np.ndarray = np.rint(matrix / step) * step
+        return rounded
+
+    bits = (53 - a.shape[1].bit_length()) // 2
+    found: np.ndarray = on_a_grid(a) @ on_a_grid(b)
+    return found
+
+
+def span_of(width: int, k: int, seed: int) -> np.ndarray:
+    gaussian = np.random.Generator(np.random.Philox(seed)).standard_normal((width, width))
+    b = gaussian[:, :k] / (math.sqrt(width) + math.sqrt(k))
+    for _ in range(30):
+        b = product(b, (3 * np.eye(k) - product(b.T, b)) / 2)
+    return b
+
+
+def projected(weight: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return product(b, product(b.T, weight.astype(np.float64))).astype(F32)
+
+
 # pipeline.md
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from node.core.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.math.output_subspace import OUTPUTS
 from protocol.spec.run import RunSpec
 
 InitialParameters = Callable[[RunSpec, int], dict[str, Tensor]]
 """The parameters of a stage before round 1, float32 on the CPU."""
 _STD = 0.02
-_INTO_RESIDUAL = (".wo", ".w_down")
 _BIASES = (".bq", ".bk", ".bv")
 
 
@@ -35,7 +35,7 @@ def initial_parameters(spec: RunSpec, stage: int) -> dict[str, Tensor]:
         if len(shape) == 1:
             parameters[name] = torch.zeros(shape) if name.endswith(_BIASES) else torch.ones(shape)
             continue
-        std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(_INTO_RESIDUAL) else _STD
+        std = _STD / math.sqrt(2 * spec.model.layers) if name.endswith(OUTPUTS) else _STD
         # One stream per tensor: a member draws its own stages without those before them.
         stream = np.random.Philox(key=np.array([spec.seed, stage << 32 | index], dtype=np.uint64))
         parameters[name] = torch.from_numpy(_uniform(stream, math.prod(shape), std).reshape(shape))

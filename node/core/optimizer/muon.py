@@ -6,6 +6,7 @@ mean square of one of AdamW, so that both take the same learning rate and weight
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 
 import torch
@@ -15,6 +16,7 @@ from node.core.model.shapes import is_of_layer
 from node.core.optimizer.adamw import AdamW, ParameterGroup
 from node.ranks.parameters import local_part
 from node.ranks.sharding import part_like, whole
+from protocol.math.output_subspace import OUTPUTS
 
 MOMENTUM = 0.95
 _SCALE = 0.2
@@ -65,3 +67,15 @@ def orthogonal(matrix: Tensor) -> Tensor:
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
     return (found.T if is_tall else found).to(matrix.dtype)
+
+
+@torch.no_grad()
+def project_outputs(parameters: Mapping[str, Tensor], basis_dk: Tensor | None) -> None:
+    """W := U U^T W, in place, for each W that writes into the residual stream; without a basis nothing.
+
+    All ranks that share sharded parameters call it together.
+    """
+    for name, parameter in parameters.items():
+        if basis_dk is not None and name.endswith(OUTPUTS):
+            basis = basis_dk.to(parameter.device, parameter.dtype)
+            local_part(parameter).copy_(part_like(parameter, basis @ (basis.T @ whole(parameter))))

@@ -35,6 +35,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import SentTensor, outliers, payload_norm
 from protocol.math.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
 from protocol.math.outer_step import apply_update
+from protocol.math.output_subspace import exactly_projected, output_basis
 from protocol.math.topk import sparsify_blocks
 from protocol.spec.run import RunSpec
 
@@ -97,6 +98,7 @@ class OuterStage:
         self.anchor = {name: as_float32(parameters[name]).clone() for name in self._names}
         self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
+        self._basis_dk = output_basis(spec, stage)
         self.pending: PendingPayload | None = None
         self.received = ReceivedPayloads(self.layout)
         self.progress_norm = self.error_norm = 0.0
@@ -220,9 +222,10 @@ class OuterStage:
             if probe is not None and all(map(self.received.holds, probe.uncounted)):
                 uncounted = [self.received.decoded(payload) for payload in probe.uncounted]
                 observe = probe.begin([*contents, *uncounted], weights)
-            committed = apply_update(
+            moved = apply_update(
                 self.committed, contents, weights, self._optimizer, self._outer.clip, observe
             )
+            committed = exactly_projected(moved, self._basis_dk)
         except HetnodeError as error:
             failure = error
         self.ownership.group.agree(failure)
@@ -260,7 +263,8 @@ class OuterStage:
             gradient = torch.zeros_like(anchor[name])
             sent[name].add_to(gradient.view(-1), 1.0)
             state = {slot: slots[state_name(name, slot)] for slot in self._optimizer.slots}
-            return self._optimizer.step(anchor[name], gradient, state)[0]
+            local = self._optimizer.step(anchor[name], gradient, state)[0]
+            return exactly_projected({name: local}, self._basis_dk)[name]
 
         return ((name, moved(name)) for name in anchor)
 

@@ -41,6 +41,7 @@ from node.checkpoint.rank_checkpoint import Key, handed_out, named, private_of, 
 from node.core.model.link_table import LINK_TABLE
 from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.core.optimizer.inner import InnerOptimizer, Moments
+from node.core.optimizer.muon import project_outputs
 from node.core.optimizer.outcome import Outcome
 from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
@@ -57,6 +58,7 @@ from node.ranks.sharding import shard
 from protocol.codec.snapshot import snapshot
 from protocol.errors import HetnodeError
 from protocol.math.outer_optimizer import committed_shapes
+from protocol.math.output_subspace import output_basis
 from protocol.spec.run import RunSpec
 from protocol.types import Part, StageRange
 
@@ -222,6 +224,8 @@ class Trainer:
             # The schedule counts the steps of the run. AdamW's own count is smaller on a late joiner.
             number = (phase.round_number - 1) * steps + min(step, steps - 1)
             self.inner.step(number, norm)
+            for stage in self.stages:
+                project_outputs(self.parameters(stage), output_basis(self.spec, stage))
             phase.steps += is_regular
             phase.tokens += is_regular * self.samples.per_step * self.spec.model.context
         else:

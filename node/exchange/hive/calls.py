@@ -23,6 +23,11 @@ class HiveRequest(Request[Answer_co]):
 
 
 @dataclass(frozen=True)
+class Wake(HiveRequest[None]):
+    """Answered as soon as the host has imported its modules."""
+
+
+@dataclass(frozen=True)
 class DhtJoined:
     """This peer's id as libp2p derives it, and its multiaddresses; there are none in client mode."""
 
@@ -32,7 +37,7 @@ class DhtJoined:
 
 @dataclass(frozen=True)
 class JoinDht(HiveRequest[DhtJoined]):
-    """Fork the DHT process and join a DHT, or begin one. This must be the first call.
+    """Fork the DHT process and join a DHT, or begin one. Before it there is only Wake.
 
     Attributes:
         identity: the file of the key of `peer`.

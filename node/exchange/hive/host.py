@@ -44,6 +44,7 @@ from node.exchange.hive.calls import (
     JoinDht,
     Lookup,
     Publish,
+    Wake,
 )
 from node.exchange.hive.clock import correct_dht_time
 from node.exchange.hive.dht import HostedDHT, Whom
@@ -221,6 +222,7 @@ class Host:
     def handlers(self) -> Mapping[str, Handler]:
         """For :func:`node.ipc.channel.serve`. The answers of averagers are forwarded without decoding."""
         return {
+            **handler(Wake, lambda _: None),
             **handler(JoinDht, self.join_dht),
             **handler(HostStages, self.host_stages),
             **handler(HostArbiter, self.host_arbiter),

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TypeVar
 
-from node.exchange.hive.calls import HiveRequest, JoinDht
+from node.exchange.hive.calls import HiveRequest, JoinDht, Wake
 from node.exchange.transport import Entry
 from node.ipc.channel import Child, start_child
 from node.security.identity import Identity
@@ -31,7 +31,7 @@ _GRACE_SECONDS = 15.0
 
 
 class HostProcess:
-    """A host that has joined the DHT. Create it with :meth:`start`.
+    """A host. Create it with :meth:`start`, and let it :meth:`join` the DHT.
 
     When the host or a process below it dies, every open and every later call raises TRANSPORT_DIED.
 
@@ -44,10 +44,10 @@ class HostProcess:
         self.addresses: tuple[str, ...] = ()
 
     @classmethod
-    async def start(cls, identity: Identity, entry: Entry, line: Line = UNLIMITED) -> HostProcess:
-        """Start the host and join the DHT; the key of `identity` becomes that of the peer.
+    async def start(cls, line: Line = UNLIMITED) -> HostProcess:
+        """Start the host. Returns when it answers: to import its modules may have taken many seconds.
 
-        Raises HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, TRANSPORT_DIED; leaves nothing behind.
+        Raises HetnodeError TRANSPORT_DIED; leaves nothing behind.
         """
         # The path of a socket has at most 104 bytes, of which the name below takes 40.
         is_short = len(os.fsencode(tempfile.gettempdir())) <= _MOST_FOLDER
@@ -63,15 +63,23 @@ class HostProcess:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         host = cls(child, folder)
-        request = JoinDht(entry, identity.peer, identity.path, folder, deadline=_START_SECONDS)
         try:
-            joined = await host.call(request)
-            assert joined.peer == identity.peer, "p2pd and this process derive it from the same key"
+            await host.call(Wake(deadline=_START_SECONDS))
         except BaseException:  # also a cancellation must leave no process behind
             await host.close()
             raise
-        host.addresses = joined.addresses
         return host
+
+    async def join(self, identity: Identity, entry: Entry) -> None:
+        """Join the DHT; the key of `identity` becomes that of the peer.
+
+        Raises HetnodeError PORT_IN_USE, BAD_ADDRESS, DHT_UNREACHABLE, TRANSPORT_DIED.
+        """
+        joined = await self.call(
+            JoinDht(entry, identity.peer, identity.path, self._folder, deadline=_START_SECONDS)
+        )
+        assert joined.peer == identity.peer, "p2pd and this process derive it from the same key"
+        self.addresses = joined.addresses
 
     @property
     def pid(self) -> int:

@@ -292,15 +292,17 @@ class HiveTransport(Transport):
             self._ready.set()
             log.info("hivemind's processes run again after %.1f s", self._clock() - died)
 
+    async def _enter_again(self) -> Entry:
+        entry = await self._enter()
+        return entry if entry.listen_port else replace(entry, listen_port=self.port)
+
     async def _replace(self) -> bool:
         """Try once to start new processes in the place of the present ones."""
         await self._host.close()
         self._is_outdated = False
         try:
-            entry = await self._enter()
-            self._entry = entry if entry.listen_port else replace(entry, listen_port=self.port)
-            self._now = coordinator_clock(entry.clock_offset)
-            self._host = await HostProcess.start(self._identity, self._entry, self._line)
+            self._host, self._entry = await _entered(self._identity, self._enter_again, self._line)
+            self._now = coordinator_clock(self._entry.clock_offset)
             # The allow list comes first: other peers may call at once.
             for request in (self._admitted, self._hosted, self._arbiter, self._admitted):
                 if request is not None:
@@ -317,10 +319,21 @@ class HiveTransport(Transport):
         return True
 
 
+async def _entered(identity: Identity, enter: Enter, line: Line) -> tuple[HostProcess, Entry]:
+    """A host in the DHT. It is there before `enter` gives the port up on which it will listen."""
+    host = await HostProcess.start(line)
+    try:
+        entry = await enter()
+        await host.join(identity, entry)
+    except BaseException:  # also a cancellation must leave no process behind
+        await host.close()
+        raise
+    return host, entry
+
+
 async def start(identity: Identity, enter: Enter, line: Line = UNLIMITED) -> HiveTransport:
     """See :meth:`node.exchange.transport.TransportPackage.start`."""
-    entry = await enter()
-    return HiveTransport(identity, enter, line, await HostProcess.start(identity, entry, line), entry)
+    return HiveTransport(identity, enter, line, *await _entered(identity, enter, line))
 
 
 async def start_arbiter(identity: Identity, enter: Enter, spec: RunSpec, folder: Path) -> HiveTransport:

@@ -16,6 +16,8 @@ import pytest
 
 from node.exchange.hive.calls import Exchange, HostStages
 from node.exchange.hive.host_process import HostProcess
+from node.exchange.hive.transport import start
+from node.exchange.transport import Entry
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support import commands
@@ -42,7 +44,8 @@ def unix_sockets(process: psutil.Process) -> list[Path]:
 async def test_the_death_of_one_process_ends_all(tmp_path: Path, sockets: Path, victim: str) -> None:
     commands.template()
     identity = open_identity(tmp_path / "node.key")
-    process = await HostProcess.start(identity, entry_of(identity))
+    process = await HostProcess.start()
+    await process.join(identity, entry_of(identity))
     await process.call(HostStages(hosted_in(tmp_path, {0: CAPACITY, 1: CAPACITY}), deadline=PATIENT))
     host = psutil.Process(process.pid)
     family = [host, *host.children(recursive=True)]
@@ -67,6 +70,23 @@ async def test_the_death_of_one_process_ends_all(tmp_path: Path, sockets: Path, 
     await gone(family)
     await process.close()
     assert not any(sockets.iterdir())
+
+
+async def test_a_port_is_given_up_when_the_process_that_listens_there_has_imported_its_modules(
+    tmp_path: Path, sockets: Path
+) -> None:
+    """Else others could take the port meanwhile: without a template that is many seconds."""
+    commands.template()
+    identity, there = open_identity(tmp_path / "node.key"), []
+
+    async def enter() -> Entry:
+        family = psutil.Process().children(recursive=True)
+        there.extend(each.name() for each in family if each.name().endswith("hive.host"))
+        return entry_of(identity)
+
+    transport = await start(identity, enter)
+    await transport.close()
+    assert len(there) == 1
 
 
 async def test_closing_leaves_no_process_and_no_file(tmp_path: Path, sockets: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from node.home.guest.service_unit import Service, launchd_agent, systemd_unit
 from protocol.errors import ErrorCode, HetnodeError
+from tests.support.paths import ROOT
 
 SERVICE = Service(
     "nano-bbe1c132be18",
@@ -72,6 +73,18 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert service.name not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_reads_the_unit_of_a_coordinator(tmp_path: Path) -> None:
+    text = (ROOT / "docker" / "hetnode-coordinator.service").read_text()
+    assert "/usr/local/bin/hetnode" in text
+    file = tmp_path / "hetnode-coordinator.service"
+    file.write_text(text.replace("/usr/local/bin/hetnode", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, file.name in done.stderr) == (0, False), done.stderr
 
 
 def test_the_agent_of_launchd_says_the_same() -> None:

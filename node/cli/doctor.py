@@ -19,6 +19,7 @@ from node.cli import doctor_checks as checks
 from node.cli import known_runs
 from node.cli.doctor_checks import CheckResult, NodeSettings, Severity
 from node.cli.doctor_reach import check_reach, check_router, operator_finding
+from node.cli.doctor_wsl import check_wsl, look
 from node.cli.options import Device, option
 from node.cli.output import say
 from node.command_runner import TerminalConsole
@@ -86,7 +87,7 @@ def findings_view(findings: list[CheckResult]) -> Table:
 async def examine(settings: NodeSettings, text: str | None) -> list[CheckResult]:
     """All findings, in the order in which they are shown. Raises HetnodeError for a run that is none."""
     own_template()  # imports torch while the other checks run
-    findings = [checks.check_descriptors(), *checks.check_proxy()]
+    findings = [*check_wsl(look()), checks.check_descriptors(), *checks.check_proxy()]
 
     async def check_compute(spec: RunSpec, me: str = "") -> Capacity | None:
         capacity, computed = await checks.check_compute(settings, spec, _folder_of(me))

@@ -32,7 +32,7 @@ _MISSING = re.compile(r"No matching distribution found for ([\w.-]+)==")
 
 
 def closure(environment: dict[str, str]) -> dict[str, str]:
-    """Versions by name of all that hetnode needs there; packages that only other systems need are not here."""
+    """Versions by name of all that hetnode needs there; "" of what only that system needs."""
     found: dict[str, str] = {}
     left = [Requirement(f"hetnode[{','.join(EXTRAS)}]")]
     while left:

@@ -1,5 +1,5 @@
 # The commands of the README. All make a virtual environment in .venv and install hetnode into it.
-PYTHON ?= python3.11
+PYTHON ?= python3
 VENV ?= .venv
 SMALL = benchmarks/reproduction/small.toml
 QUICK = benchmarks/reproduction/quick.toml

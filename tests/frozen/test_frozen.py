@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -27,5 +29,9 @@ def test_values_are_as_they_were(section: str) -> None:
     assert {name: value for name, value in found.items() if name not in new} == known
 
 
+@pytest.mark.skipif(
+    f"{sys.version_info.major}.{sys.version_info.minor}, {version('torch')}" != golden("of"),
+    reason="matrix products are torch's, and the order of callbacks is the interpreter's",
+)
 def test_swarms_train_and_exports_hold_the_same_bits_as_before() -> None:
     assert trained() == golden("trained")

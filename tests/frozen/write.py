@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.metadata import version
+from typing import Any
 
 from tests.frozen.trained import trained
 from tests.frozen.values import SECTIONS
@@ -11,5 +14,6 @@ from tests.support.paths import ROOT
 GOLDEN = ROOT / "tests" / "frozen" / "golden.json"
 
 if __name__ == "__main__":
-    values = {name: compute() for name, compute in {**SECTIONS, "trained": trained}.items()}
+    values: dict[str, Any] = {name: compute() for name, compute in {**SECTIONS, "trained": trained}.items()}
+    values["of"] = f"{sys.version_info.major}.{sys.version_info.minor}, {version('torch')}"
     GOLDEN.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -40,7 +40,7 @@ Compute = Annotated[
         "threads of each; 0 shares the cores among them, and one each with as many jobs as cores is the "
         "fastest for small models. device: such as cpu or cuda. compile=true: torch.compile. "
         "activation_checkpointing=true: less memory, more time. precision: auto, fp32 or bf16. resident: "
-        "replicas in the device's memory at a time, the others wait in main memory or on the disk; 0 keeps "
+        "replicas in the device's memory at a time, the others wait in main memory; 0 keeps "
         "all. save_every: rounds between two saved states; 0 saves once a minute.",
         "--compute",
         metavar="NAME=VALUE",

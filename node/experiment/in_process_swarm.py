@@ -95,9 +95,8 @@ class LocalSwarm:
         plan: replaces the plan of :func:`plan_of`, for example to give links different k. Its first round is
             1.
         variation: how training differs from the algorithm.
-        resident: number of replicas on the device at the same time; it changes no bit. 0: all.
-        parked: a folder on a disk for the other replicas. None keeps them in main memory, which saves memory
-            only on a device with separate memory.
+        resident: number of replicas on the device at the same time; it changes no bit. The
+            others wait in main memory. 0: all.
 
     Raises:
         HetnodeError: as :func:`open_stream`; DEVICE_UNAVAILABLE; BAD_OPTION if the variation needs all
@@ -120,7 +119,6 @@ class LocalSwarm:
         plan: Plan | None = None,
         variation: Variation = UNVARIED,
         resident: int = 0,
-        parked: Path | None = None,
     ) -> None:
         stream = stream or open_stream(spec)
         self.position = 0
@@ -144,7 +142,7 @@ class LocalSwarm:
                 "Replicas that average their gradients must all be in memory at the same time.",
                 "Leave out resident, or average_gradients.",
             )
-        self.replicas = ReplicaOffload(len(planned), build, ready, parked)
+        self.replicas = ReplicaOffload(len(planned), build, ready)
         self.steering.connect(0, self.replicas)
         results = agreed_results(spec)
         self.exchange_of_all = None if results is None else results.local(spec, len(planned))

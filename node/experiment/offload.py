@@ -1,4 +1,4 @@
-"""More replicas than fit into the memory of the device: idle replicas are parked on disk or in main memory.
+"""More replicas than fit into the memory of the device: idle replicas are parked in main memory.
 
 A parked replica keeps its object. Only the tensors of its members and links are stored elsewhere
 and restored later with the same bits, so results do not depend on the number of ready replicas. The committed
@@ -7,19 +7,13 @@ state stays in memory, because all replicas share it.
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import overload
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from node.experiment.in_process_replica import LocalReplica
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd, SendingEnd
 
 Action = Callable[[int, LocalReplica], None]
@@ -35,20 +29,13 @@ class ReplicaOffload(Sequence[LocalReplica]):
         count: number of replicas.
         build: creates a replica with all its tensors. Called once for each, in their order.
         resident: at least 1.
-        folder: parked tensors are in a nameless file there, which disappears with this process. None keeps
-            them in main memory, which is useful for a device with separate memory.
-
-    Raises:
-        HetnodeError: DISK_FULL, from indexing.
     """
 
-    def __init__(
-        self, count: int, build: Callable[[int], LocalReplica], resident: int, folder: Path | None = None
-    ) -> None:
-        self._count, self._build, self._resident, self._folder = count, build, resident, folder
+    def __init__(self, count: int, build: Callable[[int], LocalReplica], resident: int) -> None:
+        self._count, self._build, self._resident = count, build, resident
         self.built: dict[int, LocalReplica] = {}  # those that were needed so far, parked ones as well
         self._ready: list[int] = []
-        self._stores: dict[int, dict[str, Tensor] | _OnDisk] = {}
+        self._stores: dict[int, dict[str, Tensor]] = {}
         self._postponed: defaultdict[int, list[Action]] = defaultdict(list)
         for index in range(min(count, resident)):
             self._bring(index)
@@ -87,7 +74,7 @@ class ReplicaOffload(Sequence[LocalReplica]):
         return self.built[index]
 
     def _park(self, index: int) -> None:
-        store = self._stores[index] = {} if self._folder is None else _OnDisk(self._folder)
+        store = self._stores[index] = {}
         for key, tensor in large_tensors(self.built[index]):
             # detach() makes another tensor object over the same memory, because this one becomes empty.
             store[key] = tensor.detach().cpu()
@@ -128,38 +115,3 @@ def _tensors_in(key: str, value: object) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list):
         for position, each in enumerate(value):
             yield from _tensors_in(f"{key}/{position}", each)
-
-
-class _OnDisk:
-    """Tensors in a nameless temporary file, as a mapping from which each is taken once. Raises DISK_FULL."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._found: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
-
-    def __setitem__(self, key: str, tensor: Tensor) -> None:
-        self._found[key] = (self._file.tell(), tensor.shape, tensor.dtype)
-        try:
-            self._file.write(_bytes_of(tensor.contiguous()))
-        except OSError as error:
-            raise HetnodeError(
-                ErrorCode.DISK_FULL,
-                f"A replica cannot be parked on the disk: {error.strerror or error}.",
-                "Free some disk space, or keep more replicas in memory.",
-            ) from None
-
-    def pop(self, key: str) -> Tensor:
-        start, shape, dtype = self._found.pop(key)
-        tensor = torch.empty(shape, dtype=dtype)
-        self._file.seek(start)
-        wanted = _bytes_of(tensor)
-        if self._file.readinto(wanted) != len(wanted):
-            raise OSError("the file of a parked replica is too short")
-        return tensor
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, not copied."""
-    array: NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
-    return array.data

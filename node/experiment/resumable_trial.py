@@ -156,8 +156,6 @@ class ResumableTrial:
             self._stream,
             variation=trial.variation,
             resident=options.resident,
-            # On a CPU, replicas parked in main memory would save nothing, so park them on disk.
-            parked=self._folder if options.device == "cpu" else None,
         )
 
     def _save_is_due(self, done: int) -> bool:

@@ -85,8 +85,7 @@ class TrialOptions(BaseModel):
     resident: int = Field(
         0,
         ge=0,
-        description="replicas in the device's memory at a time, 0: all; the others are in main memory, or on "
-        "the disk if the device has no separate memory",
+        description="replicas in the device's memory at a time, 0: all; the others are in main memory",
     )
     save_every: int = Field(0, ge=0, description="rounds between two saves; 0: by time, at most 5 % of it")
 

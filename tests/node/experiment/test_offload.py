@@ -216,28 +216,22 @@ def test_a_saved_swarm_names_no_place_of_this_machine(saved: tuple[LocalSwarm, P
 # Parked
 
 
-@pytest.mark.parametrize(("resident", "on_disk"), [(1, True), (2, False)])
+@pytest.mark.parametrize("resident", [1, 2])
 def test_bits_do_not_depend_on_how_many_replicas_are_in_memory(
-    tmp_path: Path,
     stream: SampleStream,
     uninterrupted: tuple[LocalSwarm, list[tuple[RoundReport, list[float]]]],
     resident: int,
-    on_disk: bool,
 ) -> None:
     usual, expected = uninterrupted
-    parked = tmp_path if on_disk else None
-    bounded = LocalSwarm(usual.spec, stream=stream, resident=resident, parked=parked)
+    bounded = LocalSwarm(usual.spec, stream=stream, resident=resident)
     assert train(bounded, ROUNDS) == expected
     assert same_bits(bounded, usual)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("variation", VARIATIONS, ids=lambda each: ",".join(each.changes) or "none")
-def test_variations_steer_replicas_that_are_parked(
-    tmp_path: Path, stream: SampleStream, variation: Variation
-) -> None:
+def test_variations_steer_replicas_that_are_parked(stream: SampleStream, variation: Variation) -> None:
     usual = LocalSwarm(coarse(), stream=stream, variation=variation)
-    bounded = LocalSwarm(coarse(), stream=stream, variation=variation, resident=1, parked=tmp_path)
+    bounded = LocalSwarm(coarse(), stream=stream, variation=variation, resident=1)
     assert train(bounded, 2) == train(usual, 2)
     assert same_bits(bounded, usual)
 

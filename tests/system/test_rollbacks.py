@@ -32,8 +32,7 @@ def digests_after(swarm: VirtualSwarm, number: int) -> dict[tuple[int, str], set
     return found
 
 
-@pytest.mark.parametrize("restore_round", [0, 2])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("restore_round", "overlap"), [(0, 1), (2, 0)])
 def test_all_anchors_go_back_bit_for_bit_and_training_goes_on(
     play: Play, restore_round: int, overlap: int
 ) -> None:

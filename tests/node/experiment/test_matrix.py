@@ -122,6 +122,11 @@ def test_what_follows_compressed_links_needs_some(change: dict[str, Any]) -> Non
         trial_in_mode(nano(**{"link.k": 0}), Mode.UNIFORM, 2, changes=change)
 
 
+def test_a_basis_onto_which_outputs_are_projected_stays() -> None:
+    with pytest.raises(ValueError, match="grassmann_every changes the basis"):
+        trial_in_mode(nano(**{"inner.optimizer": "muon"}), Mode.UNIFORM, 2, changes={"grassmann_every": 1})
+
+
 def test_a_trial_in_several_tables_is_run_once_and_seeds_go_one_after_the_other(tmp_path: Path) -> None:
     matrix = matrix_of(tmp_path)
     assert [(planned.name, planned.seed) for planned in matrix.trials] == [

@@ -22,6 +22,7 @@ from node.ipc.worker_client import WorkerClient
 from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import clipping_scales, payload_norm
+from protocol.math.output_subspace import output_basis
 from protocol.spec.run import RunSpec
 from protocol.types import Part
 from tests.support.commands import template
@@ -49,8 +50,13 @@ async def ranks(stack: AsyncExitStack) -> WorkerClient:
 async def test_two_ranks_train_like_one_process_and_commit_the_same_anchors(
     tmp_path: Path, optimizer: str, sharded: bool
 ) -> None:
-    inner = {**SPEC.inner.model_dump(), "optimizer": optimizer}
-    spec = RunSpec.model_validate({**SPEC.model_dump(), "inner": inner})
+    tree = SPEC.model_dump()
+    tree["inner"]["optimizer"] = optimizer
+    if optimizer == "muon":  # a full replica in a run of pipelines alone, in which outputs are projected
+        tree["swarm"] |= {"replicas": 0, "pipelines": 1}
+        tree["link"]["k"] = 8
+    spec = RunSpec.model_validate(tree)
+    assert (output_basis(spec, 0) is not None) == (optimizer == "muon")
     async with AsyncExitStack() as stack:
         one, two = FullReplica(ThreadWorker().client, spec), FullReplica(await ranks(stack), spec)
         await one.build()

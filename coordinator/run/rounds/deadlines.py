@@ -17,8 +17,8 @@ from protocol.spec.run import RunSpec
 from protocol.types import ExchangeGroup, Replica
 
 LEAST_GATHER_SECONDS = 5.0
-LINK_SECONDS = 10.0
-"""Within these the members of a new pipeline report a link that cannot be opened."""
+FIRST_SECONDS = 10.0
+"""Within these a new member has loaded its libraries, and those of a pipeline report a link that fails."""
 _MARGIN = 3.0
 """How much longer than measured a group may take to gather its payloads.
 
@@ -33,8 +33,8 @@ def closes_at(state: State) -> float | None:
     are expected to. It lasts `straggler` times the inner phase until then, at least LEAST_WINDOW_SECONDS and
     at most `match_window` seconds. So a minority that answers early does not end the round for the others,
     and a minority that is slow or silent does not hold them up. In the first round of a plan it lasts at
-    least LINK_SECONDS while a pipeline has not answered: so a link that cannot be opened is known before it
-    ends.
+    least FIRST_SECONDS while a replica has not answered: it may still start, or find that a link cannot be
+    opened.
 
     Without an answer there is no deadline: an inner phase may take any time. As long as fewer than half have
     answered, the round closes `match_window` later than if these had come in time; if it is not known how
@@ -68,8 +68,8 @@ def closes_at(state: State) -> float | None:
 
 def _least_window(state: State, replicas: Collection[Replica]) -> float:
     is_first = bool(state.plans) and state.plan_for(state.current_round).from_round == state.current_round
-    opening = [each for each in replicas if len(each.members) > 1 and each.index not in state.answered]
-    return max(LEAST_WINDOW_SECONDS, LINK_SECONDS) if is_first and opening else LEAST_WINDOW_SECONDS
+    is_open = any(each.index not in state.answered for each in replicas)
+    return max(LEAST_WINDOW_SECONDS, FIRST_SECONDS) if is_first and is_open else LEAST_WINDOW_SECONDS
 
 
 class ClosingTime:

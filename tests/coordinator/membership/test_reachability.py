@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinator.membership.reachability import report_link
 from coordinator.placement.rules import closed_links, may_be_neighbours
-from coordinator.run.rounds.deadlines import LINK_SECONDS, closes_at
+from coordinator.run.rounds.deadlines import FIRST_SECONDS, closes_at
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Join, Offer, ReportLink, Retreat, Tick, UpdateAddresses
 from coordinator.run.state.events import LinkFailed, PayloadOffered, PlanAdopted
@@ -93,8 +93,8 @@ class TestFailedLinks:
         for stage in (0, 1):
             offer(run, A, A.payload(run.spec, stage, 1))
         # As soon as half of the weight has answered, the round closes after the least window of 5 s.
-        assert closes_at(run.state) == run.now + LINK_SECONDS > run.now + LEAST_WINDOW_SECONDS
-        run.now += LINK_SECONDS - 1
+        assert closes_at(run.state) == run.now + FIRST_SECONDS > run.now + LEAST_WINDOW_SECONDS
+        run.now += FIRST_SECONDS - 1
         run.accept(Tick())
         assert run.state.round_of(0, 1).group is None
         run.accept(report(run, B, C))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.run.rounds.deadlines import (
+    FIRST_SECONDS,
     LEAST_GATHER_SECONDS,
     ClosingTime,
     closes_at,
@@ -75,8 +76,8 @@ class TestClosing:
 
     @pytest.mark.parametrize(
         ("inner_phase", "wait"),
-        [(1.0, 5.0), (60.0, 60.0), (1000.0, 120.0)],
-        ids=["at least the least window", "as long as the first took", "at most the match window"],
+        [(1.0, FIRST_SECONDS), (60.0, 60.0), (1000.0, 120.0)],
+        ids=["one that starts is waited for", "as long as the first took", "at most the match window"],
     )
     def test_the_slow_may_take_as_much_longer_as_the_first_took(
         self, run: Run, inner_phase: float, wait: float
@@ -101,8 +102,15 @@ class TestClosing:
         run.now += 3600
         run.accept(Start())
         run.accept(Tick())
-        assert closes_at(run.state) == run.now + LEAST_WINDOW_SECONDS
+        assert closes_at(run.state) == run.now + FIRST_SECONDS
         assert run.state.round_of(0, 1).group is None
+
+    def test_in_later_rounds_all_have_started(self, run: Run) -> None:
+        passes(run, 1)
+        one_round(run, gathered_in=0)
+        passes(run, 1)
+        offers(run, A)
+        assert closes_at(run.state) == run.now + LEAST_WINDOW_SECONDS
 
 
 TIMES = st.floats(0, 1000, allow_nan=False)
@@ -172,9 +180,10 @@ class TestMinorities:
             phase_seconds={i: each for i, each in zip(index, phases, strict=True) if each},
         )
 
+        least = LEAST_WINDOW_SECONDS if len(answers) == len(index) else FIRST_SECONDS
+
         def window(phase: float) -> float:
-            timing = run.spec.timing
-            return began + phase + min(max(phase, LEAST_WINDOW_SECONDS), timing.match_window)
+            return began + phase + min(max(phase, least), run.spec.timing.match_window)
 
         closes = closes_at(state)
         assert closes is not None

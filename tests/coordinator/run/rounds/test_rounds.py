@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.run.rounds.deadlines import FIRST_SECONDS
 from coordinator.run.rounds.rounds import MAX_HOLDERS
 from coordinator.run.state.commands import Attest, Await, Leave, Offer, Report
 from coordinator.run.state.events import (
@@ -43,7 +44,7 @@ class TestOffers:
 
     def test_the_window_closes_the_group_without_the_slow(self, run: Run) -> None:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        beat_for(run, LEAST_WINDOW_SECONDS - 1, A, B)
+        beat_for(run, FIRST_SECONDS - 1, A, B)
         assert run.state.round_of(0, 1).group is None
         beat_for(run, 1, A, B)
         group = run.state.round_of(0, 1).group

@@ -97,7 +97,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
-	$(VENV)/bin/python -m pip install --quiet --editable '.[dashboard,plots]'
+	@echo "installs hetnode and its libraries into $(VENV): some minutes, torch alone is hundreds of MB"
+	$(VENV)/bin/python -m pip install --editable '.[dashboard,plots]'
 	touch $@
 
 $(VENV)/installed-hf: $(VENV)/installed

@@ -40,6 +40,8 @@ def swarm_up(
     checkpoint of the global model. Ctrl-C ends every process; --resume goes on from there.
     """
     command_runner.split_address(listen, "--listen")
+    text = "a swarm starts on this machine; it says how long it takes when it has measured a round"
+    TerminalConsole(highlight=False, soft_wrap=True).print(text)  # at once, also into a pipe
     if resume is None:
         spec = pinned(options.spec(), options.config)
         folder = _prepare_new_run(spec, folder, options.config)

@@ -32,6 +32,7 @@ from node.local_swarm import run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
+from node.views.text import duration
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
@@ -114,12 +115,13 @@ class SwarmView:
             self._has_begun = True
             if (dashboard := url_in(self.folder)) is not None:
                 self._console.print(f"dashboard {dashboard}", markup=False)
-        self._progress.update(self._task, completed=status.steps_done)
+        left = f", {duration(status.remaining_seconds)} left" if status.remaining_seconds else ""
+        self._progress.update(self._task, completed=status.steps_done, description=f"inner steps{left}")
         live.update(Group(replica_table(status), status_text(status), self._progress))
         if not self._console.is_terminal:
-            self._print_round(status)
+            self._print_round(status, left)
 
-    def _print_round(self, status: RunStatus) -> None:
+    def _print_round(self, status: RunStatus, left: str) -> None:
         """Without a terminal: print one line for each round that every replica has measured."""
         measured = {measurement.replica for measurement in status.measurements}
         figures = status.figures
@@ -129,7 +131,7 @@ class SwarmView:
         if round_number > self._shown_round:
             self._shown_round = round_number
             losses = ", ".join(f"replica {i} {each.validation_loss:.4f}" for i, each in figures.items())
-            self._console.print(f"round {round_number} of {self.spec.rounds}: validation loss {losses}")
+            self._console.print(f"round {round_number} of {self.spec.rounds}: validation loss {losses}{left}")
 
     def _summarise(self, history: run_history.History, seconds: float) -> None:
         table = Table("replica", "validation loss before", "after")

@@ -121,6 +121,8 @@ def test_real_strangers_join_wait_and_keep_their_places_when_both_sides_are_kill
         swarm.wait_log("b", "this node has no invite")
         swarm.wait_log("b", "joined run")
         swarm.wait_log(COORDINATOR, "without 1 payload of peers with bad scores or none")
+        # Those that train would take both cores from other tests while this one waits.
+        swarm.ask("run", "pause", str(swarm.run))
         swarm.start_node("c")
         swarm.wait_log("c", "waiting for room in the run: place 1 of 1 in the waiting list")
         swarm.start_node("d")
@@ -135,11 +137,13 @@ def test_real_strangers_join_wait_and_keep_their_places_when_both_sides_are_kill
         status = swarm.ask("status", str(swarm.run))
         assert "place 1 of 2 in the waiting list" in status
         assert "place 2 of 2 in the waiting list" in status
+        swarm.ask("run", "resume", str(swarm.run))
         number = swarm.round_number
         swarm.wait_round(number + 5, 120)
         assert not swarm.contributions("b")
         assert number in swarm.contributions("a")
         assert "count for nothing until they have agreed" in " ".join(status.split())
+        swarm.ask("run", "pause", str(swarm.run))
         swarm.ask("peers", "ban", swarm.peer("b"), "--folder", str(swarm.run))
         swarm.wait_log("c", "the run has room for this node")
         swarm.wait_log("c", "joined run")

@@ -36,6 +36,8 @@ def test_the_run_goes_on_from_what_nodes_hold(tmp_path: Path) -> None:
             found = re.findall(r"^\W*(\d+)\W+0\W+0\W+yes", done.stdout, re.MULTILINE)
             return [int(each) for each in found if int(each) > 2]
 
+        for name in NODES:  # they tell what they hold with their next join: until then each question is work
+            swarm.wait_log(name, "[coordinator-behind]", 120, count=2)
         swarm.wait_until(lambda: bool(listed()), 120, "what nodes hold")
         adopted = max(listed())
         # Where the coordinator died between two stages, the newest round of both is that on the disks.

@@ -103,6 +103,6 @@ def _unreached(url: str, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.COORDINATOR_UNREACHABLE,
         f"No page of a run is at {url}: {why[:300]}.",
-        "Check the address, or ask the operator for an invite. An operator publishes a run with "
+        "Check the address, and the clock here; or ask the operator for an invite. A run is published by "
         "'hetnode coordinator --open' or '--contact'.",
     )

@@ -131,7 +131,7 @@ class SwarmView:
         if round_number > self._shown_round:
             self._shown_round = round_number
             losses = ", ".join(f"replica {i} {each.validation_loss:.4f}" for i, each in figures.items())
-            self._console.print(f"round {round_number} of {self.spec.rounds}: validation loss {losses}{left}")
+            self._console.print(f"round {round_number} of {self.spec.rounds}: val. loss {losses}{left}")
 
     def _summarise(self, history: run_history.History, seconds: float) -> None:
         table = Table("replica", "validation loss before", "after")

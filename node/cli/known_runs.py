@@ -57,7 +57,7 @@ def destination(text: str | None, invite_file: Path | None = None) -> Destinatio
     if (text is None) == (invite_file is None):
         raise bad_option(
             "Either an invite, or the name of a run that this machine was in before, is needed.",
-            "Ask the operator of a run for an INVITE: give it, the file that holds it, https://HOST/, or RUN. "
+            "Ask the operator of a run for an INVITE: give it, the file that holds it, https://HOST/ or RUN. "
             "'hetnode swarm up' needs neither: it trains on this machine alone.",
         )
     if text is not None and invite.is_invite(text):

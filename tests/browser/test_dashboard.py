@@ -87,6 +87,7 @@ def check_health_and_reasons(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.wait_for(".card-head .badge", "nothing unusual")
     browser.wait_for("th", "norm")
+    browser.wait_for(".part-join", "ask the operator")
     browser.run("document.querySelector('.explain').open = true")
     browser.wait_for(".explain .answer", "ound ")
 
@@ -124,7 +125,7 @@ def test_a_pause_and_a_rollback_are_said_and_a_reason_is_only_text(tmp_path: Pat
 
 def test_the_address_with_the_token_signs_in(tmp_path: Path, browser: Browser) -> None:
     with ProcessSwarm(SPEC, tmp_path, {}) as swarm:
-        swarm.start_coordinator("--dashboard", "0.0.0.0:0")
+        swarm.start_coordinator("--dashboard", "0.0.0.0:0", "--contact", HOSTILE)
         plain, readers = url_in(swarm.run), url_for_readers(swarm.run)
         assert plain is not None
         assert readers is not None
@@ -134,4 +135,7 @@ def test_the_address_with_the_token_signs_in(tmp_path: Path, browser: Browser) -
         browser.open(readers)
         browser.wait_for("h1", "Gathering peers")
         assert token_of(swarm.run) not in browser.run("return location.href + document.cookie")
+        browser.wait_for(".part-join", f"An invite is needed: {HOSTILE}")
+        browser.wait_for(".part-join code", "hetnode join INVITE")
+        assert browser.run("return window.isHarmed") is None
         assert browser.complaints() == []

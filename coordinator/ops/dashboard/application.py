@@ -199,6 +199,7 @@ class Application:
             run=shown(self._source.run, 120),
             path=request.scope["path"],
             pages=[(path, label) for path, (_, label) in PAGES.items()],
+            published=self._source.page() is not None,
             **values,
         )
         return Response(text, status, media_type="text/html")

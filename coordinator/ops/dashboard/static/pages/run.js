@@ -112,11 +112,11 @@ function facts(run) {
   return card("About the run", el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
 }
 
-/** How to join: by this address where `hetnode join` takes it, else with an invite, which of an open run is for everyone. */
+/** How to join: an open run by this address where `hetnode join` takes it, else with an invite, which of an open run is for everyone. */
 function takePart() {
   const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   const given = offer?.invite || "INVITE";
-  const isFound = offer && (location.protocol === "https:" || isHere);
+  const isFound = offer?.invite && (location.protocol === "https:" || isHere);
   const told = offer?.invite ? "Anyone may join. What a newcomer sends counts after some good rounds."
     : `An invite is needed: ${offer ? offer.contact : "ask the operator."}`;
   return card("Take part", el("div", { class: "pad" }, el("p", {}, told),
@@ -138,8 +138,10 @@ function draw(run) {
 }
 
 let newest = null;
-let offer = null; // only of a run that its operator publishes
-get("/.well-known/hetnode.json").then((found) => { offer = found; if (newest) draw(newest); }, () => {});
+let offer = null;
+if (document.documentElement.dataset.published) { // by its operator
+  get("/.well-known/hetnode.json").then((found) => { offer = found; if (newest) draw(newest); }, () => {});
+}
 onRun((run) => {
   newest = run;
   draw(run);

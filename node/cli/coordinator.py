@@ -318,7 +318,9 @@ class _CoordinatorFolder:
                 f"[yellow]it was at {self._former}: nodes that train there find it in some minutes, if they "
                 "still reach its DHT peer; send the others a new invite, or start it there again[/]"
             )
-        console.print(f"let nodes in with: hetnode invite create --folder {folder}", markup=False)
+        console.print(
+            f"let nodes in with: hetnode invite create --folder {folder}", markup=False, soft_wrap=True
+        )
         if self._chosen.open:
             invite = open_invite(address, enrollment, load_operator(folder)[1].pin).encode()
             console.print(f"anyone may come with: hetnode join {invite}", markup=False, soft_wrap=True)

@@ -41,6 +41,7 @@ from node.ipc.ranks import OneWorker, Workers, names_several, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
+from node.security import credentials
 from protocol.roles import POLICIES, RoleWish
 from protocol.server.line import LineLimits
 from protocol.types import PeerId
@@ -244,6 +245,8 @@ def join(chosen: JoinOptions) -> None:
     consent = Consent(options.folder, chosen.data, chosen.yes)
     options = replace(options, ask=consent.ask)
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
+    if destination.invite and credentials.of_authority(key.path, destination.invite.pin) is None:
+        allowed.resume()  # a pause is of the run in which it was made
     drain = _drain(leaving, chosen.drain_seconds)
     main = partial(run_node, options, key, leaving, allowed)
     node = _shown(hosts.led(leader, main) if leader else main, console, allowed, consent)

@@ -216,7 +216,8 @@ def only_coordinator() -> Path:
     if len(found) > 1:
         raise bad_option(
             f"There are {len(found)} coordinators here.",
-            f"Name the folder of the one that you mean: {', '.join(map(str, found))}.",
+            "Name the folder of the one that you mean, with --run or --folder where a command has it: "
+            f"{', '.join(map(str, found))}.",
         )
     return found[0]
 

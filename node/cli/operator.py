@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -13,6 +12,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from coordinator.run.state.text import short
 from node import command_runner
 from node.cli.family import CommandFamily
 from node.cli.known_runs import only_coordinator
@@ -27,7 +27,7 @@ from protocol.trust.invite import decode
 from protocol.trust.private_file import write_private
 from protocol.trust.public_name import name_as_text
 from protocol.trust.short_id import named_by
-from protocol.types import Role
+from protocol.types import PeerId, Role
 from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request
 
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 _ID_LETTERS = 52  # of each peer id
-_WHOLE_ID = partial(Column, no_wrap=True, min_width=_ID_LETTERS)
-"""A column of ids, to be copied: other columns give way to it."""
 
 invite_app = typer.Typer(cls=CommandFamily, help="Invites: who may come into a run.", no_args_is_help=True)
 peers_app = typer.Typer(
     cls=CommandFamily, help="Peers that were let in or are kept out.", no_args_is_help=True
 )
-Peer = Annotated[str, typer.Argument(help="Peer id, or its beginning or end, as in 'hetnode status'.")]
+Peer = Annotated[
+    str,
+    typer.Argument(
+        help="Peer id, its beginning or end as in 'hetnode status', or a public name that one peer has."
+    ),
+]
 
 
 @invite_app.callback()
@@ -107,14 +110,14 @@ def invite_create(
 @invite_app.command("list")
 def invite_list(context: typer.Context) -> None:
     """Show the invites that were made, by name. Their secrets are kept nowhere."""
-    table = Table(Column("invite", no_wrap=True), "used", "role", "state", _WHOLE_ID("peers"))
+    table = Table(Column("invite", no_wrap=True), "used", "role", "state", "peers")
     for invite in _asking(context, calls.ListInvites()):
         table.add_row(
             invite.id,
             f"{len(invite.peers)} of {invite.uses}",
             invite.role or "any",
             _state(invite),
-            "\n".join(invite.peers),
+            "\n".join(map(short, map(PeerId, invite.peers))),
         )
     TerminalConsole().print(table)
 
@@ -133,13 +136,25 @@ def peers_list(
     context: typer.Context,
     as_json: Annotated[bool, option("Print one JSON object instead, for programs.", "--json")] = False,
 ) -> None:
-    """Show every peer that was let in, has joined, or is banned."""
+    """Show every peer that was let in, has joined, or is banned. Whole ids: --json."""
     if as_json:
         say(json.dumps({"peers": [asdict(peer) for peer in _asking(context, calls.ListPeers())]}))
         return
-    table = Table(_WHOLE_ID("peer"), "name", "invite", "role", "state")
+    table = Table(
+        Column("peer", no_wrap=True),
+        Column("name", overflow="fold"),
+        Column("invite", no_wrap=True),
+        "role",
+        "state",
+    )
     for peer in _asking(context, calls.ListPeers()):
-        table.add_row(peer.peer, Text(name_as_text(peer.name)), peer.invite, peer.role or "", _run_view(peer))
+        table.add_row(
+            short(PeerId(peer.peer)),
+            Text(name_as_text(peer.name)),
+            peer.invite,
+            peer.role or "",
+            _run_view(peer),
+        )
     TerminalConsole().print(table)
 
 
@@ -261,8 +276,9 @@ def _peer_named(context: typer.Context, text: str, banned: bool = False) -> str:
 
     Raises BAD_OPTION. Another id is returned as it is: a peer can be banned before it comes.
     """
-    known = [each.peer for each in _asking(context, calls.ListPeers()) if each.banned or not banned]
-    peer = named_by(text, known, "peers")
+    peers = [each for each in _asking(context, calls.ListPeers()) if each.banned or not banned]
+    known, called = [each.peer for each in peers], [each.peer for each in peers if each.name == text]
+    peer = called[0] if len(called) == 1 else named_by(text, known, "peers")
     if peer not in known and (banned or len(peer) < _ID_LETTERS):
         raise bad_option(
             f"{text!r:.80} is not {'banned' if banned else 'a peer of this run'}.",

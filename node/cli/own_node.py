@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from platformdirs import user_config_path
 
+from coordinator.run.state.text import short
 from node import command_runner
 from node.cli import known_runs
 from node.cli.known_runs import node_name
@@ -22,8 +23,11 @@ from node.command_runner import TerminalConsole, bad_option
 from node.folder import node_folder_of, run_in, running_process
 from node.home.guest.control import Ask, ask
 from node.security import credentials
+from node.security.credentials import RunCredentials
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.public_name import name_as_text
 from protocol.trust.short_id import named_by
+from protocol.types import PeerId
 
 _POLL_SECONDS = 0.2
 _KEY = "identity.key"
@@ -40,11 +44,42 @@ class Node:
     @property
     def pid(self) -> int | None:
         """Of its process, while it runs; 0 where that cannot be seen from here."""
-        return None if self.folder is None else running_process(self.folder)
+        # The same key and folder serve one run after the other: the mark tells which it is now.
+        if self.folder is None or run_in(self.folder) not in ("", self.run):
+            return None
+        return running_process(self.folder)
 
     @property
     def identity(self) -> Path | None:
         return None if self.credentials is None else self.credentials.parent.with_suffix(".key")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that means it: its run, its key's name, and its peer id and public name as others see them."""
+        known = self._loaded()
+        if known is None or self.identity is None:
+            return self.run, str(self)
+        from node.security.identity import peer_in  # noqa: PLC0415
+
+        return self.run, str(self), peer_in(self.identity), *([known.name] if known.name else [])
+
+    @property
+    def described(self) -> str:
+        """For a choice: ``peer-0 (..i7TXz4no, Ada, replica, of tiny-...)``."""
+        known, (run, key, *others) = self._loaded(), self.names
+        if known is None or not others:
+            return key
+        public = [name_as_text(known.name)] if known.name else []
+        return f"{key} ({', '.join([short(PeerId(others[0])), *public, known.role or 'auto', f'of {run}'])})"
+
+    def _loaded(self) -> RunCredentials | None:
+        """None where the credentials or the key are not here, or damaged."""
+        if self.identity is None or self.credentials is None or not self.identity.exists():
+            return None
+        try:
+            return credentials.load(self.credentials)
+        except HetnodeError:
+            return None
 
     def __str__(self) -> str:
         return node_name(self.credentials) if self.credentials else str(self.folder)
@@ -167,21 +202,19 @@ def chosen(wanted: str | None, known: list[Node]) -> Node:
         if run := run_in(folder):
             own = (node for node in known if node.folder == folder.absolute() and node.run == run)
             return next(own, Node(run, None, folder.absolute()))
-        wanted = named_by(
-            wanted, [each for node in known for each in (node.run, str(node))], "nodes and runs"
-        )
-    candidates = [node for node in known if wanted in (None, node.run, str(node))]
+        wanted = named_by(wanted, [name for node in known for name in node.names], "nodes and runs")
+    candidates = [node for node in known if wanted is None or wanted in node.names]
     running = [node for node in candidates if node.pid is not None]
     # Where nodes of several containers share a volume, the one of this container is meant.
     running = [node for node in running if node.pid] or running
     if len(running) == 1 or (wanted is not None and not running and len(candidates) == 1):
         return (running or candidates)[0]
-    choices = ", ".join(str(node) for node in running or candidates)
+    choices = ", ".join(node.described for node in running or candidates or known)
     if running or (wanted is not None and candidates):
         raise bad_option(f"Several nodes of this machine are meant: {choices}.", "Name one of them.")
     raise HetnodeError(
         ErrorCode.NO_CREDENTIALS,
-        f"This machine is in no run {wanted!r:.80}." if wanted else "No node runs on this machine.",
+        f"No node or run here is called {wanted!r:.80}." if wanted else "No node runs on this machine.",
         f"Start one with 'hetnode join', or name one that was here: {choices}."
         if choices
         else "'hetnode join INVITE' takes part in a run.",

@@ -13,7 +13,6 @@ from node.core.model.shapes import parameter_count, payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.math.flops import microbatch_flops, turning_flops
-from protocol.math.output_subspace import output_basis
 from protocol.run_files.link_text import width_text
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
@@ -48,8 +47,7 @@ def _option_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         usual = microbatch_flops(spec, range(spec.swarm.stages)) - optimizer
         saved, more = run_history.size(4 * fewer), optimizer / usual
         yield "optimizer", f"Muon: moments take {saved} less, and a step has {more:.1%} more operations"
-        if (basis := output_basis(spec, 0)) is not None:
-            k = basis.shape[1]
+        if (k := spec.outputs_k(0)) is not None:
             yield "export", f"as good as through links: layers before them write into their {k} dimensions"
         elif spec.link.may_compress and not spec.swarm.replicas:
             yield "export", "of pipelines alone, Muon's model is poor without their links: add a full replica"

@@ -154,6 +154,16 @@ class SwarmView:
                 )
         facts.add_row("run folder", str(self.folder))
         self._console.print(Panel(Group(table, facts), title=f"run {self.spec.name} is finished"))
+        if history.aborted > history.committed or not all(
+            each.last < each.first for each in history.replicas
+        ):
+            self._console.print(
+                f"It has not learned: see 'hetnode explain ROUND --run {self.folder}'. A lower "
+                "inner.learning_rate helps most often.",
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
         # To be copied: on lines of their own, which nothing cuts.
         program = sys.argv[0] if Path(sys.argv[0]).name == "hetnode" else "hetnode"
         command = shlex.join([program, "generate", str(self.folder), "--prompt", "def "])

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.spec.link import UNCOMPRESSED
 from protocol.spec.run import RunSpec
 
 OUTPUTS = (".wo", ".w_down")
@@ -29,15 +28,9 @@ _ITERATIONS = 30
 
 
 def output_basis(spec: RunSpec, stage: int) -> Tensor | None:
-    """An orthonormal U [d, k], float64, in whose span the layers of `stage` write; None: they write anywhere.
-
-    No link follows the last stage, and outputs that are normed leave every subspace.
-    """
-    ks, width = spec.link.possible_ks, spec.model.width
-    is_bound = spec.inner.optimizer == "muon" and not spec.swarm.replicas and spec.model.norms == "inputs"
-    if not is_bound or UNCOMPRESSED in ks or max(ks) == width or stage == spec.swarm.stages - 1:
-        return None
-    return _span(width, max(ks), spec.seed)
+    """An orthonormal U [d, k], float64, in whose span the layers of `stage` write; None: anywhere."""
+    k = spec.outputs_k(stage)
+    return None if k is None else _span(spec.model.width, k, spec.seed)
 
 
 def exactly_projected(tensors: Mapping[str, Tensor], basis_dk: Tensor | None) -> dict[str, Tensor]:

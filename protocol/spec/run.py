@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import with_fixed, without_fixed
-from protocol.spec.link import LinkSpec
+from protocol.spec.link import UNCOMPRESSED, LinkSpec
 from protocol.spec.outer import OuterSpec
 from protocol.spec.sections import (
     DataSpec,
@@ -181,6 +181,17 @@ class RunSpec(Section):
         size, extra = divmod(self.model.layers, self.swarm.stages)
         first = stage * size + min(stage, extra)
         return range(first, first + size + (stage < extra))
+
+    def outputs_k(self, stage: int) -> int | None:
+        """The k of the links in whose subspace the layers of `stage` write; None: they write anywhere.
+
+        No link follows the last stage, and outputs that are normed leave every subspace.
+        """
+        ks, width = self.link.possible_ks, self.model.width
+        is_bound = self.inner.optimizer == "muon" and not self.swarm.replicas and self.model.norms == "inputs"
+        if not is_bound or UNCOMPRESSED in ks or max(ks) == width or stage == self.swarm.stages - 1:
+            return None
+        return max(ks)
 
     def lacks_second_moment(self, layers: int) -> int:
         """Parameters of `layers` layers of which the optimizer keeps one moment, not two."""

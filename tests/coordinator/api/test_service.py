@@ -16,13 +16,13 @@ import pytest
 
 from coordinator.run import command_loop
 from coordinator.run.decide import Outcome
+from coordinator.run.rounds.deadlines import FIRST_SECONDS
 from coordinator.run.state.commands import Command, Drain
 from coordinator.run.state.state import State
 from node.net.group_reports import GroupReports
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.run_files.resolve import resolve
-from protocol.spec.fixed import LEAST_WINDOW_SECONDS
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode
 from protocol.types import Committed, Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
@@ -197,7 +197,7 @@ async def test_a_heartbeat_tells_when_the_round_closes(run: Running) -> None:
     waiting = run.match(A, 0, 1)
     while not (reply := await run.stub(B).Heartbeat(beat)).closing:
         assert not waiting.done()
-    assert 0 < reply.closes_seconds <= LEAST_WINDOW_SECONDS
+    assert 0 < reply.closes_seconds <= FIRST_SECONDS
     reply = await run.match(B, 0, 1)
     assert reply.seconds == run.spec.timing.fetch
     await waiting

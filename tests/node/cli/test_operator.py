@@ -50,7 +50,7 @@ async def test_an_invite_from_its_making_to_its_end(run: Running) -> None:
     assert (await run.enroll(A, invite)).role == Role.STAGE.value
     status, out, _ = await hetnode("invite", "list", *folder)
     assert status == 0
-    for part in (invite.id, "1 of 2", "stage", "good for 1.5 h", A.peer):
+    for part in (invite.id, "1 of 2", "stage", "good for 1.5 h", A.peer[-8:]):
         assert part in out
     assert (await hetnode("invite", "revoke", invite.id, *folder))[0] == 0
     assert "revoked" in (await hetnode("invite", "list", *folder))[1]
@@ -75,7 +75,7 @@ async def test_a_peer_is_named_by_the_end_of_its_id(run: Running) -> None:
     assert A.peer in (await hetnode("peers", "unban", A.peer[-8:], *folder))[1]
 
 
-async def test_lists_show_whole_ids_on_a_narrow_terminal_and_to_programs(run: Running) -> None:
+async def test_lists_fit_a_narrow_terminal_and_programs_get_whole_ids(run: Running) -> None:
     folder = ("--folder", str(run.folder))
     invite = decode((await hetnode("invite", "create", *folder))[1])
     await run.enroll(A, invite)
@@ -85,8 +85,12 @@ async def test_lists_show_whole_ids_on_a_narrow_terminal_and_to_programs(run: Ru
     for family in ("peers", "invite"):
         listing = ("node.__main__", family, "list", *folder)
         done = await asyncio.to_thread(commands.run, *listing, environment=narrow)
-        assert A.peer in done.stdout, done.stdout + done.stderr
+        assert f"..{A.peer[-8:]}" in done.stdout, done.stdout + done.stderr
+        assert invite.id in done.stdout
+        assert "…" not in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
+    assert (await hetnode("peers", "unban", "a-name-of-many-letters", *folder))[0] == 0
+    assert (await hetnode("peers", "ban", A.peer, "--reason", "it sends noise for hours", *folder))[0] == 0
     status, out, _ = await hetnode("peers", "list", "--json", *folder)
     (peer,) = json.loads(out)["peers"]
     assert (status, peer["peer"], peer["invite"], peer["banned"]) == (0, A.peer, invite.id, True)

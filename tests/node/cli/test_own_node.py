@@ -110,6 +110,22 @@ def test_the_status_without_a_name_is_that_of_the_only_run_where_nothing_runs(
     assert meant(None) is None
 
 
+def test_a_node_is_called_as_others_see_it_and_former_runs_of_its_folder_do_not_count(tmp_path: Path) -> None:
+    folder, key = tmp_path / "node", open_identity(tmp_path / "peer-0.key")
+    folder.mkdir()
+    for run in ("former", "now"):
+        enrolled(key, run).remember(None, "Ada")
+        keep_only_run(folder, run, "coordinator")
+    known = [Node(run, tmp_path / "peer-0.runs" / run, folder) for run in ("former", "now")]
+    with node_in(folder):
+        for name in (None, "peer-0", "Ada", key.peer, key.peer[-8:], "now"):
+            assert chosen(name, known) == known[1], name
+        assert known[1].described == f"peer-0 (..{key.peer[-8:]}, Ada, auto, of now)"
+        with pytest.raises(HetnodeError, match="called 'Bob'") as refused:
+            chosen("Bob", known)
+        assert "Ada" in refused.value.remedy
+
+
 def test_the_folder_of_a_node_names_its_process_while_it_runs(tmp_path: Path) -> None:
     assert running_process(tmp_path) is None
     (tmp_path / "lock").write_text("1")  # left by a node that has ended

@@ -136,7 +136,7 @@ def peers_list(
     context: typer.Context,
     as_json: Annotated[bool, option("Print one JSON object instead, for programs.", "--json")] = False,
 ) -> None:
-    """Show every peer that was let in, has joined, or is banned. Whole ids: --json."""
+    """Show all peers that came or are banned. Whole ids: --json."""
     if as_json:
         say(json.dumps({"peers": [asdict(peer) for peer in _asking(context, calls.ListPeers())]}))
         return

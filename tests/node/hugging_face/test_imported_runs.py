@@ -45,7 +45,7 @@ def hugging_face(tmp_path: Path) -> Path:
 def mine(hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Such a model, imported; the working folder is another, which has a tokenizer of its own."""
     monkeypatch.chdir(tmp_path)
-    _said("import", "hf", "--out", "mine", "--preset", "nano")
+    _said("import", "hf", "--out", "mine", "--preset", "nano", "--set", "model.context=32")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path("tokenizer.json").write_text("{}")

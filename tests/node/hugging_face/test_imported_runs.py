@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import CharDelimiterSplit
 from typer.testing import CliRunner
 
 from node.checkpoint import global_model
@@ -37,7 +38,9 @@ def hugging_face(tmp_path: Path) -> Path:
     """The folder of a model with a tokenizer of words."""
     export(global_model.verify(write_model(tmp_path / "run", PLAIN)), tmp_path / "hf", DTYPES["fp32"], 10**9)
     words = WordLevel({"[UNK]": 0, "def": 1, "\n": 2}, unk_token="[UNK]")
-    RawTokenizer(words).save(str(tmp_path / "hf" / "tokenizer.json"))
+    tokenizer = RawTokenizer(words)
+    tokenizer.pre_tokenizer = CharDelimiterSplit("\n")  # else a document is one token
+    tokenizer.save(str(tmp_path / "hf" / "tokenizer.json"))
     return tmp_path / "hf"
 
 
@@ -45,7 +48,7 @@ def hugging_face(tmp_path: Path) -> Path:
 def mine(hugging_face: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Such a model, imported; the working folder is another, which has a tokenizer of its own."""
     monkeypatch.chdir(tmp_path)
-    _said("import", "hf", "--out", "mine", "--preset", "nano", "--set", "model.context=32")
+    _said("import", "hf", "--out", "mine", "--preset", "nano")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path("tokenizer.json").write_text("{}")

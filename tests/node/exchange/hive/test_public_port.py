@@ -40,6 +40,7 @@ async def guarded(folder: Path, name: str, initial_peers: tuple[str, ...] = ()) 
 async def test_where_256_files_may_be_open_connections_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(GREETING)
+        writer.close()  # the server below waits for it, from Python 3.12 on
 
     async def no_peers() -> list[PeerInfo]:
         return []

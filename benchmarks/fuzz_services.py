@@ -91,15 +91,21 @@ class _Loop:
     def wake(self, topic: object) -> None:
         pass
 
+    def submit(self, heartbeat: commands.Heartbeat) -> None:
+        self._decide(heartbeat)
+
     async def execute(self, command: commands.Command) -> None:
+        if (refusal := self._decide(command)) is not None:
+            raise refusal
+
+    def _decide(self, command: commands.Command) -> HetnodeError | None:
         outcome = decide(self.state, command, self.time)
         for event in outcome.events:
             if not isinstance(event, PeerSeen):
                 stored = event_codec.encode(event)
                 assert event_codec.encode(event_codec.decode(*stored)) == stored
         self.state = outcome.state
-        if outcome.refusal is not None:
-            raise outcome.refusal
+        return outcome.refusal
 
     async def until(self, _: object, ready: Callable[[State], Any]) -> Any:
         """Calls that would wait end here."""

@@ -157,9 +157,11 @@ async def run_coordinator(
             await asyncio.to_thread(restored.history.close, None)
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
-        bootstrap, health = await _opened(stack, start_bootstrap(run)), _health(restored)
+        bootstrap = await _opened(stack, start_bootstrap(run))
+        health = _health(restored)
         command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
-        own = command_loop, records, store, (sources := MemberSources()), authority, identity, bootstrap
+        sources = MemberSources()
+        own = command_loop, records, store, sources, authority, identity, bootstrap
         servers = _public_servers(*own, dial_back, ports, relay, terms)
         await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay)
         if endpoint is not None:
@@ -168,12 +170,16 @@ async def run_coordinator(
         await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
         write_operator(authority, folder)
         _start_work(stack, command_loop, bootstrap, sources, ports, (authority, folder, identity.peer))
-        everyones = open_invite(*ports.advertised, authority.pin).encode() if terms.members else ""
-        entrance = Entrance(authority.pin.hex(), addresses.contact, everyones)
-        dashboard.serve(folder, command_loop, records, entrance)
+        dashboard.serve(folder, command_loop, records, _entrance(authority, ports, addresses.contact, terms))
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
     return True
+
+
+def _entrance(authority: Authority, ports: PublicPorts, contact: str, terms: OpenTerms) -> Entrance:
+    """What the page of the run tells newcomers: the invite for everyone, where the run is open."""
+    everyones = open_invite(*ports.advertised, authority.pin).encode() if terms.members else ""
+    return Entrance(authority.pin.hex(), contact, everyones)
 
 
 def _open_store(folder: Path, identity: CoordinatorKey, stack: AsyncExitStack) -> SqliteStore:

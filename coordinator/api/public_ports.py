@@ -138,7 +138,7 @@ def warn_of_unreached(addresses: Iterable[str]) -> None:
         except OSError as error:
             log.warning(
                 "this machine does not reach itself at %s: %s. Check --advertise and the router's ports "
-                "before you send an invite; some routers let nobody inside call the home's own address",
+                "before you send an invite; behind some routers the home's own address cannot be called",
                 address,
                 error,
             )

@@ -62,7 +62,7 @@ def check_wsl(found: Windows | None) -> list[CheckResult]:
         return [
             warning("WSL", "this is WSL 1, which has no GPU", "Type 'wsl --set-version NAME 2' in Windows.")
         ]
-    memory = f"{found.memory / 2**30:.1f} GiB, which is half of that of Windows if nobody has set it"
+    memory = f"{found.memory / 2**30:.1f} GiB; by default half of the memory of Windows"
     findings = [ok("WSL memory", memory, f"More: memory=24GB {_SETTINGS}.")]
     if found.network == "mirrored":
         findings.append(ok("WSL network", "mirrored: what reaches Windows reaches this node"))

@@ -81,7 +81,7 @@ def _checked(address: str) -> Any:
         raise _bad_address(address, "it names no host, or a user")
     if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)):
         return parts
-    raise _bad_address(address, "without encryption, whoever stands in between could name another run")
+    raise _bad_address(address, "without encryption its answer can be changed on the way")
 
 
 def _is_loopback(host: str) -> bool:

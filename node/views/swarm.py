@@ -158,8 +158,8 @@ class SwarmView:
             each.last < each.first for each in history.replicas
         ):
             self._console.print(
-                f"It has not learned: see 'hetnode explain ROUND --run {self.folder}'. A lower "
-                "inner.learning_rate helps most often.",
+                f"The loss has not fallen, or most rounds were aborted: 'hetnode explain ROUND --run "
+                f"{self.folder}' says what happened in a round. Perhaps inner.learning_rate is too high.",
                 style="yellow",
                 markup=False,
                 soft_wrap=True,

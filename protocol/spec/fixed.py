@@ -34,7 +34,7 @@ LEAST_SHARE = 0.1
 BETAS = 0.9, 0.95
 """Of AdamW, as in Llama, OLMo2 and the other models of today."""
 EPSILON = 1e-8
-"""Of AdamW: torch's, which nobody tunes."""
+"""Of AdamW, as in torch: no run has tuned it."""
 ROPE_TURNS = 1.0, 4.0
 """Of rope_scaling "llama3": angles with fewer turns are stretched whole, those with more are kept, as in each
 Llama 3."""

@@ -101,9 +101,11 @@ def _redacted(value: Any, names: dict[str, str]) -> Any:
         return replace(value, **changes)
     if isinstance(value, Mapping):
         return {_redacted(key, names): _redacted(each, names) for key, each in value.items()}
-    if isinstance(value, tuple | frozenset):
+    if isinstance(value, tuple | list | frozenset):
         return type(value)(_redacted(each, names) for each in value)
-    return value
+    if value is None or isinstance(value, Enum | bool | int | float):
+        return value
+    raise TypeError(f"{type(value).__name__} of an event, of which nothing says that it is harmless")
 
 
 def _name(text: str, names: dict[str, str]) -> str:

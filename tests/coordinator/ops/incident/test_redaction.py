@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,24 @@ def test_every_text_of_a_specification_is_known() -> None:
     # one of a few names of this program
     validated = {"outer.quantizer", "link.dtype", "link.gradient_dtype"}
     assert texts(RunSpec) - validated == {"preset", *(f"data.{name}" for name in DATA_TEXTS)}
+
+
+def test_a_field_that_comes_later_keeps_no_text_and_one_of_an_unknown_type_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Later:
+        field: Any
+
+    for held in (
+        "zqsecret",
+        ["zqsecret"],
+        ("zqsecret",),
+        {"zqsecret": ["zqsecret"]},
+        frozenset({"zqsecret"}),
+    ):
+        (found,) = redacted_log([Later(held)])  # type: ignore[list-item]
+        assert not any("zq" in text for text in texts_in(found))
+    with pytest.raises(TypeError, match="object of an event"):
+        redacted_log([Later(object())])  # type: ignore[list-item]
 
 
 def test_a_specification_loses_its_paths() -> None:

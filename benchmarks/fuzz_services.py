@@ -338,6 +338,7 @@ def _questions() -> tuple[Message, ...]:
         calls.ListRollbacks(),
         calls.AskWhy("now"),
         calls.AskReceipt(),
+        calls.AskRank(),
     )
     encoded = map(encode_request, requests)
     return tuple(operator_pb2.OperatorCall(method=each.method, body=bytes(each.body)) for each in encoded)

@@ -238,6 +238,15 @@ class SqliteHistory:
             found = _rows(db, PeerTotals, "WHERE number > 0 AND peer = ?", peer)
             return run.sequence, (found[0].name or "") if found else "", _credit(found[0]) if found else None
 
+    def rank(self, credit: Credit) -> tuple[int, int]:
+        """The place of a peer by its stage tokens, 1 being the most, and how many peers have any."""
+        with reading(self.path) as db:
+            more, peers = db.execute(
+                "SELECT total(stage_tokens > ?), count(*) FROM peers WHERE number > 0 AND stage_tokens > 0",
+                (credit.stage_tokens,),
+            ).fetchone()
+        return int(more) + 1, max(1, peers)
+
     def plan(self, epoch: int) -> AdoptedPlan | None:
         with reading(self.path) as db:
             return next(iter(_rows(db, AdoptedPlan, "WHERE epoch = ?", epoch)), None)

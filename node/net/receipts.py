@@ -14,7 +14,7 @@ from protocol.status import RunStatus
 from protocol.trust.names import wrong_authority
 from protocol.trust.private_file import write_private
 from protocol.trust.receipt import Receipt, open_receipt, read_bounded
-from protocol.wire.operator_calls import AskReceipt
+from protocol.wire.operator_calls import AskRank, AskReceipt, Rank
 
 log = logging.getLogger(__name__)
 
@@ -59,18 +59,22 @@ async def keep_receipt(credentials: RunCredentials, folder: Path) -> None:
     else:
         log.info("a receipt for %d stage tokens is in %s", receipt.stage_tokens, path)
         with suppress(TimeoutError, HetnodeError):
-            async with asyncio.timeout(_KEEP_SECONDS):
+            async with (
+                asyncio.timeout(_KEEP_SECONDS),
+                CoordinatorChannel(credentials.api, credentials.tls) as channel,
+            ):
+                rank = await channel.ask(AskRank(), _KEEP_SECONDS)
                 status = await fetch_status(credentials.api, credentials.tls, _KEEP_SECONDS)
-            log.info("%s", thanks(receipt, status))
+            log.info("%s", thanks(receipt, rank, status))
 
 
-def thanks(receipt: Receipt, status: RunStatus) -> str:
+def thanks(receipt: Receipt, rank: Rank, status: RunStatus) -> str:
     """What the node of `receipt` has done for the run of `status`, and what that has reached."""
     done, spec = receipt.stage_tokens, status.spec
     share = done / max(1, done, status.tokens_committed * spec.swarm.stages)
     loss = "" if status.validation_loss is None else f", validation loss {status.validation_loss:.4f}"
     return (
-        f"thank you: {share:.1%} of what {spec.name} has trained is this node's, {done:,} stage tokens in "
-        f"{receipt.stage_rounds:,} stage rounds; {status.rounds_decided} of {spec.rounds} rounds are done, "
-        f"{len(status.peers)} peers took part{loss}"
+        f"thank you: {share:.1%} of what {spec.name} has trained is this node's, rank {rank.place:,} of "
+        f"{rank.peers:,}: {done:,} stage tokens in {receipt.stage_rounds:,} stage rounds; "
+        f"{status.rounds_decided} of {spec.rounds} rounds are done, {len(status.peers)} peers took part{loss}"
     )

@@ -91,6 +91,14 @@ class RollbackChoices:
     round_number: int
 
 
+@dataclass(frozen=True)
+class Rank:
+    """The place of a peer by its stage tokens, 1 being the most, among the peers that have any."""
+
+    place: int
+    peers: int
+
+
 # With the operator's certificate
 
 
@@ -187,3 +195,8 @@ class AskReceipt(Request[str]):
 
     The caller need not be live.
     """
+
+
+@dataclass(frozen=True)
+class AskRank(Request[Rank]):
+    """Answers the place of the caller, which need not be live."""

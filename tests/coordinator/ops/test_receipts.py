@@ -7,7 +7,7 @@ from pathlib import Path
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.receipt import Receipt, open_receipt
-from protocol.wire.operator_calls import AskReceipt, BanPeer
+from protocol.wire.operator_calls import AskRank, AskReceipt, BanPeer, Rank
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import COORDINATOR, Running, refusal_of, running
 
@@ -49,6 +49,16 @@ async def test_receipts_are_exact_and_only_grow_also_across_restarts(tmp_path: P
         assert (last.stage_rounds, last.first_round, last.last_round, last.name) == (6, 1, 3, "")
         assert last.stage_tokens == 6 * samples
         assert (await receipt_of(run, B)).stage_tokens == 6 * samples
+
+
+async def test_a_rank_is_by_stage_tokens_among_those_that_have_any(tmp_path: Path) -> None:
+    async with running(SPEC, tmp_path) as run:
+        for peer in (A, B, C):
+            await run.join(peer)
+        await play(run, 1)
+        assert [await run.ask(AskRank(), each) for each in (A, B)] == [Rank(1, 2)] * 2
+        for caller, code in ((None, ErrorCode.CERTIFICATE_REFUSED), (C, ErrorCode.NO_CREDIT)):
+            assert (await refusal_of(run.ask(AskRank(), caller))).code is code
 
 
 async def test_a_receipt_is_for_peers_with_credit_that_are_not_banned_and_ask_seldom(tmp_path: Path) -> None:

@@ -381,3 +381,12 @@ def test_peers_are_found_by_a_part_of_their_name_or_id(tmp_path: Path) -> None:
     for nothing in ("%", "_", "'; drop table peers", "nobody"):
         assert history.credits(find=nothing).credits == ()
     assert history.credits(find="nobody").peers == 2  # totals are those of all
+
+
+def test_a_rank_counts_the_peers_with_more_stage_tokens(tmp_path: Path) -> None:
+    """A full replica has the tokens of both stages, each member of a pipeline those of one."""
+    run = started_and_attested(1, 1)
+    play_rounds(run)
+    history = history_of(run, tmp_path)
+    ranks = [history.rank(each) for each in history.credits().credits]
+    assert ranks == [(1, 3), (2, 3), (2, 3)]

@@ -92,7 +92,8 @@ async def test_a_node_keeps_the_receipt_that_counts_furthest_when_it_leaves(
     held = credentials(run, tmp_path / "credentials")
     await keep_receipt(held, tmp_path)
     told = caplog.messages[-1]
-    assert told.startswith(f"thank you: 50.0% of what {run.spec.name} has trained is this node's, ")
+    share = f"50.0% of what {run.spec.name} has trained is this node's"
+    assert told.startswith(f"thank you: {share}, rank 1 of 2: ")
     assert f"1 of {run.spec.rounds} rounds are done, 2 peers took part" in told
     kept = tmp_path / "receipts" / f"{run.run}.json"
     first = open_receipt(kept.read_bytes())

@@ -39,7 +39,7 @@ def explain(
         str | None,
         option(
             "A run that this machine is or was in, or the folder of its coordinator or of 'swarm up'. "
-            "Default: the only coordinator here.",
+            "Default: as 'hetnode status'.",
             "--run",
             metavar="RUN|FOLDER",
         ),

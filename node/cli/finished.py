@@ -1,8 +1,10 @@
-"""What commands say about a run that is finished: nothing has failed, and there is nothing to wait for."""
+"""What commands say about a run that is finished, or whose coordinator on this machine does not answer."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from node import command_runner
 from node.cli import known_runs
@@ -14,6 +16,7 @@ from node.security.credentials import RunCredentials
 from node.views.run_history import history_of, read_events
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import RunPhase
+from protocol.trust.private_file import FULL_DISK
 
 _ANSWER_SECONDS = 3.0
 _AWAY = (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY)
@@ -41,6 +44,40 @@ def coordinator_text(folder: Path) -> str:
 def has_finished(folder: Path) -> bool:
     """Whether `folder` is that of a coordinator whose run is finished, as far as its metrics tell."""
     return any(event["event"] == "finished" for event in read_events(folder / "metrics.jsonl"))
+
+
+def reason_of_silence(folder: Path) -> HetnodeError | None:
+    """Why the coordinator that has `folder` does not answer: RUN_STARTED, DISK_FULL, COORDINATOR_UNREACHABLE.
+
+    None where nothing on this machine tells.
+    """
+    from node.security.identity import is_in_use  # noqa: PLC0415  heavy, and only for a failure
+
+    is_running, place = is_in_use(folder / "identity.key"), shlex.quote(str(folder))
+    if has_finished(folder) and not is_running:
+        cause = f"The run in {folder} is finished, and nobody takes part any more."
+        remedy = f"'hetnode status {place}' says what it has reached, 'hetnode credit {place}' who took part."
+        return HetnodeError(ErrorCode.RUN_STARTED, cause, remedy)
+    if _is_full(folder):
+        cause = f"The disk of {folder} is full, and the coordinator cannot write what it is asked for."
+        return HetnodeError(ErrorCode.DISK_FULL, cause, "Make room there, and ask again.")
+    if is_running:
+        return None
+    start = "swarm up --resume" if (folder / "nodes").is_dir() else "coordinator --folder"
+    cause = f"The coordinator of the run in {folder} is not running."
+    return HetnodeError(
+        ErrorCode.COORDINATOR_UNREACHABLE, cause, f"Start it again: 'hetnode {start} {place}'."
+    )
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+    except OSError as error:
+        return error.errno in FULL_DISK
+    return False
 
 
 def node_text(known: RunCredentials) -> str | None:

@@ -46,7 +46,15 @@ def _run_named(text: str, of_members: bool = False) -> str:
     if of_members:
         return named_by(text, ids, "runs")
     here = {path.parent.parent.name for path in _coordinators().glob("*/coordinator/operator.pem")}
+    if text not in here and (swarm := swarm_called(text)):
+        return str(swarm)
     return text if text in here else named_by(text, ids | here - set(map(spec_name_in, ids)), "runs")
+
+
+def swarm_called(name: str) -> Path | None:
+    """The folder in ./runs of the swarm of this name; None where there is none."""
+    folder = Path("runs", name)
+    return folder if "/" not in name and (folder / "operator.pem").exists() else None
 
 
 def destination(text: str | None, invite_file: Path | None = None) -> Destination:
@@ -106,40 +114,38 @@ def operator_or_member(text: str | None) -> tuple[str, Credentials]:
     """
     if text is None:
         return credentials.load_operator(only_coordinator())
-    known = _operator(text) or member(text)
+    folder = _operator_folder(text)
+    known = credentials.load_operator(folder) if folder else member(text)
     if known is None:
         raise _unknown(text)
     return known
 
 
-def operator_of(text: str | None) -> tuple[str, Credentials]:
-    """API address of a run, and its operator's credentials, by `text` as :func:`operator_or_member` reads it.
+def operator_folder(text: str | None) -> Path:
+    """The folder of the coordinator of a run, by `text` as :func:`operator_or_member` reads it.
 
     Raises HetnodeError: BAD_OPTION, NO_CREDENTIALS.
     """
-    known = credentials.load_operator(only_coordinator()) if text is None else _operator(text)
-    if known is None:
+    folder = only_coordinator() if text is None else _operator_folder(text)
+    if folder is None:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
             f"The folder of the coordinator of {text!r:.80} is not on this machine.",
             "Only the operator may do this: give the folder of the coordinator, as the user who started it.",
         )
-    return known
+    return folder
 
 
-def _operator(text: str) -> tuple[str, Credentials] | None:
-    """As :func:`operator_of`; None if no coordinator of that run has its folder here."""
+def _operator_folder(text: str) -> Path | None:
+    """As :func:`operator_folder`; None if no coordinator of that run has its folder here."""
     text = _run_named(text)
     for folder in (Path(text), _coordinators() / text / "coordinator"):
         if (folder / "operator.pem").exists():
-            return credentials.load_operator(folder)
+            return folder
     # Its folder has the name of the specification: it was made before there was an authority.
     usual = _coordinators() / spec_name_in(text) / "coordinator"
-    if (usual / "operator.pem").exists():
-        address, operator = credentials.load_operator(usual)
-        if names_authority(text, operator.pin):
-            return address, operator
-    return None
+    is_here = (usual / "operator.pem").exists()
+    return usual if is_here and names_authority(text, credentials.load_operator(usual)[1].pin) else None
 
 
 def member(run: str) -> tuple[str, Credentials] | None:

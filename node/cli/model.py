@@ -22,7 +22,7 @@ from node.cli.options import Device, option, records_as_options
 from node.cli.output import say
 from node.cli.spec import SpecOptions, pinned
 from node.command_runner import TerminalConsole, bad_option
-from node.folder import make_usable, node_folder_of, run_in
+from node.folder import make_usable, run_in
 from node.security import credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
@@ -43,23 +43,28 @@ _LIKELIEST = 40
 """Tokens among which ``hetnode generate`` samples, as most programs do by default."""
 
 
-def _place_of(run: Path) -> Path:
-    """`run`; for the name of a run, or the folder of its credentials, that of this machine's node in it.
+def place_of(run: Path) -> Path:
+    """`run`; for the name of a swarm, run or node, or the folder of credentials, where its model is here.
 
     Raises HetnodeError BAD_OPTION if several nodes of this machine are in it.
     """
     if run.exists() and not credentials.exist(run):
         return run
-    noted = {node_folder_of(known.folder): known for known in known_runs.memberships(str(run))}
-    found = [folder for folder, own in noted.items() if folder is not None and run_in(folder) == own.run]
-    if len(found) > 1:
-        names = ", ".join(known_runs.node_name(noted[each].folder) for each in found)
-        raise bad_option(f"Several nodes of this machine are in {run}: {names}.", "Name one of them.")
-    return found[0] if found else run
+    if swarm := known_runs.swarm_called(str(run)):
+        return swarm
+    from node.cli.own_node import chosen, nodes_here  # noqa: PLC0415
+
+    here = [node for node in nodes_here() if node.folder is not None and run_in(node.folder) == node.run]
+    try:
+        return chosen(str(run), here).folder or run
+    except HetnodeError as error:
+        if error.code is not ErrorCode.NO_CREDENTIALS:
+            raise
+        return run
 
 
 def _places_of(runs: list[Path]) -> list[Path]:
-    return [_place_of(run) for run in runs]
+    return [place_of(run) for run in runs]
 
 
 class ExportFormat(StrEnum):
@@ -67,8 +72,8 @@ class ExportFormat(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-_PLACES = "Run folder, node folder, checkpoint folder, or the name of a run that a node of this machine is in"
-Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=_place_of)]
+_PLACES = "Folder of a run, node or checkpoint; or the name of a swarm in ./runs, a run or a node here"
+Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=place_of)]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -94,7 +99,7 @@ def generate(
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=_place_of)],
+    run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=place_of)],
     data: Annotated[
         str | None,
         option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]. Default: the run's own."),

@@ -289,7 +289,7 @@ def _peer_named(context: typer.Context, text: str, banned: bool = False) -> str:
 
 def _asking(context: typer.Context, request: Request[Answer]) -> Answer:
     """The answer to `request` of the operator whose folder ``--folder`` names."""
-    return answer_of(load_operator(context.obj or only_coordinator()), request)
+    return answer_of(context.obj or only_coordinator(), request)
 
 
 def _unnamed(peer: str, former: str) -> str:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
 from node import command_runner
-from node.cli.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_of
+from node.cli.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_folder
 from node.cli.options import option
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
+from node.security.credentials import load_operator
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request
-
-if TYPE_CHECKING:
-    from node.security.credentials import Credentials
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +49,7 @@ def run_pause(run: Run = None, reason: Reason = "") -> None:
     Nodes stay connected and keep all that they have learned. They may join, leave and catch up during the
     pause. It outlives restarts of the coordinator. A paused run stays as it is.
     """
-    reply = answer_of(operator_of(run), calls.HoldRun(reason))
+    reply = answer_of(operator_folder(run), calls.HoldRun(reason))
     # The words of the operator are text, whatever is in them.
     pause, console = reply.pause, TerminalConsole(highlight=False, soft_wrap=True)
     assert pause is not None, "the run is paused"
@@ -66,7 +65,7 @@ def run_pause(run: Run = None, reason: Reason = "") -> None:
 @run_app.command("resume")
 def run_resume(run: Run = None) -> None:
     """Let a paused run go on."""
-    changed = answer_of(operator_of(run), calls.GoOn())
+    changed = answer_of(operator_folder(run), calls.GoOn())
     TerminalConsole(highlight=False).print("the run goes on" if changed else "the run was not paused")
 
 
@@ -120,7 +119,7 @@ def rollback(
     Where the coordinator's folder was restored from an older copy, nodes hold the model after later rounds.
     They are listed, too, and --to lets the run go on from there: it trusts what most of its nodes tell.
     """
-    found = answer_of(operator_of(run), calls.ListRollbacks())
+    found = answer_of(operator_folder(run), calls.ListRollbacks())
     console = TerminalConsole(highlight=False, soft_wrap=True)
     undone = {each.round_number: max(0, found.round_number - 1 - each.round_number) for each in found.rounds}
     is_ahead = restore_round is not None and restore_round >= found.round_number
@@ -150,17 +149,27 @@ def rollback(
             markup=False,
         )
         typer.confirm(f"Go back to round {restore_round}?", abort=True)
-    number = answer_of(operator_of(run), calls.RestoreRound(restore_round, reason))
+    number = answer_of(operator_folder(run), calls.RestoreRound(restore_round, reason))
     console.print(f"round {number} is a rollback to round {restore_round}", markup=False)
     paused = "the run is paused; 'hetnode run resume' lets it go on"
     console.print("the run goes on" if is_ahead else paused, markup=False)
 
 
-def answer_of(coordinator: tuple[str, Credentials], request: Request[Answer]) -> Answer:
+def answer_of(folder: Path, request: Request[Answer]) -> Answer:
+    """The answer to `request` of the operator of the run whose coordinator has `folder`.
+
+    Raises HetnodeError: the refusal; why the coordinator does not answer, as far as this machine knows.
+    """
+    from node.cli.finished import reason_of_silence  # noqa: PLC0415
     from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
 
     async def call() -> Answer:
-        async with CoordinatorChannel(*coordinator) as client:
+        async with CoordinatorChannel(*load_operator(folder)) as client:
             return await client.ask(request)
 
-    return command_runner.run(call())
+    try:
+        return command_runner.run(call())
+    except HetnodeError as error:
+        if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.NO_CREDENTIALS):
+            raise
+        raise reason_of_silence(folder) or error from None

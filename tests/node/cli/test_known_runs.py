@@ -10,7 +10,9 @@ import pytest
 
 from node.cli import known_runs
 from node.cli.known_runs import Destination
-from node.security.identity import open_identity
+from node.cli.model import place_of
+from node.folder import keep_only_run, remember_node_folder
+from node.security.identity import open_identity, peer_in
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import Invite
 from protocol.types import Role
@@ -116,6 +118,42 @@ def test_the_coordinator_that_runs_is_meant_where_there_are_several(
         if number > 1:
             with pytest.raises(HetnodeError, match=f"{number} coordinators here.*runs/nano-1"):
                 known_runs.only_coordinator()
+
+
+def test_a_swarm_below_runs_is_called_by_its_name(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every command: those of the run, and those of its model."""
+    monkeypatch.setattr(known_runs, "user_data_path", lambda _: home)
+    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: home)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/tiny-1")
+    folder.mkdir(parents=True)
+    (folder / "operator.pem").touch()
+    assert list(known_runs.coordinator_folders("tiny-1")) == [folder]
+    assert known_runs.operator_folder("tiny-1") == folder
+    assert place_of(Path("tiny-1")) == folder
+    assert place_of(Path("tiny-2")) == Path("tiny-2")
+    assert known_runs.destination("tiny-1").run == "tiny-1", "nobody joins a swarm by its folder"
+
+
+def test_the_model_of_a_node_is_named_as_the_node_is(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: home)
+    monkeypatch.chdir(tmp_path)
+    run = authority("a").run_id(spec_of())
+    for number in range(2):
+        let_in(home, number)
+        kept = home / f"kept-{number}"
+        kept.mkdir()
+        keep_only_run(kept, run, "coordinator")
+        remember_node_folder(home / f"peer-{number}.runs" / run, kept)
+    assert place_of(Path("peer-1")) == home / "kept-1"
+    assert place_of(home / "peer-0.runs" / run) == home / "kept-0"
+    assert place_of(Path(peer_in(home / "peer-0.key")[-8:])) == home / "kept-0"
+    with pytest.raises(HetnodeError, match="Several nodes"):
+        place_of(Path(run))
 
 
 def test_a_given_identity_decides(home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import os
 import stat
@@ -14,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from node.cli import finished
 from node.cli.options import seconds_of
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import Invite, decode
@@ -160,6 +162,23 @@ async def test_what_the_operator_cannot_have_is_refused_with_code_and_status(run
     await run.stop()
     status, _, errors = await hetnode("invite", "list", *folder)
     assert (status, "[coordinator-unreachable]" in errors) == (4, True)
+    assert f"is not running. Start it again: 'hetnode coordinator --folder {run.folder}'" in errors
+    with (run.folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"event": "finished"}\n')
+    status, _, errors = await hetnode("peers", "list", *folder)
+    assert (status, f"[run-started] The run in {run.folder} is finished" in errors) == (5, True)
+
+
+def test_a_coordinator_without_room_on_its_disk_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(finished, "TemporaryFile", full)
+    told = finished.reason_of_silence(tmp_path)
+    assert told is not None
+    assert told.code is ErrorCode.DISK_FULL
 
 
 @pytest.mark.parametrize("command", [("status",), ("invite", "list", "--folder")], ids=" ".join)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 
 from coordinator.ops.forecast.advice import Advice, advice
 from coordinator.ops.forecast.forecast import Forecast, ProposedPlan, ReplicaForecast
@@ -136,14 +136,17 @@ def warnings_of(spec: RunSpec, found: Forecast) -> list[str]:
 
 def _replicas(spec: RunSpec, found: Forecast) -> Table:
     table = Table(
-        "replica",
-        "members: stages",
+        Column("replica", no_wrap=True),
+        "peers: stages",
         "k",
-        "microbatches",
-        "inner step",
+        Column("batches", no_wrap=True),
+        Column("step", no_wrap=True),
         "busy in it",
         "in a round",
         "waits for",
+        box=None,  # 80 columns have no room for lines
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
     for each in _first(found.replicas):
         members = each.replica.members

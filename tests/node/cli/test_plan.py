@@ -40,6 +40,16 @@ def test_uniform_peers_and_full_replicas_as_tables() -> None:
         assert word in result.output
 
 
+def test_a_narrow_terminal_has_room_for_the_whole_header() -> None:
+    arguments = ["plan", "--preset", "1b", "--stage-peers", "8"]
+    lines = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    header = " ".join(lines[:2])
+    assert "…" not in header
+    for word in ("replica", "peers:", "stages", "batches", "step", "busy", "round", "waits"):
+        assert word in header
+
+
 def test_uncompressed_links_are_named_so(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('preset = "178m"\n[link]\nk = 64\nleast_k = 64\nmost_k = 128\nuncompressed = true\n')

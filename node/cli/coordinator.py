@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 _LISTEN = "127.0.0.1:7700"
 _KEY = "identity.key"
-_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found"}
+_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found", "about.md"}
 """Names in the folder of a coordinator that has not started yet."""
 _PLACES = "places.json"
 """In the folder of a coordinator: the options that say where it listens, with the ports that it had."""

@@ -39,6 +39,7 @@ def _show(page: RunPage, host: str) -> None:
     way = "what a newcomer sends counts after some good rounds" if page.invite else "by invite"
     for line in (
         f"run {page.run}, as {host} publishes it",
+        *([f"- title: {page.title}"] if page.title else ()),
         f"- model: {count(page.parameters)} parameters",
         f"- rounds: {page.rounds_decided} of {page.rounds} are done",
         f"- members: {page.members} here now",

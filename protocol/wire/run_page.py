@@ -19,7 +19,7 @@ from protocol.wire.record_codec import Bounds, RecordCodec
 
 PATH = "/.well-known/hetnode.json"
 MOST_BYTES = 8192
-MOST_CONTACT = 300
+MOST_CONTACT, MOST_TITLE = 300, 100
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class RunPage:
         members: peers that are here now.
         contact: how to ask for an invite, in the words of the operator.
         invite: that of an open run, which is for everyone; "" where an invite must be asked for.
+        title: of the run, in the words of the operator, or "".
     """
 
     run: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
@@ -42,6 +43,7 @@ class RunPage:
     members: Annotated[int, Field(ge=0)]
     contact: Annotated[str, Field(max_length=MOST_CONTACT)] = ""
     invite: Annotated[str, Field(max_length=MAX_TEXT)] = ""
+    title: Annotated[str, Field(max_length=MOST_TITLE)] = ""
 
 
 RUN_PAGE = RecordCodec[RunPage](RunPage, Bounds(MOST_BYTES, 256), ignores_unknown=True)

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from coordinator.ops.dashboard.about import About
 from coordinator.ops.dashboard.files import StaticFiles
 from coordinator.ops.dashboard.past import Past
 from coordinator.ops.dashboard.port import COOKIE_SECONDS, ReaderAccess
@@ -37,7 +38,7 @@ from coordinator.ops.dashboard.queries import (
 from coordinator.ops.dashboard.source import Records
 from coordinator.ops.dashboard.stream import MOST_STREAMS, EventStream, LiveRun
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.wire.run_page import PATH
+from protocol.wire.run_page import PATH, RUN_PAGE
 
 log = logging.getLogger(__name__)
 
@@ -188,9 +189,17 @@ class Application:
 
     def _page(self, name: str, title: str) -> Answer:
         async def answer(request: Request) -> Response:
-            return self._rendered("page.html", request, page=name, title=title)
+            about = self._source.about() if name == "run" else About()
+            return self._rendered("page.html", request, page=name, title=title, about=about)
 
         return answer
+
+    def _sign_in(self, request: Request, status: int = 200) -> Response:
+        """The form for the token, below what everybody may know of a run that is published."""
+        front = self._source.page()
+        about = self._source.about() if front else About()
+        values = {"title": "Sign in", "failed": status != 200, "about": about, "front": front}
+        return self._rendered("login.html", request, status, **values)
 
     def _rendered(self, template: str, request: Request, status: int = 200, **values: Any) -> Response:
         text = self._templates.get_template(template).render(
@@ -200,7 +209,7 @@ class Application:
             path=request.scope["path"],
             pages=[(path, label) for path, (_, label) in PAGES.items()],
             published=self._source.page() is not None,
-            **values,
+            **{"about": About(), "front": None, **values},
         )
         return Response(text, status, media_type="text/html")
 
@@ -208,7 +217,7 @@ class Application:
         if request.method != "POST":
             if not self._access.needs_token:
                 return RedirectResponse("/", 303)
-            return self._rendered("login.html", request, title="Sign in", failed=False)
+            return self._sign_in(request)
         form = bytearray()
         async for piece in request.stream():
             form += piece
@@ -216,7 +225,7 @@ class Application:
                 raise HTTPException(413)
         given = parse_qs(form.decode("ascii", "replace"), max_num_fields=4).get("token", [""])[0]
         if not self._access.is_token(given):
-            return self._rendered("login.html", request, 403, title="Sign in", failed=True)
+            return self._sign_in(request, 403)
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             self._access.cookie_name,
@@ -268,7 +277,7 @@ class Application:
     async def _run_page(self, request: Request) -> Response:
         if (page := self._source.page()) is None:
             raise HTTPException(404)
-        return Response(page, media_type="application/json")
+        return Response(RUN_PAGE.encode(page), media_type="application/json")
 
     async def _static(self, request: Request) -> Response:
         file = self._files.get(request.path_params["path"])

@@ -56,7 +56,7 @@ class Dashboard:
         """Show the run in `folder` from now on, until the stack unwinds."""
         if self._listener is None:
             return
-        source = LiveRecords(command_loop, records, self.feed, entrance)
+        source = LiveRecords(command_loop, records, self.feed, entrance, folder)
         past = Past(records.history, lambda: command_loop.state)
         explanations = Explanations(records.explain, asyncio.get_running_loop())
         server = DashboardServer(DashboardPort(self._listener, folder), source, past, explanations)

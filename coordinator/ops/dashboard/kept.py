@@ -53,7 +53,7 @@ async def serve_kept(folder: Path, address: str, explain: Explain, on_ready: Cal
             )
         stack.callback(listener.close)
         port = DashboardPort(listener, None)
-        source = KeptRecords(lambda: state, lambda: status, feed.lines)
+        source = KeptRecords(lambda: state, lambda: status, feed.lines, folder)
         explanations = Explanations(explained, asyncio.get_running_loop())
         server = DashboardServer(port, source, Past(history, lambda: state), explanations)
         stack.push_async_callback(server.close)

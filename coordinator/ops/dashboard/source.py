@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 from coordinator.api.dashboard import Entrance
 from coordinator.api.run_records import RunRecords
+from coordinator.ops.dashboard.about import About, read_about
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.placement.cost_model import Survey, survey_of
 from coordinator.placement.predict import ReplicaPrediction, predict
@@ -26,9 +28,9 @@ from coordinator.status.document import document, plain
 from coordinator.status.event_levels import log_level
 from coordinator.status.messages import event_message, event_peers
 from coordinator.status.run_status import run_status
-from protocol.status import RunStatus
+from protocol.status import RunPhase, RunStatus
 from protocol.types import Committed, Lifecycle, Replica, Role
-from protocol.wire.run_page import MOST_CONTACT, RUN_PAGE, RunPage
+from protocol.wire.run_page import MOST_CONTACT, RunPage
 
 T = TypeVar("T")
 MOST_REPLICAS = 64
@@ -82,6 +84,7 @@ class Records:
         state: of the run.
         status: of the run.
         lines: the newest events (:meth:`Feed.lines`).
+        folder: of the coordinator.
     """
 
     def __init__(
@@ -89,8 +92,9 @@ class Records:
         state: Callable[[], State],
         status: Callable[[], RunStatus],
         lines: Callable[[], list[dict[str, Any]]],
+        folder: Path,
     ) -> None:
-        self._state, self.status, self._lines = state, status, lines
+        self._state, self.status, self._lines, self._folder = state, status, lines, folder
         self._predictions = Predictions()
 
     @property
@@ -101,7 +105,12 @@ class Records:
         """The status document but for its large fields, with the newest events: for every reader."""
         status = self.status()
         first = [each for each in status.replicas if each.is_planned][:MOST_REPLICAS]
-        first += [each for each in status.replicas if not each.is_planned and each.cause][:MOST_REPLICAS]
+        is_over = status.phase is RunPhase.FINISHED
+        first += [
+            each
+            for each in status.replicas
+            if not each.is_planned and (each.cause or (is_over and each.figures))
+        ][:MOST_REPLICAS]
         found = document(status, _text, without=_LARGE)
         return {**found, "replicas": plain(first, _text), "events": self._lines()}
 
@@ -120,8 +129,12 @@ class Records:
         measured = next((each for each in status.measurements if each.peer == peer), None)
         return {"peer": plain(known, _text), "measurement": plain(measured, _text), "time": status.time}
 
-    def page(self) -> bytes | None:
-        """The document of protocol.wire.run_page; None where the operator publishes none."""
+    def about(self) -> About:
+        """What the operator tells readers of the run."""
+        return read_about(self._folder)
+
+    def page(self) -> RunPage | None:
+        """What the operator tells everyone; None where the run is not published."""
         return None
 
     def predictions(self) -> Record:
@@ -133,14 +146,14 @@ class LiveRecords(Records):
     """The records of a run that its coordinator serves, as they are now."""
 
     def __init__(
-        self, command_loop: CommandLoop, records: RunRecords, feed: Feed, entrance: Entrance
+        self, command_loop: CommandLoop, records: RunRecords, feed: Feed, entrance: Entrance, folder: Path
     ) -> None:
-        super().__init__(lambda: command_loop.state, self._newest, feed.lines)
+        super().__init__(lambda: command_loop.state, self._newest, feed.lines, folder)
         self._command_loop, self._records, self._entrance = command_loop, records, entrance
         self._status: RunStatus | None = None
         self._made_at = 0.0
 
-    def page(self) -> bytes | None:
+    def page(self) -> RunPage | None:
         entrance, status = self._entrance, self.status()
         if not (entrance.contact or entrance.invite):
             return None
@@ -148,7 +161,7 @@ class LiveRecords(Records):
         here = sum(each.lifecycle is not Lifecycle.GONE for each in trainers)
         done, contact = (status.spec.rounds, status.rounds_decided), shown(entrance.contact, MOST_CONTACT)
         given = status.run, entrance.authority, status.parameters, *done, here, contact, entrance.invite
-        return RUN_PAGE.encode(RunPage(*given))
+        return RunPage(*given, self.about().title)
 
     def _newest(self) -> RunStatus:
         """The run at this moment, or up to a second before."""

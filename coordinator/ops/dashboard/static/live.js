@@ -36,6 +36,7 @@ export async function get(path) {
 function say(kind, text) {
   const live = document.getElementById("live");
   live.className = `live ${kind}`;
+  live.hidden = false;
   live.querySelector("span").textContent = text;
 }
 

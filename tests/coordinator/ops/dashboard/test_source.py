@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,7 +31,8 @@ def source_of(run: Run, *measurements: Measurement) -> LiveRecords:
     records: Any = SimpleNamespace(
         metrics=SimpleNamespace(newest=newest), resting={}, health=SimpleNamespace(latest=None)
     )
-    return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed(), Entrance("", "", ""))
+    entrance = Entrance("", "", "")
+    return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed(), entrance, Path("nowhere"))
 
 
 def test_the_event_leaves_out_what_grows_with_the_swarm() -> None:

@@ -3,7 +3,8 @@ import { badge, card, el, meter, show, tile, linked, causePeers } from "../dom.j
 import * as f from "../format.js";
 import { Explanation } from "../explain.js";
 import { BY, healthCard, notices } from "../health.js";
-import { get, now, onRun } from "../live.js";
+import { published, takePart } from "../join.js";
+import { now, onRun } from "../live.js";
 import { LossChart } from "../losses.js";
 
 const page = document.getElementById("page");
@@ -11,7 +12,7 @@ const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas"
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
   trains: ["trains", ""], paused: ["paused", "wait"], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
-  broken: ["cannot train", "bad"], done: ["done", "good"],
+  broken: ["cannot train", "bad"], done: ["done", "good"], gone: ["took part", ""],
 };
 page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
   el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts, at.join);
@@ -81,7 +82,7 @@ function tiles(run) {
 }
 
 function replicas(run) {
-  const planned = run.replicas.filter((each) => each.is_planned);
+  const planned = run.replicas.filter((each) => each.is_planned || (run.phase === "finished" && each.figures));
   const lacking = run.replicas.filter((each) => !each.is_planned && each.cause);
   return card("Replicas", planned.length === 0
     ? el("p", { class: "quiet pad" }, "There is no plan yet.")
@@ -91,7 +92,7 @@ function replicas(run) {
       return el("li", { "data-key": String(each.index), class: each.state },
         el("div", { class: "row-head" },
           el("a", { href: `/swarm#replica-${each.index}` }, `replica ${each.index}`),
-          el("span", { class: "quiet" }, each.places.length === 1 ? "full" : f.plural(each.places.length, "member")),
+          each.is_planned && el("span", { class: "quiet" }, each.places.length === 1 ? "full" : f.plural(each.places.length, "member")),
           badge(word, kind),
           el("span", { class: "end" }, f.loss(figures?.validation_loss)),
           el("span", { class: "end quiet" }, figures ? `${f.scaled(figures.tokens_per_second)} tok/s` : "")),
@@ -112,18 +113,6 @@ function facts(run) {
   return card("About the run", el("dl", { class: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
 }
 
-/** How to join: an open run by this address where `hetnode join` takes it, else with an invite, which of an open run is for everyone. */
-function takePart() {
-  const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
-  const given = offer?.invite || "INVITE";
-  const isFound = offer?.invite && (location.protocol === "https:" || isHere);
-  const told = offer?.invite ? "Anyone may join. What a newcomer sends counts after some good rounds."
-    : `An invite is needed: ${offer ? offer.contact : "ask the operator."}`;
-  return card("Take part", el("div", { class: "pad" }, el("p", {}, told),
-    el("p", {}, el("code", {}, `hetnode join ${isFound ? `${location.origin}/` : given}`)),
-    el("p", {}, "In a container: ", el("code", {}, `docker run --volume hetnode:/home/hetnode hetnode join ${isFound && !isHere ? `${location.origin}/` : given}`))));
-}
-
 function draw(run) {
   document.title = `${run.is_stalled ? "⚠ " : ""}${what(run)[0]} · ${run.spec.name}`;
   show(at.hero, hero(run));
@@ -134,14 +123,15 @@ function draw(run) {
   show(at.replicas, replicas(run));
   show(at.events, events(run));
   show(at.facts, facts(run));
-  show(at.join, run.phase !== "finished" && run.live !== false && takePart());
+  show(at.join, run.phase !== "finished" && run.live !== false && takePart(offer));
 }
 
 let newest = null;
 let offer = null;
-if (document.documentElement.dataset.published) { // by its operator
-  get("/.well-known/hetnode.json").then((found) => { offer = found; if (newest) draw(newest); }, () => {});
-}
+published().then((found) => {
+  offer = found;
+  if (newest) draw(newest);
+});
 onRun((run) => {
   newest = run;
   draw(run);

@@ -81,7 +81,7 @@ class CauseCode(StrEnum):
     DISK_FULL = "disk-full"  # detail: that of the coordinator
     FINISHED = "finished"  # total
     # Why a replica cannot train.
-    OBSTRUCTED = "obstructed"  # replicas, causes: the replica and all that it lacks
+    OBSTRUCTED = "obstructed"  # replicas, causes: it and all that it lacks; count, total: steps offered
     VACANT = "vacant"  # stages
     MEMBER_GONE = "member-gone"  # peers, stages; detail "rests" if its process does
     MEMBER_DRAINS = "member-drains"  # peers, stages

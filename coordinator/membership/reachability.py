@@ -96,8 +96,10 @@ def report_link(transaction: Transaction, command: ReportLink) -> None:
     around = [each.peer for each in members[max(0, position - 1) : position + 2] if each.peer != peer]
     if command.neighbour not in around:
         raise bad_request(f"{peer} reports a link to {command.neighbour}, which is not its neighbour")
+    # Who was lost under this plan comes back with another address, to which no link has failed.
+    is_over = bool(command.address) and command.neighbour in state.absent.get(command.epoch, ())
     known = state.failed_links.get((peer, command.neighbour))
-    if known is None or known.epoch != command.epoch:
+    if not is_over and (known is None or known.epoch != command.epoch):
         transaction.add(
             LinkFailed(
                 transaction.now, peer, command.epoch, command.neighbour, command.address, command.reason

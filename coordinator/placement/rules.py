@@ -150,9 +150,10 @@ def obstacles(state: State, from_round: int) -> dict[int, Cause]:
     reserved = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = {}
     for index in sorted({replica for replica, _ in reserved}):
-        causes = []
+        causes, done = [], 0
         for position, stages in enumerate(state.layout(index)):
             holder = reserved.get((index, position))
+            done = max(done, 0 if holder is None else _offered_steps(state, holder))
             if holder is None:
                 causes.append(Cause(CauseCode.VACANT, stages=tuple(stages)))
             elif (cause := member_obstacle(state, holder, from_round)) is not None:
@@ -163,8 +164,17 @@ def obstacles(state: State, from_round: int) -> dict[int, Cause]:
         if not causes and rests > from_round:
             causes.append(Cause(CauseCode.REPLICA_RESTS, round_number=rests))
         if causes:
-            found[index] = Cause(CauseCode.OBSTRUCTED, replicas=(index,), causes=tuple(causes))
+            cause = Cause(CauseCode.OBSTRUCTED, replicas=(index,), causes=tuple(causes))
+            found[index] = replace(cause, count=done, total=state.spec.inner.steps) if done else cause
     return found
+
+
+def _offered_steps(state: State, holder: ReservedAssignment) -> int:
+    """The inner steps behind what a member has offered in the open round, if it takes part in it."""
+    number, assignment = state.current_round, state.assignment(holder.peer, state.current_round)
+    offers = [state.round_of(stage, number).offers.get(holder.peer) for stage in holder.stages]
+    weight = max((each.weight for each in offers if each is not None), default=0.0)
+    return round(weight / assignment.replica.weight * state.spec.inner.steps) if assignment else 0
 
 
 def closed_links(state: State, peer: PeerId | None = None) -> Iterator[Cause]:

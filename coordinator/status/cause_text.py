@@ -82,7 +82,10 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
     CauseCode.PAUSED: lambda it: "",
     CauseCode.DISK_FULL: lambda it: f"waiting for space on the coordinator's disk: {it.detail.rstrip('.')}",
     CauseCode.FINISHED: lambda it: "",
-    CauseCode.OBSTRUCTED: lambda it: f"replica-{it.replicas[0]} {_nested(it)}",
+    CauseCode.OBSTRUCTED: lambda it: (
+        f"replica-{it.replicas[0]} {_nested(it)}"
+        + (f"; {it.count} of {counted(it.total, 'step')} of this round count" if it.count else "")
+    ),
     CauseCode.VACANT: lambda it: f"has no peer for {stages_text(it.stages)}",
     CauseCode.MEMBER_GONE: _awaited,
     CauseCode.MEMBER_DRAINS: _awaited,

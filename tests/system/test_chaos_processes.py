@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from coordinator.store.history import SqliteHistory
+from coordinator.store.history_file import HISTORY_FILE
+from coordinator.store.history_tables import Standing
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Role
+from protocol.types import PeerId, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.processes import COORDINATOR, ProcessSwarm
@@ -86,3 +90,49 @@ def test_nodes_come_back_after_a_stop_a_partition_and_a_kill_of_all_processes(tm
         assert swarm.restarts == len(MIXED)
         assert not swarm.contributions("a") & {cut, cut + 1, cut + 2}
         assert all(120 in swarm.contributions(name) for name in MIXED)
+
+
+@pytest.mark.slow  # the virtual swarm plays the same faults in seconds
+def test_what_the_neighbour_of_a_dead_node_worker_or_machine_has_learned_counts_in_its_round(
+    tmp_path: Path,
+) -> None:
+    plan, step, steps = FaultPlan(tmp_path / "faults"), 10, 20
+    members = {**MIXED, "b": Role.REPLICA}
+    plan.fail_at("q", None, None, Moment.NORM, Action.KILL, step=step)  # the node
+    plan.fail_at("q", None, None, Moment.NORM, Action.DELAY, step=step, seconds=60.0)  # its worker, below
+    plan.fail_at("q", None, None, Moment.NORM, Action.STOP, step=step, seconds=20.0)  # its machine, or line
+    spec = spec_of(members, 400)
+    timing = spec.timing.model_copy(update={"link": 4.0, "lost_after": 10.0})
+    grouping = spec.grouping.model_copy(update={"balance": False})  # each replica has the same share
+    spec = spec.model_copy(update={"timing": timing, "grouping": grouping})
+    with ProcessSwarm(spec, tmp_path, members, plan) as swarm:
+        swarm.start()
+        for count in (1, 2, 3):
+            swarm.wait_fired("q", 120, count)
+            number = plan.fired("q")[-1].round_number
+            if count == 2:
+                swarm.kill_below("q", swarm.worker_of("q"))
+            swarm.keep_running_until(lambda at=number: swarm.round_number > at, 60, f"after {number}")
+            shares = {name: share_of(swarm, name, number) for name in members}
+            assert shares == {"a": 1.0, "b": 1.0, "p": step / steps, "q": None}
+            swarm.keep_running_until(
+                lambda at=number: max(swarm.contributions("q"), default=0) > at,
+                120,
+                "a payload of q after its return",
+            )
+        plan.assert_all_fired()
+        assert not [each for each in swarm.decisions() if not each["owners"]], "a round was lost"
+        found = json.loads(swarm.ask("status", str(swarm.run), "--json"))
+        assert found["anchors_agree"]
+
+
+def share_of(swarm: ProcessSwarm, name: str, round_number: int) -> float | None:
+    """The share of its inner phase behind the payload of a node, by its credit; None without one."""
+    detail = SqliteHistory(swarm.run / HISTORY_FILE).peer(PeerId(swarm.peer(name)))
+    full = swarm.spec.samples_per_round() * swarm.spec.model.context
+    found = [
+        each.tokens
+        for each in (detail.contributions if detail else ())
+        if each.round_number == round_number and each.standing is Standing.COUNTED
+    ]
+    return found[0] / full if found else None

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from coordinator.run.state.commands import ResumeRun, RollBack
-from coordinator.run.state.events import PeerLeft
+from coordinator.run.state.events import PeerLeft, PlanAdopted
 from coordinator.run.state.state import State
 from protocol.roles import RoleWish
 from protocol.run_files.resolve import resolve
@@ -190,6 +190,18 @@ def contributions(swarm: VirtualSwarm, name: str) -> list[int]:
             if entry.descriptor.owner == peer
         }
     )
+
+
+def shares(swarm: VirtualSwarm, name: str, round_number: int) -> dict[int, float]:
+    """By stage: the weight of the committed payload of a node, as a share of what the plan gives it."""
+    peer, plans = swarm.peer(name), {each.plan.epoch: each.plan for each in swarm.happened(PlanAdopted)}
+    found = {}
+    for decision in swarm.decisions:
+        for payload in (entry.descriptor for entry in entries_of(decision)):
+            replica = plans[payload.epoch].replica_of(payload.owner)
+            if (payload.owner, payload.round_number) == (peer, round_number) and replica is not None:
+                found[payload.stage] = payload.weight / replica.weight
+    return found
 
 
 def departures(swarm: VirtualSwarm, name: str) -> list[str]:

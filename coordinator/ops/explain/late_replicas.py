@@ -8,6 +8,7 @@ from coordinator.ops.explain.known import SHORT, SLOW, middle
 from coordinator.ops.explain.round_story import FirstOffer, RoundStory
 from coordinator.ops.explain.statements import Code, nonfinite, say
 from coordinator.store.history_tables import Standing
+from protocol.math.turns import due_stages, rounds_behind
 from protocol.status import Statement
 from protocol.types import PeerId
 
@@ -16,8 +17,9 @@ _MOST_EVENTS = 3
 
 
 def waits(story: RoundStory) -> Iterator[Statement]:
-    """The replicas that offered late or nothing, and why; and members whose values were not finite."""
+    """The replicas that offered late, a part or nothing, and why; and members with values not finite."""
     yield from _nonfinite(story)
+    yield from _broken(story)
     silent = [index for index in story.members if index not in story.offers]
     for index in silent[:_MOST_NAMED]:
         yield from _why_silent(story, index)
@@ -42,6 +44,34 @@ def _nonfinite(story: RoundStory) -> Iterator[Statement]:
         parts = (part for stage in story.stages for part in stage.contributions if part.peer == each.peer)
         cited = (part.offered_sequence for part in parts if part.standing is Standing.WITHHELD)
         yield nonfinite(each, *cited)
+
+
+def _broken(story: RoundStory) -> Iterator[Statement]:
+    """The replicas that have lost a member in the round, and what counts of the others."""
+    spec, plan = story.known.state.spec, story.plan
+    for replica in plan.replicas if plan else ():
+        members, lines = story.members[replica.index], story.about(replica.index)
+        parts = [part for stage in story.stages for part in stage.contributions if part.peer in members]
+        done = [part for part in parts if part.standing is Standing.COUNTED]
+        gone = [stage for member in replica.members for stage in member.stages]
+        gone = [
+            stage for stage in due_stages(spec, story.number, gone) if stage not in {e.stage for e in done}
+        ]
+        if done and gone and lines and story.times.is_decided:
+            whole = spec.samples_per_round(spec.microbatches_of(replica)) * spec.model.context
+            steps = [
+                spec.inner.steps * part.tokens / (whole * rounds_behind(spec, part.stage, story.number))
+                for part in done
+            ]
+            yield say(
+                Code.BROKEN,
+                *(each.sequence for each in lines),
+                replicas=(replica.index,),
+                peers=dict.fromkeys(part.peer for part in done),
+                stages=gone,
+                done=round(max(steps)),
+                steps=spec.inner.steps,
+            )
 
 
 def _why_silent(story: RoundStory, index: int) -> Iterator[Statement]:

@@ -48,6 +48,7 @@ class RoundStory:
         offers: the first one of each replica, in the order of their times.
         members: of each replica of the round.
         former: of each replica of the round before; None for the first round.
+        plan: that of the round; None where it is not kept any more.
     """
 
     def __init__(self, known: Known, number: int) -> None:
@@ -58,8 +59,8 @@ class RoundStory:
             raise HetnodeError(ErrorCode.NO_HISTORY, cause, "Ask again in a moment.")
         self.known, self.number, self.times, self.stages = known, number, times, detail.stages
         self.figures, self.lines = detail.members, known.lines(times.first, times.last)
-        self.offers, plan = first_offers(detail), known.state.plan_of(detail.summary.epoch)
-        replicas = plan.replicas if plan else ()
+        self.offers, self.plan = first_offers(detail), known.state.plan_of(detail.summary.epoch)
+        replicas = self.plan.replicas if self.plan else ()
         self.members: Mapping[int, tuple[PeerId, ...]] = {
             each.index: tuple(member.peer for member in each.members) for each in replicas
         } or _owners(detail)

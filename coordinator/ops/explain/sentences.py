@@ -257,6 +257,8 @@ _TEMPLATES: Mapping[Code, str | Callable[[Statement], str]] = {
         if statement.figures["known"]
         else "{replica} ({peers}) offered no payload, and has not told yet what it has trained"
     ),
+    Code.BROKEN: "{replica} broke in this round: {done} of {steps} steps count, by {peers}, and nothing for "
+    "{stages}",
     Code.NONFINITE: "in {replica}, values of {peer} were not finite from step {step} of round {number} on; "
     "steps of this inner phase that count: {done}",
     Code.LAST: _last,

@@ -51,6 +51,7 @@ class Code(StrEnum):
     STOOD_STILL = "stood-still"  # detail, seconds
     NO_OFFER = "no-offer"  # replicas, peers, detail, usual
     WITHHELD = "withheld"  # replicas, peers, known: members that have told what they measured
+    BROKEN = "broken"  # replicas, peers: what they offered counts; stages: of the others; done, steps
     NONFINITE = "nonfinite"  # rounds, replicas, peers: one of each; step, done: the steps that count
     LAST = "last"  # replicas: it and the one before; seconds, lag, usual
     FIRST_ROUND = "first-round"

@@ -26,7 +26,7 @@ def missing_offers(state: State, stage: int, round_number: int) -> list[int]:
 
 
 def missing_reports(state: State, round_state: Round) -> list[PeerId]:
-    """The members of the group that have not reported yet, and that are live and still take part."""
+    """The members of the group that have not reported yet, and that are live and may still do so."""
     return list(_missing_reports(state, round_state))
 
 
@@ -36,7 +36,7 @@ def _missing_reports(state: State, round_state: Round) -> Iterator[PeerId]:
     return (
         d.owner
         for d in unreported
-        if state.takes_part(d.owner, d.round_number)
+        if state.may_offer(d.owner, d.round_number)
         and state.peers[d.owner].is_live
         and not state.is_unproven(d.owner)
     )

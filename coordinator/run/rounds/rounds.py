@@ -64,8 +64,8 @@ def offer(transaction: Transaction, command: Offer) -> None:
 
     Raises:
         HetnodeError: UNKNOWN_PEER; BAD_REQUEST; ANCHOR_DIVERGED, which is also recorded; SEAT_LOST if the
-            peer joined again, retreated or diverged since the plan was made; OFFER_TOO_EARLY if its replica
-            cannot have trained so much since the round began.
+            peer joined again or diverged since the plan was made; OFFER_TOO_EARLY if its replica cannot have
+            trained so much since the round began.
     """
     sender, descriptor = command.peer, command.descriptor
     stage, round_number = descriptor.stage, descriptor.round_number
@@ -92,11 +92,11 @@ def offer(transaction: Transaction, command: Offer) -> None:
     settled = settled_digest(transaction.state, stage, round_number - 1, Part.STAGE)
     agrees = settled in (None, descriptor.anchor_digest)
     # A peer with another anchor gets ANCHOR_DIVERGED below instead, because it must load the right one.
-    if agrees and (former is not None or not transaction.state.takes_part(sender, round_number)):
+    if agrees and (former is not None or not transaction.state.may_offer(sender, round_number)):
         raise HetnodeError(
             ErrorCode.SEAT_LOST,
-            f"{sender} no longer takes part in round {round_number}: it joined again, retreated, diverged, "
-            "or has offered a payload from another anchor or plan.",
+            f"{sender} no longer takes part in round {round_number}: it joined again, diverged, or has "
+            "offered a payload from another anchor or plan.",
             "It must follow the rounds until a new plan assigns it.",
         )
     if agrees:

@@ -232,7 +232,7 @@ def _forgive_failures(state: State, decision: Committed) -> State:
     for entry in decision.entries:
         peer = entry.descriptor.owner
         assignment = state.assignment(peer, decision.round_number)
-        if assignment is None:
+        if assignment is None or not state.takes_part(peer, decision.round_number):
             continue
         retreats.pop(assignment.replica.index, None)
         # A member with several stages has one payload for each. Only that of its first stage counts.

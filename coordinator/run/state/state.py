@@ -287,6 +287,15 @@ class State:
         epoch = self.plan_for(round_number).epoch if self.plans else 0
         return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
 
+    def may_offer(self, peer: PeerId, round_number: int) -> bool:
+        """Whether what `peer` has trained in `round_number` may count: also after it retreated from a replica
+        that has broken. Not after it joined again, since it may have lost that, nor from another anchor.
+        """
+        known, epoch = self.peers[peer], self.plan_for(round_number).epoch if self.plans else 0
+        is_same = known.is_live and known.joined_at < self.began_at
+        is_sound = is_same and not any(peer == found for found, *_ in self.diverged)
+        return self.takes_part(peer, round_number) or (is_sound and peer in self.assignments.get(epoch, {}))
+
     def complete_replicas(self, round_number: int) -> list[Replica]:
         """The replicas of `round_number` in which every member takes part and no link has failed."""
         return list(self._complete(round_number))

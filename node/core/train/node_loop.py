@@ -261,7 +261,9 @@ class NodeLoop:
         )
         self._services.figures.activity = Activity.TRAINING
         session = ReplicaSession(
-            self._services, assignment, self._anchors, self._leaving, self._write_checkpoint_if_due
+            *(self._services, assignment, self._anchors, self._leaving),
+            after_round=self._write_checkpoint_if_due,
+            give_up=self._give_up,
         )
         try:
             await session.run()
@@ -284,7 +286,9 @@ class NodeLoop:
         if is_behind := code_of(failure) is ErrorCode.COORDINATOR_BEHIND:
             # The newest copy does not know what this coordinator is told, nor this one what was given up.
             self._assignment, self._given_up_epoch = None, 0
-        await self._give_up_assignment(failure)
+        if self._assignment is not None:
+            await self._give_up(self._assignment, failure)
+            self._assignment = None
         match remedy_for(failure):
             case Remedy.REJOIN:
                 await self._services.membership.rejoin(session)
@@ -310,13 +314,12 @@ class NodeLoop:
         async with self._anchors.between_steps:
             await self._services.worker.call(Abandon())
 
-    async def _give_up_assignment(self, reason: BaseException) -> None:
+    async def _give_up(self, assignment: PeerAssignment, reason: BaseException) -> None:
         """Tell the coordinator that this node's replica cannot go on, until the coordinator knows."""
         # The coordinator would wait for this replica in every round.
-        if self._assignment is None:
+        epoch = assignment.plan.epoch
+        if epoch <= self._given_up_epoch:
             return
-        epoch = self._assignment.plan.epoch
-        self._given_up_epoch = max(self._given_up_epoch, epoch)
         code = code_of(reason)
         text = str(reason) if code is None else code.label
         if isinstance(reason, FrameRefused):  # the two ends are not neighbours again for a while
@@ -325,7 +328,7 @@ class NodeLoop:
                 await until_answered(lambda: self._services.coordinator.report_link(*told), _RETRY_SECONDS)
         with suppress(HetnodeError):  # a coordinator that took this node for lost does not wait for it
             await until_answered(lambda: self._services.coordinator.retreat(epoch, text), _RETRY_SECONDS)
-        self._assignment = None
+        self._given_up_epoch = epoch
 
     # Checkpoints
 

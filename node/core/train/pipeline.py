@@ -119,6 +119,10 @@ class Pipeline:
         patience = self._round_seconds if seconds is None else seconds
         await asyncio.gather(*(link.part(patience) for link in self._links))
 
+    async def close(self) -> None:
+        """End the links at once: this member has lost one of its neighbours."""
+        await asyncio.gather(*(link.close() for link in self._links))
+
     async def phase(self, round_number: int, step: int, wanted: bool) -> bool:
         """Agree on whether the replica trains inner step `step` (0-based in its round).
 

@@ -2,6 +2,7 @@
 
 Read :meth:`ReplicaSession.run` top to bottom. It ends with the run, with a plan that changes this replica, or
 when this node has to leave. It raises every other failure, and nothing of an unfinished inner step counts.
+Where the chain breaks, this member ends the round alone: the steps that it has finished count in that round.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
@@ -21,7 +22,7 @@ from node.core.train.pipeline import Pipeline
 from node.core.train.replica_links import have_same_links, open_links
 from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
-from node.ipc.worker_calls import Connect, KeepTraining
+from node.ipc.worker_calls import Abandon, Connect, KeepTraining
 from node.net.measurements import Measurements
 from node.net.membership import PeerAssignment, RunView
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
@@ -35,6 +36,11 @@ T = TypeVar("T")
 _AWAY_SECONDS = 2.0
 _POLL_SECONDS = 0.5
 _PARTING_SECONDS = 5.0
+_OFFER_SECONDS = 1.0
+"""An offer reaches the coordinator within these. After a retreat the round no longer waits for it."""
+_BREAKS = (ErrorCode.NEIGHBOUR_LOST, ErrorCode.FRAME_CORRUPT, ErrorCode.FRAME_TOO_LARGE)
+"""What ends the links of a replica, and leaves its members with what they have learned."""
+GiveUp: TypeAlias = Callable[[PeerAssignment, BaseException], Awaitable[None]]
 
 
 class Superseded(Exception):
@@ -48,6 +54,7 @@ class ReplicaSession:
         assignment: training starts in the round after the position of `anchors`.
         leaving: set when this node has to leave: it then trains to the end of the round.
         after_round: called after every round, to write a checkpoint where one is due.
+        give_up: tells the coordinator that the replica of an assignment cannot go on, and why.
 
     Attributes:
         assignment: under the newest plan that has kept the replica.
@@ -60,13 +67,15 @@ class ReplicaSession:
         anchors: MemberAnchors,
         leaving: asyncio.Event,
         after_round: Callable[[int], Awaitable[None]],
+        give_up: GiveUp,
     ) -> None:
         self.assignment = assignment
         self._spec, self._services, self._anchors = services.spec, services, anchors
         self._exchange = RoundExchange(services, anchors)
-        self._leaving, self._after_round = leaving, after_round
+        self._leaving, self._after_round, self._give_up = leaving, after_round, give_up
         self._measurements = Measurements(self._tell, lambda: self.assignment.plan.size)
         self._last: int | None = None  # the round after which this node leaves
+        self._broken: HetnodeError | None = None  # what has broken the chain
 
     async def run(self) -> None:
         """Train until the run is over, a plan changes this replica, or this node leaves.
@@ -101,6 +110,8 @@ class ReplicaSession:
                 )
                 outcome = await self._cancel_when_superseded(training, round_number)
                 await self._after_round(round_number)
+                if self._broken is not None:
+                    raise self._broken
                 if round_number == spec.rounds:
                     break
                 plan = await self._cancel_when_superseded(self._plan(outcome.next_epoch), round_number)
@@ -194,7 +205,10 @@ class ReplicaSession:
                 return Superseded("this node has joined again")
             if is_opening and run_view.round_number > round_number:
                 return Superseded(f"round {round_number} was decided before this replica began it")
-            if peer in run_view.followers and run_view.plans:
+            reserved = run_view.followers.get(peer)
+            # After a break it follows, and ends the round, unless it is needed for other stages.
+            ends_alone = self._broken and reserved and reserved.stages == self._anchors.stages
+            if reserved and run_view.plans and not ends_alone:
                 return Superseded(f"plan {epoch} no longer counts on this node")
             plan = run_view.plan_for(round_number)
             if plan is not None and plan.epoch > epoch:
@@ -212,9 +226,13 @@ class ReplicaSession:
             await inner.begin(self.assignment, round_number)
         else:  # the overlap with the round before has begun it
             await inner.resume(self.assignment)
-        await inner.train()
+        await self._unless_broken(pipeline, inner.train())
+        if self._broken is not None and len(self.assignment.plan.replicas) == 1:
+            raise self._broken  # the round waits for peers, and a later payload has what was learned
         measured = await inner.end()
         outcome, measured = await self._exchange_and_train(pipeline, inner, round_number, measured)
+        if self._broken is not None:
+            return outcome
         pipeline.drop_frames_before(round_number)
         validation_loss = await pipeline.validate(round_number)
         await self._measure(
@@ -242,27 +260,55 @@ class ReplicaSession:
         began, gates = clock(), RoundGates(self._anchors.stages)
         share = min(1.0, measured.steps / self._spec.inner.steps)
         contribution = self._exchange.contribute(self.assignment.plan, round_number, share, gates)
-        contributing = asyncio.create_task(contribution)
+        contributing, beside = asyncio.create_task(contribution), (0.0, 0)
         try:
-            ahead = await cancel_when_failed(contributing, self._train_ahead(inner, round_number, gates))
-            extra = self._train_while_away(pipeline, inner, round_number, contributing)
-            extra_steps = await cancel_when_failed(contributing, extra)
-            outcome = await contributing
-        except HetnodeError:
-            if self._leaving.is_set() and not gates.trained.is_set():
-                # The neighbours have a plan without this node, and may be gone. The round can still end well.
+            if self._broken is None:
+                training = self._train_beside(pipeline, inner, round_number, gates, contributing)
+                training = cancel_when_failed(contributing, training)
+                beside = await self._unless_broken(pipeline, training) or beside
+            if self._broken is not None:
+                await cancel_when_failed(contributing, gates.proposed.wait())
                 gates.trained.set()
-                await contributing
-            raise
+                await asyncio.wait({contributing}, timeout=_OFFER_SECONDS)
+                if not self._leaving.is_set():  # else its neighbours may have a plan without it, and be gone
+                    await cancel_when_failed(contributing, self._give_up(self.assignment, self._broken))
+            outcome = await contributing
         finally:
             contributing.cancel()
             await asyncio.gather(contributing, return_exceptions=True)
+        ahead, extra_steps = beside
         return outcome, replace(measured, extra_steps=extra_steps, outer_seconds=clock() - began - ahead)
 
-    async def _train_ahead(self, inner: InnerLoop, round_number: int, gates: RoundGates) -> float:
-        """Train the first steps of the next round, as many as overlap. Returns their seconds.
+    async def _unless_broken(self, pipeline: Pipeline, training: Awaitable[T]) -> T | None:
+        """The result of `training`; None where the chain has broken: its unfinished step is dropped then.
 
-        They are trained under the present plan, which the decision of the round may change.
+        A step that this member has finished has the gradients of whole microbatches, clipped by their global
+        norm, whatever the others could still make of that step.
+        """
+        try:
+            return await training
+        except HetnodeError as error:
+            if error.code not in _BREAKS:
+                raise
+            self._broken = error
+            log.warning("the replica has broken, and its finished steps count: %s", error)
+        await pipeline.close()  # the members behind this one must not wait for it
+        async with self._anchors.between_steps:
+            await self._services.worker.call(Abandon())
+        return None
+
+    async def _train_beside(
+        self,
+        pipeline: Pipeline,
+        inner: InnerLoop,
+        round_number: int,
+        gates: RoundGates,
+        contributing: asyncio.Task[RoundOutcome],
+    ) -> tuple[float, int]:
+        """Train the first steps of the next round, as many as overlap, under the present plan, which the
+        decision of the round may change; then beyond H while the coordinator is away.
+
+        Returns the seconds of the former, and the number of the latter.
         """
         steps = self._spec.outer.overlap if round_number < self._spec.rounds else 0
         await gates.proposed.wait()
@@ -272,7 +318,8 @@ class ReplicaSession:
             await inner.begin(self.assignment, round_number + 1)
             await inner.train(ahead=steps)
         gates.trained.set()
-        return inner.seconds if steps else 0.0
+        extra = await self._train_while_away(pipeline, inner, round_number, contributing)
+        return inner.seconds if steps else 0.0, extra
 
     async def _train_while_away(
         self,

@@ -21,6 +21,7 @@ from tests.support.coordinator_run import (
     Run,
     attest,
     joined_run,
+    leave,
     offer,
     play_round,
     started,
@@ -161,6 +162,13 @@ class TestFailedLinks:
         # A payload of the round before says nothing of the links of the next plan.
         transaction.add(PayloadOffered(run.now, B.payload(run.spec, 0, 1)))
         assert len(transaction.state.complete_replicas(2)) == 1
+
+    def test_an_address_that_a_neighbour_had_before_it_came_back_says_nothing_of_its_next_link(self) -> None:
+        run = started(replicas=1, pipelines=1)
+        leave(run, C)
+        run.accept(C.join(run.spec, Role.STAGE))
+        assert not run.accept(report(run, B, C))
+        assert may_be_neighbours(run.state, run.state.peers[B.peer], run.state.peers[C.peer])
 
     def test_only_a_neighbour_can_be_reported(self) -> None:
         run = started(replicas=1, pipelines=1)

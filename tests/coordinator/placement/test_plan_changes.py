@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.run.state.commands import Await, Heartbeat, Offer, Report, Retreat
+from coordinator.placement.rules import obstacles
+from coordinator.run.state.commands import Attest, Await, Heartbeat, Offer, Report, Retreat
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PeerRetreated
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
@@ -114,6 +115,46 @@ class TestRetreat:
         assert run.state.peers[B.peer].lifecycle is Lifecycle.SYNCING
         assert run.state.reservations[B.peer].replica == 1
         assert run.accept(Retreat(B.peer, 1, "again")) == ()
+
+    def test_what_the_others_of_a_broken_replica_have_learned_counts(self) -> None:
+        run = started(2, 1)
+        run.now += 60.0
+        play_round(run)
+        a, b, p, q = A, B, C, D
+        run.accept(Retreat(p.peer, 1, "neighbour-lost"))
+        leave(run, q)
+        for stage in (0, 1):
+            payloads = [peer.payload(run.spec, stage, 2) for peer in (a, b)]
+            if stage == 0:
+                payloads.append(p.payload(run.spec, 0, 2, weight=0.5))
+            for payload in payloads[::-1]:
+                run.accept(Offer(payload.owner, payload))
+            group = run.state.round_of(stage, 2).group
+            assert group is not None
+            cause, steps = obstacles(run.state, 2)[2], run.spec.inner.steps
+            assert (cause.count, cause.total) == (0.5 * steps, steps)
+            for payload in payloads:
+                assert (stage, 2) not in run.state.decisions
+                run.accept(Report(payload.owner, stage, 2, group.descriptors))
+            assert {entry.descriptor for entry in run.state.decisions[stage, 2].entries} == {*payloads}
+        per_round = run.spec.samples_per_round() * run.spec.model.context
+        assert run.state.tokens == 3 * per_round + round(2.5 * per_round)
+        # The pipeline could not go on, whatever it has contributed.
+        assert run.state.retreats[2] == (1, 2)
+
+    def test_what_a_member_had_before_it_was_lost_or_diverged_does_not_count(self) -> None:
+        run = started(2, 1)
+        play_round(run)
+        for peer in (C, D):
+            run.accept(Retreat(peer.peer, 1, "neighbour-lost"))
+        leave(run, C)
+        run.now += 1.0
+        run.accept(C.join(run.spec, Role.STAGE))
+        attest(run, C, 1)
+        run.accept(Attest(D.peer, 1, 1, "stage", "f" * 64))
+        for peer, stage in ((C, 0), (D, 1)):
+            payload = peer.payload(run.spec, stage, 2, weight=0.4)
+            run.refuse(Offer(peer.peer, payload), ErrorCode.SEAT_LOST)
 
     def test_both_ends_come_back_with_a_later_plan(self) -> None:
         run = started(1, 1)

@@ -44,6 +44,7 @@ CAUSES = (
 )
 OF_PEERS = (
     OBSTRUCTED,
+    replace(OBSTRUCTED, causes=(GONE,), count=14, total=20),
     Cause(CauseCode.VACANT, stages=(0, 1)),
     GONE,
     Cause(CauseCode.MEMBER_DRAINS, peers=(A,), stages=(1,)),

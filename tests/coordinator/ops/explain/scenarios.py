@@ -101,6 +101,18 @@ def withheld_round(run: Run, is_decided: bool = False) -> Run:
     return run
 
 
+def broken_replica() -> Run:
+    """Its first member has finished a half of the round when the second one is gone."""
+    run = after(mixed(2, 1), 5.0, lambda run: play_rounds(run, 1), 9.0)
+    after(run, c.Retreat(C.peer, 1, "the neighbour does not answer"), c.Leave(D.peer, "no power"))
+    for stage in STAGES:
+        payloads = [peer.payload(run.spec, stage, 3) for peer in (A, B)]
+        payloads += [C.payload(run.spec, stage, 3, weight=0.5)] if stage == 0 else []
+        after(run, *(Offer(each.owner, each) for each in payloads[::-1]))
+        after(run, *(Report(each.owner, stage, 3, tuple(payloads)) for each in payloads))
+    return run
+
+
 def slow_gathering() -> Run:
     run = started(2, rounds=20, stages=1)
     for _ in range(4):
@@ -175,6 +187,7 @@ SCENARIOS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "withheld_payload": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3, TOO_FEW),
     "withheld_now": lambda: (withheld_round(mixed(1, 1, rounds=2)), 3),
     "new_plan": lambda: (after(mixed(2, 1, rounds=2), GONE_C, lambda run: play_rounds(run, 1)), 3),
+    "broken_replica": lambda: (broken_replica(), 3),
     "open_round": lambda: (after(usual(), 30.0), 5),
     "first_round": lambda: (after(full(), USUAL), 1),
     "skipped_stage": lambda: (turns(), 2),

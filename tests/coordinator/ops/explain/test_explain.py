@@ -75,6 +75,12 @@ EXPECTED: list[tuple[str, Code, dict[str, Any], tuple[type[Event], ...]]] = [
     ("nonfinite_peer", Code.NONFINITE, {"rounds": (3,), "peers": (C.peer,), "step": 7, "done": 6}, ()),
     ("new_plan", Code.EVENT, {"peers": ()}, (events.PlanAdopted,)),
     ("new_plan", Code.NO_OFFER, {"replicas": (2,), "peers": (C.peer, D.peer)}, (events.PeerLeft,)),
+    (
+        "broken_replica",
+        Code.BROKEN,
+        {"replicas": (2,), "peers": (C.peer,), "stages": (1,), "done": 1, "steps": 2},
+        (events.PeerRetreated, events.PeerLeft),
+    ),
     ("open_round", Code.ROUND, {"rounds": (5,), "decided": 0.0, "seconds": 30.0}, ()),
     ("first_round", Code.ROUND, {"seconds": 11.5, "usual": None, "compared": 0}, ()),
     ("skipped_stage", Code.COMMITTED, {"stages": (0,), "all": 0.0}, (events.RoundDecided,)),

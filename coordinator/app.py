@@ -267,7 +267,7 @@ def _public_servers(
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     operator = OperatorService(
         access,
-        Admin(command_loop, authority.pin, *ports.advertised),
+        Admin(command_loop, records.resting, authority.pin, *ports.advertised),
         (ExplanationDesk(records.explain), receipts),
     )
     newcomers = EnrollmentService(

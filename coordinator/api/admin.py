@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Container
 
 from coordinator.membership.invites import open_invites_of
 from coordinator.rollback import restorable_rounds
@@ -23,15 +24,21 @@ class Admin:
 
     Args:
         command_loop: owns the state; it is running.
+        resting: the peers whose processes rest, as they are at each moment.
         pin: of the run's authority, for invites.
         api_address: advertised ``host:port`` of the API, for invites.
         enrollment_address: advertised ``host:port`` of enrollment, for invites.
     """
 
     def __init__(
-        self, command_loop: CommandLoop, pin: bytes, api_address: str, enrollment_address: str
+        self,
+        command_loop: CommandLoop,
+        resting: Container[PeerId],
+        pin: bytes,
+        api_address: str,
+        enrollment_address: str,
     ) -> None:
-        self._command_loop = command_loop
+        self._command_loop, self._resting = command_loop, resting
         self._pin = pin
         self._addresses = (api_address, enrollment_address)
 
@@ -55,7 +62,7 @@ class Admin:
         state = self._command_loop.state
         # Each peer once, in a stable order. A peer may be banned before it has enrolled.
         known = dict.fromkeys((*state.enrolled, *state.peers, *state.banned))
-        return tuple(_enrolled_peer(state, peer) for peer in known)
+        return tuple(_enrolled_peer(state, peer, peer in self._resting) for peer in known)
 
     async def ban(self, call: calls.BanPeer, _: Context) -> tuple[calls.InviteStatus, ...]:
         reason = sentence_from_pb(call.reason, "the reason")
@@ -121,7 +128,7 @@ def _status(invitation: Invitation, now: float) -> calls.InviteStatus:
     )
 
 
-def _enrolled_peer(state: State, peer: PeerId) -> calls.EnrolledPeer:
+def _enrolled_peer(state: State, peer: PeerId, rests: bool) -> calls.EnrolledPeer:
     known = state.peers.get(peer)
     return calls.EnrolledPeer(
         peer=peer,
@@ -132,4 +139,5 @@ def _enrolled_peer(state: State, peer: PeerId) -> calls.EnrolledPeer:
         reason=state.banned.get(peer, ""),
         quarantined=peer in state.quarantined,
         name=state.name_of(peer),
+        rests=rests,
     )

@@ -195,7 +195,8 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
 def verify(folder: Path) -> Verified:
     """Verify the checkpoint `folder` without loading it. Raises CHECKPOINT_MISSING or CHECKPOINT_CORRUPT."""
     if not (folder / _MANIFEST).exists():
-        raise _missing(f"There is no checkpoint in {folder} (it has no {_MANIFEST})")
+        remedy = "Name a folder that a run has written; a node writes its first checkpoint after some rounds."
+        raise _missing(f"There is no checkpoint in {folder} (it has no {_MANIFEST})", remedy)
     manifest = MANIFEST_FILE.read(folder / _MANIFEST)
     spec = _read_spec(folder / _SPEC, manifest)
     for stage, entry in manifest.files.items():
@@ -328,9 +329,8 @@ def _read_spec(path: Path, manifest: Manifest) -> RunSpec:
     return spec
 
 
-def _missing(cause: str) -> HetnodeError:
-    return HetnodeError(
-        ErrorCode.CHECKPOINT_MISSING,
-        f"{cause}.",
-        "Name a folder that a run has written, or assemble the checkpoints of members that cover all stages.",
-    )
+_WHOLE = "Name that of a full replica, or give 'hetnode export' the folders of members that have all stages."
+
+
+def _missing(cause: str, remedy: str = _WHOLE) -> HetnodeError:
+    return HetnodeError(ErrorCode.CHECKPOINT_MISSING, f"{cause}.", remedy)

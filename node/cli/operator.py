@@ -302,7 +302,7 @@ def _run_view(peer: calls.EnrolledPeer) -> str:
         return f"banned: {peer.reason}" if peer.reason else "banned"
     if peer.quarantined:
         return "in quarantine"
-    return peer.lifecycle or "never joined"
+    return "paused" if peer.rests else peer.lifecycle or "never joined"
 
 
 def _state(invite: calls.InviteStatus) -> str:

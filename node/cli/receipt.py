@@ -12,7 +12,8 @@ from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
-from node.command_runner import TerminalConsole, bad_option
+from node.command_runner import TerminalConsole
+from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def get(
         str | None,
         typer.Argument(
             metavar="RUN|FOLDER",
-            help="A run that this machine is or was in, or the folder of a node's credentials. Default: the "
-            "only one.",
+            help="A run that this machine is or was in, a node here by its name, or the folder of its "
+            "credentials. Default: the only one.",
         ),
     ] = None,
 ) -> None:
@@ -83,18 +84,18 @@ def _opened(file: Path) -> Receipt:
 
 def _membership(run: str | None) -> RunCredentials:
     """The one node of this machine that is meant. Raises NO_CREDENTIALS, BAD_OPTION."""
-    runs = [run] if run is not None else known_runs.runs_here()
-    found = [each for name in runs for each in known_runs.memberships(name)]
-    if len(found) == 1 or (run is not None and found and Path(run) == found[0].folder):
-        return found[0]
-    if not found:
+    from node.cli.own_node import chosen, nodes_here  # noqa: PLC0415
+
+    runs = known_runs.runs_here() if run is None else []
+    known = [node for node in nodes_here() if run is not None or node.run in runs]
+    node = known[0] if run is None and len(known) == 1 else chosen(run, known)
+    if node.credentials is None:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
-            f"This machine was let into no run {run!r:.80}." if run else "This machine was in no run.",
-            "Name a run that a node of this user was in, or the folder of its credentials.",
+            f"The credentials of the node in {node.folder} are not among this user's.",
+            "Name the folder of its credentials.",
         )
-    names = ", ".join(known_runs.node_name(each.folder) for each in found)
-    raise bad_option(f"Several nodes of this machine are meant: {names}.", "Name one of them, or its folder.")
+    return credentials.load(node.credentials)
 
 
 def _text(receipt: Receipt) -> str:

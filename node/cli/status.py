@@ -77,11 +77,11 @@ def status(
         if text is not None and not as_json:
             TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
         elif stored is not None:
-            _show(stored, as_json, live=False)
+            _show(stored, as_json, _silence_of(run))
         else:
             raise
     else:
-        _show(found, as_json, live=True)
+        _show(found, as_json)
 
 
 def stored_status(run: str | None) -> RunStatus | None:
@@ -99,15 +99,25 @@ def stored_run(run: str | None) -> Path | None:
     return known_runs.coordinator_folder(run, LOG_FILE)
 
 
-def _show(status: RunStatus, as_json: bool, live: bool) -> None:
+def _silence_of(run: str | None) -> str:
+    """Why the coordinator of `run`, which has its folder here, does not answer."""
+    from node.cli.finished import reason_of_silence  # noqa: PLC0415
+
+    folder = stored_run(run)
+    reason = reason_of_silence(folder) if folder else None
+    return reason.cause if reason else "The coordinator does not answer."
+
+
+def _show(status: RunStatus, as_json: bool, silence: str = "") -> None:
+    """`silence`: why the coordinator does not answer, for a status from its folder."""
     from coordinator.status.document import document  # noqa: PLC0415
     from node.views.status import as_of_note, status_view  # noqa: PLC0415
 
     if as_json:
-        say(json.dumps({"live": live, **document(status)}, allow_nan=False))
+        say(json.dumps({"live": not silence, **document(status)}, allow_nan=False))
         return
-    notes = [] if live else [as_of_note(status, time.time())]
-    TerminalConsole(highlight=False).print(status_view(status, live, notes))
+    notes = [as_of_note(status, time.time(), silence)] if silence else []
+    TerminalConsole(highlight=False).print(status_view(status, not silence, notes))
 
 
 def _dashboard_of(run: str | None) -> None:

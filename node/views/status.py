@@ -45,11 +45,13 @@ STATE_STYLES = {
 }
 
 
-def as_of_note(status: RunStatus, now: float) -> Text:
-    """What to say above a status that was read from a folder. `now` is Unix time."""
+def as_of_note(status: RunStatus, now: float, why: str = "The coordinator is not running.") -> Text:
+    """What to say above a status that was read from a folder, and `why` it was. `now` is Unix time."""
+    if not status.time:
+        return Text(f"{why} Nothing has happened in this run yet.", "bold yellow")
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.time))
     ago = duration(max(0.0, now - status.time))
-    return Text(f"The coordinator is not running. This is as of {when}, {ago} ago.", "bold yellow")
+    return Text(f"{why} This is as of {when}, {ago} ago.", "bold yellow")
 
 
 def status_view(status: RunStatus, live: bool = True, notes: Sequence[RenderableType] = ()) -> RenderableType:

@@ -50,6 +50,7 @@ class EnrolledPeer:
         lifecycle, role: None if it never joined.
         reason: of the ban.
         name: public, or "".
+        rests: its process is here, and waits until its owner lets it take part again.
     """
 
     peer: PeerId
@@ -60,6 +61,7 @@ class EnrolledPeer:
     reason: str
     quarantined: bool
     name: str
+    rests: bool
 
 
 @dataclass(frozen=True)

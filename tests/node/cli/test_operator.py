@@ -17,7 +17,9 @@ import pytest
 
 from node.cli import finished
 from node.cli.options import seconds_of
+from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.invite import Invite, decode
 from protocol.types import Pause, PausedBy, Role
 from tests.builders import keyed, spec_of
@@ -99,6 +101,16 @@ async def test_lists_fit_a_narrow_terminal_and_programs_get_whole_ids(run: Runni
     assert peer["reason"] == "it sends noise for hours"
 
 
+async def test_a_peer_whose_owner_has_paused_it_is_not_called_gone(run: Running) -> None:
+    await run.join(A)
+    await run.stub(A).Leave(pb.LeaveRequest(peer=A.peer, reason="r"))
+    resting = run.stub(A).Watch(pb.WatchRequest(peer=A.peer, end_only=True))
+    while not (await run.status()).peers[0].rests:
+        pass
+    assert "paused" in (await hetnode("peers", "list", "--folder", str(run.folder)))[1]
+    resting.cancel()
+
+
 async def test_a_peer_is_banned_and_let_in_again(run: Running) -> None:
     folder = ("--folder", str(run.folder))
     await run.join(A)
@@ -176,7 +188,9 @@ def test_a_coordinator_without_room_on_its_disk_is_said_to_have_none(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(finished, "TemporaryFile", full)
+    lock = open_identity(tmp_path / "identity.key").lock  # the coordinator runs, and waits
     told = finished.reason_of_silence(tmp_path)
+    os.close(lock)
     assert told is not None
     assert told.code is ErrorCode.DISK_FULL
 

@@ -169,6 +169,8 @@ def test_a_status_from_a_folder_says_as_of_when() -> None:
     assert "The coordinator is not running. This is as of" in text
     assert "1:30 min ago" in text
     assert "seen" not in text
+    note = as_of_note(replace(status_of(), time=0.0), 1.0, "Full.")
+    assert note.plain == "Full. Nothing has happened in this run yet."
 
 
 @pytest.mark.parametrize(

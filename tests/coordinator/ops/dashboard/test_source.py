@@ -35,6 +35,15 @@ def source_of(run: Run, *measurements: Measurement) -> LiveRecords:
     return LiveRecords(cast(CommandLoop, loop), cast(RunRecords, records), Feed(), entrance, Path("nowhere"))
 
 
+def test_the_event_of_a_finished_run_has_all_replicas_that_have_measured() -> None:
+    run = started(2, rounds=1)
+    measured = Measurement(C.peer, 1, 7, 0, 3.0, 4.0, complete=True, tokens=64)
+    assert [each["index"] for each in source_of(run, measured).event()["replicas"]] == [0, 1]
+    run.now += 20
+    play_round(run)
+    assert [each["index"] for each in source_of(run, measured).event()["replicas"]] == [0, 1, 7]
+
+
 def test_the_event_leaves_out_what_grows_with_the_swarm() -> None:
     run = started(2)
     source = source_of(run)

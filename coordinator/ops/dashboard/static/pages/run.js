@@ -12,7 +12,7 @@ const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas"
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
   trains: ["trains", ""], paused: ["paused", "wait"], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
-  broken: ["cannot train", "bad"], done: ["done", "good"], gone: ["took part", ""],
+  broken: ["cannot train", "bad"], done: ["done", "good"],
 };
 page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
   el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts, at.join);
@@ -87,7 +87,7 @@ function replicas(run) {
   return card("Replicas", planned.length === 0
     ? el("p", { class: "quiet pad" }, "There is no plan yet.")
     : el("ul", { class: "rows" }, planned.map((each) => {
-      const [word, kind] = STATES[each.state] || [each.state, ""];
+      const [word, kind] = each.is_planned ? STATES[each.state] || [each.state, ""] : ["took part", ""];
       const figures = each.figures?.round_number ? each.figures : null; // round 0: nothing was trained
       return el("li", { "data-key": String(each.index), class: each.state },
         el("div", { class: "row-head" },

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.api.dashboard import token_of, url_for_readers, url_in
+from coordinator.ops.dashboard.about import ABOUT_FILE, SAMPLES_FILE
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.browser import Browser
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.swarm]
 
 MEMBERS = {"full": Role.REPLICA, "first": Role.STAGE, "last": Role.STAGE}
 HOSTILE = "<img src=x onerror='window.isHarmed = true'>"
+TABS_SCROLL = "const tabs = document.querySelector('.tabs'); return tabs.scrollWidth > tabs.clientWidth"
 SPEC = spec_of(replicas=1, pipelines=1, rounds=100_000)
 
 
@@ -44,7 +46,7 @@ def test_a_killed_node_is_said_without_a_reload(tmp_path: Path, browser: Browser
             for scheme, width in (("light", 1280), ("dark", 360)):
                 browser.prefer(scheme)
                 browser.resize(width, 800)
-                assert not browser.is_too_wide, (path, width)
+                assert not any((browser.is_too_wide, browser.run(TABS_SCROLL))), (path, width)
             browser.resize(1280, 1000)
         browser.open(f"{url}leaderboard")
         browser.wait_for(".find input[name=find]")
@@ -129,11 +131,20 @@ def test_the_address_with_the_token_signs_in(tmp_path: Path, browser: Browser) -
         plain, readers = url_in(swarm.run), url_for_readers(swarm.run)
         assert plain is not None
         assert readers is not None
+        (swarm.run / ABOUT_FILE).write_text(f"# Title {HOSTILE}\nWords {HOSTILE}\n")
+        (swarm.run / SAMPLES_FILE).write_text(f"def {HOSTILE}\n")
         browser.open(plain)
         browser.wait_for("h1", "Sign in")
+        browser.wait_for(".about h2", f"Title {HOSTILE}")
+        browser.wait_for(".about p", f"Words {HOSTILE}")
+        browser.wait_for("#join", f"An invite is needed: {HOSTILE}")
+        browser.resize(360, 800)
+        assert not browser.is_too_wide
+        browser.resize(1280, 1000)
         browser.open("about:blank")
         browser.open(readers)
         browser.wait_for("h1", "Gathering peers")
+        browser.wait_for(".about pre", f"def {HOSTILE}")
         assert token_of(swarm.run) not in browser.run("return location.href + document.cookie")
         browser.wait_for(".part-join", f"An invite is needed: {HOSTILE}")
         browser.wait_for(".part-join code", "hetnode join INVITE")

@@ -388,7 +388,7 @@ used without an installation or tells its commit (40), a backup (100), a run who
 model, a home that is only read and small words of the first day (40), runs that are found by an address
 (300), what is different inside Windows (110), a port that nobody takes in between (25), nodes that are
 called as their run calls them (30), what a run tells of itself and of
-its volunteers' ranks (110), why a coordinator is silent (70), and what is left after a death (105)
+its volunteers' ranks (110), why a coordinator is silent (90), and what is left after a death (105)
 are worth more than their lines."""
 MOST_SETTINGS = 75
 """Each doubles the runs that nobody has tried; what nobody tunes is a constant with its reason. The last are

@@ -224,13 +224,15 @@ def latest(root: Path) -> Path | None:
 def find(place: Path) -> Path:
     """The checkpoint at `place`, which may be a run folder, a node's folder, or the checkpoint itself.
 
+    A run that has not ended has none of its own: that of its first node, a full replica if it has one.
     If `place` is a checkpoint itself, it is not verified yet. If there is no checkpoint, `place` is returned,
     so that reading it reports the error.
     """
     for folder in (place, place / "checkpoint"):
         if (folder / _MANIFEST).exists():
             return folder
-    return latest(place) or latest(place / "checkpoint") or place
+    nodes = (each / "checkpoint" for each in sorted((place / "nodes").glob("*")))
+    return next(filter(None, map(latest, (place, place / "checkpoint", *nodes))), place)
 
 
 def assemble(parts: Sequence[Path], folder: Path) -> None:

@@ -58,10 +58,14 @@ def reason_of_silence(folder: Path) -> HetnodeError | None:
         cause = f"The run in {folder} is finished, and nobody takes part any more."
         remedy = f"'hetnode status {place}' says what it has reached, 'hetnode credit {place}' who took part."
         return HetnodeError(ErrorCode.RUN_STARTED, cause, remedy)
-    if is_running:
+    if is_running and _is_full(folder):
         cause = f"The disk of {folder} is full, and the coordinator waits for space."
-        remedy = "Make room there: the coordinator goes on by itself."
-        return HetnodeError(ErrorCode.DISK_FULL, cause, remedy) if _is_full(folder) else None
+        return HetnodeError(ErrorCode.DISK_FULL, cause, "Make room there: the coordinator goes on by itself.")
+    if is_running and not (folder / "address").exists():
+        cause = f"The coordinator in {folder} starts, and does not listen yet."
+        return HetnodeError(ErrorCode.COORDINATOR_UNREACHABLE, cause, "Ask again in some seconds.")
+    if is_running:
+        return None
     start = "swarm up --resume" if (folder / "nodes").is_dir() else "coordinator --folder"
     cause = f"The coordinator of the run in {folder} is not running."
     return HetnodeError(

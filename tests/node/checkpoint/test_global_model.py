@@ -375,3 +375,10 @@ def test_the_checkpoint_that_a_person_means_is_found_even_when_it_is_corrupt(tmp
     with pytest.raises(HetnodeError) as corrupt:
         global_model.read(global_model.find(tmp_path / "run"))
     assert corrupt.value.code is ErrorCode.CHECKPOINT_CORRUPT
+
+
+def test_a_run_that_has_not_ended_has_the_checkpoint_of_its_first_node(tmp_path: Path) -> None:
+    for name, number in (("00-replica", 3), ("01-stage", 4)):
+        kept = tmp_path / "nodes" / name / "checkpoint"
+        global_model.write(kept / f"round-{number:06}", SPEC, number, _stages(0, 1, 2))
+    assert global_model.find(tmp_path) == tmp_path / "nodes" / "00-replica" / "checkpoint" / "round-000003"

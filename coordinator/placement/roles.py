@@ -217,7 +217,7 @@ def _carries(spec: RunSpec, able: Capacity) -> str:
     needed = memory_needed(spec, StageRange(0, spec.swarm.stages), 1, able.device)
     parts = [f"it carries the whole model, which takes {_size(needed)} of its {_size(able.memory_bytes)}"]
     if able.uplink:
-        parts.append(f"its line sends a payload in {payload_bytes(spec) / able.uplink:.2g} s")
+        parts.append(f"its line sends a payload in {max(0.01, payload_bytes(spec) / able.uplink):.2g} s")
     if able.flops:
         parts.append(f"it computes a round in {_phase_seconds(spec, able):.3g} s")
     return "; ".join(parts)

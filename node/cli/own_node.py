@@ -175,7 +175,7 @@ def meant(run: str | None) -> str | None:
     """`run`; where none is named and no coordinator runs here, the run of the nodes that run here.
 
     Without either, None for a coordinator that was here, else the only run that this machine was let into.
-    Raises BAD_OPTION if nodes of several runs are here.
+    Raises BAD_OPTION if nodes of several runs are or were here.
     """
     if run is not None:
         return run
@@ -184,10 +184,12 @@ def meant(run: str | None) -> str | None:
     if any(is_in_use(each / _KEY) for each in known_runs.coordinator_folders(None)):
         return None
     runs = sorted({node.run for node in nodes_here() if node.pid is not None})
-    if len(runs) > 1:
-        raise bad_option(f"Nodes of several runs are here: {', '.join(runs)}.", "Name one of them.")
-    former = [] if runs or known_runs.has_coordinators() else known_runs.runs_here()
-    return next(iter(runs or (former if len(former) == 1 else [])), None)
+    is_former = not runs and not known_runs.has_coordinators()
+    found = known_runs.runs_here() if is_former else runs
+    if len(found) > 1:
+        be = "were" if is_former else "are"
+        raise bad_option(f"Nodes of several runs {be} here: {', '.join(found)}.", "Name one of them.")
+    return next(iter(found), None)
 
 
 def chosen(wanted: str | None, known: list[Node]) -> Node:

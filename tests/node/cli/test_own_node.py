@@ -103,7 +103,8 @@ def test_the_status_without_a_name_is_that_of_the_only_run_where_nothing_runs(
     enrolled(open_identity(tmp_path / "peer-0.key"), "first")
     assert meant(None) == "first"
     enrolled(open_identity(tmp_path / "peer-1.key"), "second")
-    assert meant(None) is None
+    with pytest.raises(HetnodeError, match="runs were here: first, second"):
+        meant(None)
     operator = tmp_path / "runs" / "over" / "operator.pem"
     operator.parent.mkdir(parents=True)
     operator.touch()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
 from coordinator.run.rounds.attestation import record_of, settled_digest
+from coordinator.run.rounds.changing import undo_changes
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch
 from coordinator.run.state.commands import PauseRun, RollBack
@@ -86,6 +87,7 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
             key = each.stage, restore_round, Part(each.part)
             for peer in kept_ahead(state, *key):
                 transaction.add(DigestAttested(transaction.now, *key, peer, each.digest))
+    undo_changes(transaction, restore_round, round_number + 1)
     epoch = next_epoch(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
     for stage in range(state.stages):

@@ -25,6 +25,7 @@ from protocol.types import (
     Reachability,
     Role,
     Rollback,
+    RunChange,
     StageRange,
 )
 
@@ -518,6 +519,7 @@ class RunStatus:
         committed_at: Unix time of the last commit; 0 before the first.
         rollbacks: the last ones, the newest first.
         waiting: peers without an invite that wait for room in an open run, in order.
+        changes: of settings, also those of rounds to come. `spec` has what holds under the newest plan.
     """
 
     run: str
@@ -545,6 +547,7 @@ class RunStatus:
     committed_at: float = 0.0
     rollbacks: tuple[Rollback, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    changes: tuple[RunChange, ...] = ()
 
     @property
     def heartbeat(self) -> float:

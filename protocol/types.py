@@ -222,11 +222,24 @@ class ReservedAssignment:
 
 
 @dataclass(frozen=True)
+class RunChange:
+    """From `from_round` on, settings of the run have other values (protocol.spec.change).
+
+    `settings` are texts such as ``inner.learning_rate=0.001``, with values as JSON. `reason` is a sentence
+    for people, or "".
+    """
+
+    from_round: int
+    settings: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The replicas that train from round `from_round` on, and the peer of each stage.
 
     `first_sample` is the ordinal of the first training sample of `from_round` (protocol.math.sampling).
-    `reason` is a sentence for people.
+    `reason` is a sentence for people. `changes` are all of the run up to `from_round`, in their order.
     """
 
     epoch: int
@@ -234,6 +247,7 @@ class Plan:
     first_sample: int
     replicas: tuple[Replica, ...]
     reason: str
+    changes: tuple[RunChange, ...] = ()
 
     @property
     def size(self) -> int:

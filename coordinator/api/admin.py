@@ -14,7 +14,7 @@ from coordinator.run.state.records import Invitation
 from coordinator.run.state.state import State
 from protocol.server.calls import Context
 from protocol.trust.invite import ID_BYTES, OPEN_INVITE, SECRET_BYTES, Invite
-from protocol.types import PausedBy, PeerId
+from protocol.types import PausedBy, PeerId, RunChange
 from protocol.wire import operator_calls as calls
 from protocol.wire.convert.fields import name_from_pb, peer_from_pb, sentence_from_pb
 
@@ -86,6 +86,13 @@ class Admin:
         was_paused = self._command_loop.state.pause is not None
         await self._command_loop.execute(commands.ResumeRun())
         return was_paused
+
+    async def change_settings(self, call: calls.ChangeSettings, _: Context) -> RunChange:
+        settings = tuple(sentence_from_pb(each, "the setting") for each in call.settings)
+        reason = sentence_from_pb(call.reason, "the reason")
+        before = self._command_loop.state.changes
+        await self._command_loop.execute(commands.ChangeRun(settings, call.from_round, reason))
+        return next(each for each in self._command_loop.state.changes if each not in before)
 
     async def take_name(self, call: calls.TakeName, _: Context) -> str:
         peer = peer_from_pb(call.peer)

@@ -45,10 +45,10 @@ def check_compatible(spec: RunSpec, newest: int, spec_hash: str, oldest: int = 0
         HetnodeError: VERSION_MISMATCH with both versions; SPEC_MISMATCH with both hashes, in full.
     """
     version = common_version("the node", "the coordinator", newest, oldest)
-    if spec_hash not in ("", spec.hash):
+    if spec_hash not in ("", spec.identity):
         raise HetnodeError(
             ErrorCode.SPEC_MISMATCH,
-            f"This run has the specification {spec.hash}, the node has {spec_hash}.",
+            f"This run has the specification {spec.identity}, the node has {spec_hash}.",
             "Join with a fresh run folder, or with the coordinator of that other run.",
         )
     return version
@@ -166,7 +166,7 @@ def start_run(transaction: Transaction) -> None:
     state = transaction.state
     plan = initial_plan(state.staying, state.spec, estimates, relay_uplinks(state))
     if isinstance(plan, Plan):
-        transaction.add(PlanAdopted(transaction.now, plan))
+        transaction.add(PlanAdopted(transaction.now, replace(plan, changes=state.changes_until(1))))
         reserve_assignments(transaction)
 
 

@@ -37,7 +37,7 @@ from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import State
-from coordinator.run.state.text import listed, member_text, short, stages_of
+from coordinator.run.state.text import change_text, listed, member_text, short, stages_of
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
@@ -77,14 +77,16 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
     replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
-    if is_same and replicas == list(newest.replicas):
+    changes = state.changes_until(from_round)
+    if is_same and replicas == list(newest.replicas) and changes == newest.changes:
         return None
+    reasons += [change_text(each) for each in changes[len(newest.changes) :]]
     first = from_round if kept else lost_from(state, from_round - is_lost)
     if first < from_round:
         reasons.append(f"samples from round {first} on are trained again, because no replica has them")
     first_sample = next_first_sample(newest, state.spec, first)
     reason = "; ".join([*reasons, *rebalanced])
-    return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason)
+    return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason, changes)
 
 
 def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> dict[int, Replica]:

@@ -52,6 +52,7 @@ _RUN_EVENTS = (
     events.RunPaused,
     events.RunResumed,
     events.RunRolledBack,
+    events.RunChanged,
     events.PeerBanned,
     events.PeerQuarantined,
     events.PeerUnbanned,

@@ -18,6 +18,7 @@ from coordinator.placement.reservations import reserve_assignments
 from coordinator.rollback import roll_back
 from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
+from coordinator.run.rounds.changing import change_run
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
 from coordinator.run.state import commands, events
 from coordinator.run.state.commands import Command
@@ -118,6 +119,7 @@ _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.RaiseAlarm: pausing.raise_alarm,
     commands.PauseRun: pausing.pause,
     commands.ResumeRun: pausing.resume,
+    commands.ChangeRun: change_run,
     commands.RollBack: roll_back,
 }
 assert _RULES.keys() == set(get_args(Command)), "each kind of command has one rule"

@@ -8,7 +8,7 @@ from typing import assert_never
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted, listed, short, stages_of
+from coordinator.run.state.text import change_text, counted, listed, short, stages_of
 from coordinator.status.cause_text import alarm_text, cause_text, pause_text, run_text
 from coordinator.status.causes import peer_cause, run_cause, told_of_rest
 from protocol.roles import POLICIES
@@ -105,6 +105,8 @@ def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
             return f"the run is PAUSED before round {event.from_round}{why}"
         case events.RunResumed():
             return "the run goes on"
+        case events.RunChanged():
+            return f"the settings change: {change_text(event.change)}"
         case events.RunRolledBack():
             why = f"{': ' if event.reason else ''}{event.reason}"
             return f"round {event.round_number} is a ROLLBACK to round {event.restore_round}{why}"

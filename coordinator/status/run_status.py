@@ -85,6 +85,7 @@ def run_status(
         committed_at=state.committed_at,
         rollbacks=_rollbacks(state),
         waiting=waiting(state, now),
+        changes=state.changes,
     )
 
 

@@ -77,6 +77,7 @@ _TOLD: dict[type[Event], Kind] = {
     events.RunPaused: Kind.PAUSED,
     events.RunResumed: Kind.RESUMED,
     events.RunRolledBack: Kind.ROLLED_BACK,
+    events.RunChanged: Kind.CHANGED,
     events.AlarmRaised: Kind.ALARM,
 }
 """Events with a line in the journal."""

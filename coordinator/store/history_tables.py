@@ -84,6 +84,7 @@ class Kind(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     ROLLED_BACK = "rolled back"
+    CHANGED = "changed"
     ALARM = "alarm"
 
 

@@ -103,8 +103,9 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
             log.warning("skipping a checkpoint: %s", error)
             continue
         hosted = {stage: found.stages[stage] for stage in stages if stage in found.stages}
-        if found.spec != spec or not hosted:
-            level = logging.INFO if found.spec == spec else logging.WARNING
+        is_of_run = found.spec.identity == spec.identity
+        if not is_of_run or not hosted:
+            level = logging.INFO if is_of_run else logging.WARNING
             log.log(level, "skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
             continue
         embedding = found.embedding

@@ -115,7 +115,7 @@ def write(folder: Path, spec: RunSpec, round_number: int, stages: Mapping[int, S
     place = folder / _FOLDER
     place.mkdir()
     entries = {stage: _save(place / stage_file(stage), state) for stage, state in stages.items()}
-    _FILE.write(place / _RECORD, _Private(1, spec.hash, round_number, entries))
+    _FILE.write(place / _RECORD, _Private(1, spec.identity, round_number, entries))
 
 
 def remove(folder: Path) -> None:
@@ -135,7 +135,7 @@ def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) 
     """
     place = folder / _FOLDER
     record = _FILE.read(place / _RECORD)
-    if (record.spec_hash, record.round_number) != (spec.hash, round_number):
+    if (record.spec_hash, record.round_number) != (spec.identity, round_number):
         raise corrupt(place / _RECORD, "its run or round differs from the anchors")
     states = {}
     for stage in stages:

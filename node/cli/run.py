@@ -10,12 +10,13 @@ from rich.table import Table
 
 from node import command_runner
 from node.cli.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_folder
-from node.cli.options import option
+from node.cli.options import option, settings_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.change import settings_text
 from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request
 
@@ -67,6 +68,37 @@ def run_resume(run: Run = None) -> None:
     """Let a paused run go on."""
     changed = answer_of(operator_folder(run), calls.GoOn())
     TerminalConsole(highlight=False).print("the run goes on" if changed else "the run was not paused")
+
+
+@run_app.command("change")
+def run_change(
+    settings: Annotated[
+        list[str],
+        option(
+            "A setting and its new value, such as inner.learning_rate=1e-3; may be repeated.",
+            "--set",
+            metavar="NAME=VALUE",
+        ),
+    ],
+    run: Run = None,
+    from_round: Annotated[
+        int, option("The first round with the new values. Default: the next that can.", "--from", min=0)
+    ] = 0,
+    reason: Reason = "",
+) -> None:
+    """Change settings of a run that trains: the rate, the steps of a round, the rounds, some others.
+
+    All nodes change at the same round, also those that are away now, when they come back. Schedules go on as
+    if the run had begun with the new values; a rollback to a round before the change undoes it, but for the
+    number of rounds. 'hetnode status' lists the changes.
+    """
+    try:
+        told = settings_text(settings_of(settings, "--set"))
+    except (TypeError, ValueError):  # a date of TOML
+        raise bad_option("A value of --set is neither number nor text.", "Write inner.steps=20.") from None
+    change = answer_of(operator_folder(run), calls.ChangeSettings(told, from_round, reason))
+    what = f"from round {change.from_round} on: {', '.join(change.settings)}"
+    TerminalConsole(highlight=False, soft_wrap=True).print(what, markup=False)
 
 
 @run_app.command("backup")

@@ -17,6 +17,8 @@ from node.net.live_estimates import LiveEstimates
 from node.net.plan_updates import PlanUpdate
 from node.security.channels import WrongClock
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.change import changed
+from protocol.spec.run import RunSpec
 from protocol.status import Wait
 from protocol.types import (
     Capacity,
@@ -93,6 +95,14 @@ class RunView:
     @property
     def newest(self) -> Plan | None:
         return self.plans[max(self.plans)] if self.plans else None
+
+    def spec_in(self, round_number: int, spec: RunSpec) -> RunSpec:
+        """The specification of a round, as far as the newest known plan tells; the run began with `spec`.
+
+        Raises HetnodeError BAD_SPEC for changes that no run can have.
+        """
+        changes = self.newest.changes if self.newest else ()
+        return changed(spec, (each for each in changes if each.from_round <= round_number))
 
     def plan_for(self, round_number: int) -> Plan | None:
         """The newest known plan that is valid in `round_number`."""

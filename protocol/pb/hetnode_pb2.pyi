@@ -370,19 +370,31 @@ class Replica(_message.Message):
     microbatches: int
     def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
+class RunChange(_message.Message):
+    __slots__ = ("from_round", "settings", "reason")
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    from_round: int
+    settings: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, from_round: _Optional[int] = ..., settings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason")
+    __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason", "changes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     from_round: int
     first_sample: int
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    changes: _containers.RepeatedCompositeFieldContainer[RunChange]
+    def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[RunChange, _Mapping]]] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("peer", "replica", "position", "stages")

@@ -38,7 +38,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class RunSpec(Section):
     """The whole specification of a run. Frozen; equal hash means equal in every field."""
 
-    optional = frozenset({"initial"})
+    optional = frozenset({"initial", "began_as"})
 
     preset: str = "tiny"
     seed: int = Field(0, ge=0, lt=2**63)
@@ -46,6 +46,7 @@ class RunSpec(Section):
     initial: tuple[Digest, ...] | None = Field(
         None, max_length=512, description="digest of each stage before round 1; None: drawn from the seed"
     )
+    began_as: Digest | None = Field(None, description="set where the run was changed: the hash before that")
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
     inner: InnerSpec = InnerSpec()
@@ -126,12 +127,17 @@ class RunSpec(Section):
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()
 
     @property
+    def identity(self) -> str:
+        """The hash of the specification with which the run began: all its specifications have the same."""
+        return self.began_as or self.hash
+
+    @property
     def name(self) -> str:
-        """Short name of this specification, and of a run of it that has no authority.
+        """Short name of a run of this specification that has no authority; changes of the run keep it.
 
         With an authority the run has the id of :func:`protocol.trust.run_id.run_id_of`.
         """
-        return f"{self.preset}-{self.hash[:12]}"
+        return f"{self.preset}-{self.identity[:12]}"
 
     @property
     def total_steps(self) -> int:

@@ -193,7 +193,7 @@ class DataSpec(Section):
 class InnerSpec(Section):
     """The inner phase: H optimizer steps between two rounds. Moments are kept, and never averaged."""
 
-    optional = frozenset({"optimizer"})
+    optional = frozenset({"optimizer", "decay_rounds"})
 
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: orthogonal updates of the matrices of layers, AdamW for all else"
@@ -204,6 +204,12 @@ class InnerSpec(Section):
     learning_rate: float = Field(3e-3, gt=0)
     warmup_steps: int = Field(30, ge=0)
     final_ratio: float = Field(0.1, ge=0, le=1, description="learning rate at the end / at the peak")
+    decay_rounds: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="warm-up, stable, decay: at the peak up to so many last rounds; 0: a cosine over the run",
+    )
     weight_decay: float = Field(0.1, ge=0, description="on matrices, never on the embedding or the norms")
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 

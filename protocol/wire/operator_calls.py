@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.status import Explanation
-from protocol.types import Lifecycle, Pause, PeerId, Role
+from protocol.types import Lifecycle, Pause, PeerId, Role, RunChange
 from protocol.wire.typed_calls import Request
 
 MOST_BYTES = 1 << 16
@@ -155,6 +155,18 @@ class HoldRun(Request[PauseAnswer]):
 @dataclass(frozen=True)
 class GoOn(Request[bool]):
     """Answers whether the run was paused."""
+
+
+@dataclass(frozen=True)
+class ChangeSettings(Request[RunChange]):
+    """Let settings (protocol.spec.change) have other values from a round on; 0: from the first that can.
+
+    Answers the change as it is recorded.
+    """
+
+    settings: tuple[str, ...]
+    from_round: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -268,7 +268,7 @@ class VirtualSwarm:
         """One decision per (stage, round), all rounds decided, and equal final anchors on all nodes."""
         keys = [(each.stage, each.round_number) for each in self.decisions]
         assert len(keys) == len(set(keys)), "a round was decided twice"
-        assert len(keys) == self.spec.rounds * self.spec.swarm.stages
+        assert len(keys) == self.state.spec.rounds * self.spec.swarm.stages
         found: dict[int, dict[str, str]] = {}
         for name in names or self.nodes:
             anchors = self.anchors(name)

@@ -69,6 +69,9 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.AlarmRaised: lambda state, event: replace(
         state, alarm=Alarm(event.round_number, event.last_healthy, event.reason)
     ),
+    events.RunChanged: lambda state, event: replace(
+        state, changes=tuple(sorted((*state.changes, event.change), key=lambda each: each.from_round))
+    ),
     events.RunPaused: lambda state, event: replace(
         state, pause=Pause(event.from_round, event.by, event.reason)
     ),

@@ -10,6 +10,7 @@ from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Assignment, Peer, peers_of
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
+from protocol.spec.change import changed
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 
@@ -86,8 +87,11 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
     # Another chain has another speed.
     former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
     kept = {each.index for each in plan.replicas if former.get(each.index) == peers_of(each)}
+    known = len(state.plans[-1].changes) if state.plans else 0
     state = replace(
         state,
+        spec=changed(state.spec, plan.changes[known:]),
+        first_spec=state.first_spec or (state.spec if plan.changes else None),
         phase=RunPhase.TRAINING,
         peers=peers,
         reservations=_reservations_under(state, assignments),

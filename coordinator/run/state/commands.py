@@ -135,6 +135,18 @@ class ResumeRun:
 
 
 @dataclass(frozen=True)
+class ChangeRun:
+    """Settings have other values from a round on (protocol.spec.change).
+
+    `from_round` 0: from the first round that no member may have begun.
+    """
+
+    settings: tuple[str, ...]
+    from_round: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Unname:
     """Take the public name of `peer` and refuse it any; `allow`: it may have one again at its next join."""
 
@@ -295,7 +307,7 @@ class Tick:
 
 Command: TypeAlias = (
     Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
-    | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | RollBack | Unname
+    | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | ChangeRun | RollBack | Unname
     | Enroll | AskPlace | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
     | Offer | Await | Report | Attest | Weigh
 )  # fmt: skip

@@ -25,6 +25,7 @@ from protocol.types import (
     ReservedAssignment,
     ResultClaim,
     Role,
+    RunChange,
     Verdict,
 )
 
@@ -385,6 +386,13 @@ class RunResumed(_Event):
 
 
 @dataclass(frozen=True)
+class RunChanged(_Event):
+    """The operator, or a rollback, changes settings. The first plan of that round or a later one has it."""
+
+    change: RunChange
+
+
+@dataclass(frozen=True)
 class AnchorDigest:
     """The digest of one part of a stage."""
 
@@ -412,7 +420,7 @@ class RunFinished(_Event):
 
 
 _EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
-RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | _EndEvent
+RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | RunChanged | _EndEvent
 PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )

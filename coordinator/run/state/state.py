@@ -39,6 +39,7 @@ from protocol.types import (
     Replica,
     ReservedAssignment,
     Role,
+    RunChange,
     StageRange,
 )
 
@@ -119,6 +120,8 @@ class State:
         alarm: the newest that was raised; None before any.
         restored: by round whose decisions are a rollback, the round whose anchors it restores.
         restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
+        changes: all of the run, by their first rounds. `spec` has those that the newest plan has.
+        first_spec: the specification with which the run began; None if it was not changed.
     """
 
     spec: RunSpec
@@ -180,11 +183,22 @@ class State:
     alarm: Alarm | None = None
     restored: Mapping[int, int] = field(default_factory=dict)
     restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
+    changes: tuple[RunChange, ...] = ()
+    first_spec: RunSpec | None = None
 
     @property
     def stages(self) -> int:
         """The number of stages."""
         return self.spec.swarm.stages
+
+    def changes_until(self, round_number: int) -> tuple[RunChange, ...]:
+        """The changes that hold in a round."""
+        return tuple(each for each in self.changes if each.from_round <= round_number)
+
+    @property
+    def pending_changes(self) -> tuple[RunChange, ...]:
+        """The changes that hold under no plan yet."""
+        return self.changes[len(self.plans[-1].changes) if self.plans else 0 :]
 
     @property
     def aborted(self) -> int:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from protocol.roles import POLICIES
 from protocol.status import Cause, CauseCode
-from protocol.types import PeerId, StageRange
+from protocol.types import PeerId, RunChange, StageRange
 
 
 class _HasStages(Protocol):
@@ -23,6 +23,12 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """`names` for a sentence: the first `most`, then the number of the others."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def change_text(change: RunChange) -> str:
+    """Such as "inner.steps=20 from round 8 on, since links are slow"."""
+    why = f": {change.reason}" if change.reason else ""
+    return f"{listed(change.settings)} from round {change.from_round} on{why}"
 
 
 def short(peer: PeerId) -> str:

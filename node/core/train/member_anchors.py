@@ -117,16 +117,21 @@ class MemberAnchors:
         self.commits.pending.clear()  # loading an anchor drops its proposal
         self.attestations.drop()
 
-    async def follow(self, round_number: int) -> None:
+    async def follow(self, round_number: int) -> int:
         """Apply the decisions of a round to everything that this member holds, without a contribution.
+
+        Returns the epoch of the plan of the next round.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
         async with asyncio.TaskGroup() as group:
-            for stage, part in self.parts:
-                if self.round_of(stage, part) < round_number:
-                    group.create_task(self.follow_part(stage, part, round_number))
+            following = [
+                group.create_task(self.follow_part(stage, part, round_number))
+                for stage, part in self.parts
+                if self.round_of(stage, part) < round_number
+            ]
         await self.attestations.told()
+        return max((each.result().next_epoch for each in following), default=0)
 
     async def follow_part(
         self, stage: int, part: Part, round_number: int, withheld: int = 0, gates: RoundGates | None = None

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from node.monitoring.figures import Activity
 from node.net.link import FrameRefused
 from node.net.membership import PeerAssignment, RunView, jittered, until_answered
 from protocol.errors import ErrorCode, HetnodeError, first_error
+from protocol.spec.run import RunSpec
 from protocol.status import Wait
 from protocol.types import PeerId, ReservedAssignment, StageRange
 
@@ -48,6 +51,10 @@ class End(Enum):
 
 class _Moved(Exception):
     """The stages that are reserved for this node are not those that it has built."""
+
+
+class _Changed(Exception):
+    """The settings of the next round are not those with which this node has built its stages."""
 
 
 class NodeLoop:
@@ -71,7 +78,7 @@ class NodeLoop:
         leaving: asyncio.Event,
         make_snapshots: MakeSnapshots,
     ) -> None:
-        self._spec, self._services, self._local = services.spec, services, local
+        self._first_spec, self._services, self._local = services.spec, services, local
         self._folder, self._leaving, self._make_snapshots = folder, leaving, make_snapshots
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self.newest_checkpoint = self._checkpoints
@@ -89,13 +96,16 @@ class NodeLoop:
         Raises HetnodeError for every failure that this node cannot recover from; what was committed stays.
         """
         try:
-            await cancel_when_leaving(self._leaving, self._build_stages())
-            try:
-                await self._train_all_rounds()
-            finally:
-                self._anchors.attestations.drop()
-                if self._anchors.snapshots is not None:
-                    await self._anchors.snapshots.close()
+            while True:
+                try:
+                    await self._build_and_train()
+                    break
+                except _Changed:
+                    await self.save_progress()
+                    following = self._anchors.position + 1
+                    spec = self._services.membership.run_view.spec_in(following, self._first_spec)
+                    log.info("the settings of round %d are others: building the stages anew", following)
+                    self._services, self._services.figures.spec = replace(self._services, spec=spec), spec
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
@@ -104,6 +114,29 @@ class NodeLoop:
         await self._write_checkpoint(self._spec.rounds)
         await self._serve_until_finished()
         return End.FINISHED
+
+    async def _build_and_train(self) -> None:
+        """Build the reserved stages, and train to the last round. Raises _Changed, _Moved, LeaveRequested."""
+        await cancel_when_leaving(self._leaving, self._build_stages())
+        try:
+            self._check_settings()  # the anchors may come from peers that are far ahead
+            await self._train_all_rounds()
+        finally:
+            self._anchors.attestations.drop()
+            if self._anchors.snapshots is not None:
+                await self._anchors.snapshots.close()
+
+    @property
+    def _spec(self) -> RunSpec:
+        """The specification with which the stages are built."""
+        return self._services.spec
+
+    def _check_settings(self) -> None:
+        """Raises _Changed where the next round has other settings than the stages were built with."""
+        run_view, following = self._services.membership.run_view, self._anchors.position + 1
+        is_open = following <= self._spec.rounds
+        if is_open and run_view.spec_in(following, self._first_spec) != self._spec:
+            raise _Changed
 
     async def _serve_until_finished(self) -> None:
         """Stay for members that still lack payloads of the last rounds, until the coordinator ends the run.
@@ -186,6 +219,7 @@ class NodeLoop:
         while anchors.position < self._spec.rounds:
             if await self._recovery.roll_back():
                 await self._write_checkpoint_if_due(anchors.position)
+            self._check_settings()
             next_round = anchors.position + 1
             is_caught_up = anchors.position >= membership.run_view.round_number - 1
             if is_caught_up and attested_round < anchors.position and self._has_own_reservation:
@@ -194,9 +228,12 @@ class NodeLoop:
             membership.progress = (next_round, 0)
             self._assignment = await self._assignment_or_decision(next_round)
             if self._assignment is not None:
+                self._check_settings()  # the plan may have come meanwhile
                 return True
-            await anchors.follow(next_round)
+            epoch = await anchors.follow(next_round)
             await self._write_checkpoint_if_due(next_round)
+            # The plan says with which settings the next decision is applied.
+            await membership.until(partial(_knows_plan, epoch))
         return False
 
     @property
@@ -363,6 +400,10 @@ class NodeLoop:
         with_embedding = not self._spec.link.embedding_every
         kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages, with_embedding)
         self._services.membership.kept = kept
+
+
+def _knows_plan(epoch: int, run_view: RunView) -> bool | None:
+    return max(run_view.plans, default=0) >= epoch or None
 
 
 def _text_of(stages: StageRange) -> str:

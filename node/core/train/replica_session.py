@@ -118,7 +118,8 @@ class ReplicaSession:
                 if plan.epoch != self.assignment.plan.epoch:
                     log.info("%s", plan.reason)
                 replica = plan.replica_of(peer)
-                if replica is None or not have_same_links(replica, self.assignment.replica):
+                is_changed = plan.changes != assignment.plan.changes
+                if replica is None or is_changed or not have_same_links(replica, self.assignment.replica):
                     break
                 if self._leaving.is_set() and round_number >= self._last_round(inner, round_number):
                     # The next plan was made before the request to leave, and counts on this node: the

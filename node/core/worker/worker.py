@@ -6,6 +6,7 @@ blocks the event loop of the main process, and that loop never touches the devic
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,12 +69,15 @@ class Worker:
         require_initial(call.spec, call.initial)
 
     def build(self, call: calls.Build) -> calls.StageInfo:
-        """Create stages and optimizers; open the data if stage 0 is here. To be called once.
+        """Create stages and optimizers; open the data if stage 0 is here. Again after a change of the run.
 
         Raises HetnodeError BAD_OPTION, DEVICE_UNAVAILABLE if the stages cannot fit in the memory that this
         node may use.
         """
         spec, stages, local, group = call.spec, call.stages, call.local, self._machine.group
+        if hasattr(self, "trainer"):
+            del self.trainer  # the memory holds one
+            gc.collect()
         compute, is_sharded = self._machine.place(spec, stages, local.compute)
         stream = None
         if 0 in stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.pb import hetnode_pb2 as pb
+from protocol.spec.change import CHANGEABLE, MOST_CHANGES
 from protocol.spec.run import MOST_MICROBATCHES
 from protocol.trust.reachability import Addresses, Reached
 from protocol.types import (
@@ -20,6 +21,7 @@ from protocol.types import (
     Replica,
     ReservedAssignment,
     Rollback,
+    RunChange,
     StageRange,
 )
 from protocol.wire.convert.fields import (
@@ -154,6 +156,12 @@ def _check_plan(plan: Plan) -> None:
         raise ValueError("the replicas of the plan cover different stages")
 
 
+_RUN_CHANGE = Record(
+    RunChange,
+    pb.RunChange,
+    {"from_round": _FROM_1, "settings": several(SENTENCE, len(CHANGEABLE), least=1), "reason": SENTENCE},
+)
+
 PLAN = Record(
     Plan,
     pb.Plan,
@@ -163,6 +171,7 @@ PLAN = Record(
         "first_sample": INT64,
         "replicas": several(REPLICA, MAX_REPLICAS, least=1, key="index"),
         "reason": SENTENCE,
+        "changes": several(_RUN_CHANGE, MOST_CHANGES),
     },
     _check_plan,
 )

@@ -1,0 +1,74 @@
+"""The operator changes settings of a run that trains: from which round on they hold, and what is refused."""
+
+from __future__ import annotations
+
+from coordinator.run.state.commands import ChangeRun
+from coordinator.run.state.events import RunChanged
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Transaction
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.change import MOST_CHANGES, changed, restored
+from protocol.spec.run import RunSpec
+from protocol.status import RunPhase
+from protocol.types import RunChange
+
+
+def change_run(transaction: Transaction, command: ChangeRun) -> None:
+    """Record a change that holds from `command.from_round` on, or from the first round that can have it.
+
+    Raises HetnodeError: BAD_SPEC for settings that cannot change or do not fit the others; BAD_OPTION for a
+    round that has begun, or that the run does not have, and where nothing would change.
+    """
+    state, first = transaction.state, first_round(transaction.state)
+    change = RunChange(command.from_round or first, command.settings, command.reason)
+    if state.phase is RunPhase.FINISHED or first > _last_spec(state).rounds:
+        raise _refused("The run has begun its last round: nothing is left to change.", "Start another run.")
+    if change.from_round < first:
+        raise _refused(
+            f"Round {change.from_round} has begun, or its plan is made.",
+            f"Name round {first} or a later one, or none.",
+        )
+    if len(state.changes) >= MOST_CHANGES:
+        raise _refused(f"The run was changed {MOST_CHANGES} times, which is the most.", "Start another run.")
+    pending = sorted((*state.pending_changes, change), key=lambda each: each.from_round)
+    spec = state.spec
+    for each in pending:
+        then = changed(spec, [each])
+        if then.rounds < each.from_round or spec.rounds < each.from_round:
+            last = min(then.rounds, spec.rounds)
+            raise _refused(f"The run would end with round {last}, before the change.", "Name other rounds.")
+        if each is change and then.model_copy(update={"began_as": spec.began_as}) == spec:
+            raise _refused("The run has these values already.", "'hetnode status' shows its settings.")
+        spec = then
+    transaction.add(RunChanged(transaction.now, change))
+
+
+def undo_changes(transaction: Transaction, restore_round: int, from_round: int) -> None:
+    """Let settings have the values of `restore_round` again, from `from_round` on, but for the rounds.
+
+    Changes that hold under no plan yet are still to come.
+    """
+    state = transaction.state
+    held = state.plans[-1].changes
+    then = [each for each in held if each.from_round <= restore_round]
+    if len(then) == len(held) or from_round > state.spec.rounds:
+        return
+    settings = restored(state.spec, changed(state.first_spec or state.spec, then))
+    if settings:
+        reason = f"the rollback to round {restore_round}"
+        transaction.add(RunChanged(transaction.now, RunChange(from_round, settings, reason)))
+
+
+def first_round(state: State) -> int:
+    """The first round of which no plan is made and that no member has begun."""
+    number = state.current_round
+    is_decided = any((stage, number) in state.decisions for stage in range(state.stages))
+    return number + 1 + is_decided
+
+
+def _last_spec(state: State) -> RunSpec:
+    return changed(state.spec, state.pending_changes)
+
+
+def _refused(cause: str, remedy: str) -> HetnodeError:
+    return HetnodeError(ErrorCode.BAD_OPTION, cause, remedy)

@@ -110,7 +110,7 @@ async def _forget_later(command_loop: CommandLoop, arbiter: Arbiter, round_numbe
     """Drop the payloads of a round as soon as no peer can need them from here."""
     last = round_number + _SERVED_ROUNDS
     with suppress(Stopped):
-        if last > command_loop.spec.rounds:
+        if last > command_loop.state.spec.rounds:
             await command_loop.until(RUN_TOPIC, _is_finished)
         else:
             for stage in range(command_loop.state.stages):

@@ -9,7 +9,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType, TypeAlias
+from typing import Annotated, NewType, TypeAlias
+
+from pydantic import Field
 
 PROTOCOL_VERSION = 4
 """The newest that this program speaks. It grows with every incompatible change of messages or rules."""
@@ -247,7 +249,8 @@ class Plan:
     first_sample: int
     replicas: tuple[Replica, ...]
     reason: str
-    changes: tuple[RunChange, ...] = ()
+    # Most runs have none, and logs of runs before have no such field.
+    changes: Annotated[tuple[RunChange, ...], Field(exclude_if=lambda changes: not changes)] = ()
 
     @property
     def size(self) -> int:

@@ -114,6 +114,7 @@ class CommandLoop:
         clock: the time of events in seconds, never decreasing; None takes :func:`steady_wall_clock`.
 
     Attributes:
+        spec: with which the run began; it has no changes.
         now: the clock.
         after_tick: called after each tick, for what changes with time alone.
         hindrance: why no command can be decided now; None if nothing hinders it.
@@ -126,7 +127,7 @@ class CommandLoop:
         on_event: Callable[[Event, State, State], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.spec = state.spec
+        self.spec = state.first_spec or state.spec
         self.state = state
         self._store = store
         self._on_event = on_event

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from coordinator.changing import change_run
 from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.membership.open_places import ask_place
@@ -18,7 +19,6 @@ from coordinator.placement.reservations import reserve_assignments
 from coordinator.rollback import roll_back
 from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
-from coordinator.run.rounds.changing import change_run
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
 from coordinator.run.state import commands, events
 from coordinator.run.state.commands import Command

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.run.state.text import counted
+from coordinator.run.state.text import change_text, counted
 from protocol.math.batch import batch_of
 from protocol.status import RunStatus
 
@@ -39,12 +39,17 @@ def _plan(status: RunStatus) -> str:
     return "none yet" if plan is None else f"{plan.epoch}, since round {plan.from_round}: {plan.reason}"
 
 
+def _changes(status: RunStatus) -> str:
+    return "; ".join(map(change_text, status.changes)) or "none"
+
+
 FACTS: dict[str, Callable[[RunStatus], str]] = {
     "Model": _model,
     "Round": _round,
     "Batch": _batch,
     "Plan": _plan,
-    "Specification": lambda status: status.spec.hash,
+    "Changes": _changes,
+    "Specification": lambda status: status.spec.identity,
     "Run": lambda status: status.run,
 }
 """By label, in the order in which they are shown. A new fact is a line here."""

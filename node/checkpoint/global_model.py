@@ -252,7 +252,7 @@ def assemble(parts: Sequence[Path], folder: Path) -> None:
     holder: dict[int, Verified] = {}
     for part in verified:
         manifest, reference = part.manifest, first.manifest
-        if (manifest.spec_hash, manifest.round_number) != (reference.spec_hash, reference.round_number):
+        if (manifest.run_id, manifest.round_number) != (reference.run_id, reference.round_number):
             raise corrupt(
                 part.folder,
                 f"it is of run {manifest.run_id} after round {manifest.round_number}, "

@@ -75,7 +75,7 @@ FAMILIES = {
         "service": LazyCommand("service", "service_app"),
         "health": LazyCommand("health", "health"),
         "relay": LazyCommand("relay", "relay"),
-        "receipt": LazyCommand("receipt", "receipt_app"),
+        "receipt": LazyCommand("receipt", "receipt"),
     },
     "See what a run does": {
         "status": LazyCommand("status", "status"),

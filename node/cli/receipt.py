@@ -12,7 +12,7 @@ from node import command_runner
 from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
-from node.command_runner import TerminalConsole
+from node.command_runner import TerminalConsole, bad_option
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -20,52 +20,46 @@ if TYPE_CHECKING:
     from node.security.credentials import RunCredentials
     from protocol.trust.receipt import Receipt
 
-receipt_app = typer.Typer(
-    help="Receipts: what a peer has done for a run, signed by its coordinator.", no_args_is_help=True
-)
 
-
-@receipt_app.command("get")
-def get(
+def receipt(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="RUN|FOLDER",
+            metavar="RUN|FILE",
             help="A run that this machine is or was in, a node here by its name, or the folder of its "
-            "credentials. Default: the only one.",
+            "credentials; or the file of a receipt, to verify it. Default: the only run.",
         ),
     ] = None,
-) -> None:
-    """Ask the coordinator for a receipt of what this machine's node has done so far.
-
-    The node need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
-    below its own.
-    """
-    from node.net.receipts import fetch_receipt  # noqa: PLC0415
-
-    _, data = command_runner.run(fetch_receipt(_membership(run)))
-    say(data.decode(), end="")
-
-
-@receipt_app.command("verify")
-def verify(
-    file: Annotated[Path, typer.Argument(help="The file of the receipt.")],
     coordinator: Annotated[
-        str, option("Peer id of the coordinator that must have signed it, from the run's operator.")
+        str, option("Peer id of the coordinator that must have signed a file, from the run's operator.")
     ] = "",
 ) -> None:
-    """Verify a receipt offline: no network and no folder of the run is needed.
+    """Ask the coordinator for a receipt of what this machine's node has done so far; or verify one.
 
-    Ends with status 0 if the signature is valid and the coordinator is the given one; else with 3.
+    The node need not run. When it leaves in order, it keeps a receipt by itself, in the folder 'receipts'
+    below its own. A file is verified offline: it ends with status 0 if the signature is valid and the
+    coordinator is the given one, else with 3.
     """
-    receipt = _opened(file)
-    if coordinator and coordinator != receipt.coordinator:
+    if run is not None and Path(run).is_file():
+        _verify(Path(run), coordinator)
+    elif coordinator:
+        raise bad_option("--coordinator is for the file of a receipt.", "Name that file.")
+    else:
+        from node.net.receipts import fetch_receipt  # noqa: PLC0415
+
+        _, data = command_runner.run(fetch_receipt(_membership(run)))
+        say(data.decode(), end="")
+
+
+def _verify(file: Path, coordinator: str) -> None:
+    found = _opened(file)
+    if coordinator and coordinator != found.coordinator:
         raise HetnodeError(
             ErrorCode.RECEIPT_MISMATCH,
-            f"The receipt is signed by {receipt.coordinator}, not by {coordinator:.64}.",
+            f"The receipt is signed by {found.coordinator}, not by {coordinator:.64}.",
             "Compare both ids with the one that the run's operator has told you.",
         )
-    _print(f"{_text(receipt)}\n\n{_proof(bool(coordinator))}")
+    _print(f"{_text(found)}\n\n{_proof(bool(coordinator))}")
 
 
 def _opened(file: Path) -> Receipt:
@@ -78,7 +72,7 @@ def _opened(file: Path) -> Receipt:
         raise HetnodeError(
             ErrorCode.RECEIPT_UNREADABLE,
             f"{file} cannot be read: {error.strerror or error}.",
-            "Name the file that 'hetnode receipt get' has written.",
+            "Name the file that 'hetnode receipt' has written.",
         ) from None
 
 

@@ -93,6 +93,11 @@ class RunView:
     rollback: Rollback | None = None
 
     @property
+    def epoch(self) -> int:
+        """Of the newest plan; 0 before any."""
+        return max(self.plans, default=0)
+
+    @property
     def newest(self) -> Plan | None:
         return self.plans[max(self.plans)] if self.plans else None
 

@@ -55,7 +55,7 @@ async def keep_receipt(credentials: RunCredentials, folder: Path) -> None:
         if error.code is not ErrorCode.NO_CREDIT:
             log.warning("this node has got no receipt: %s", error)
     except (TimeoutError, OSError) as error:
-        log.warning("this node has got no receipt (%s): 'hetnode receipt get' asks again", error)
+        log.warning("this node has got no receipt (%s): 'hetnode receipt' asks again", error)
     else:
         log.info("a receipt for %d stage tokens is in %s", receipt.stage_tokens, path)
         with suppress(TimeoutError, HetnodeError):

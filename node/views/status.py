@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.run.state.text import change_text
 from coordinator.status.cause_text import cause_text, status_text
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
@@ -63,6 +64,7 @@ def status_view(status: RunStatus, live: bool = True, notes: Sequence[Renderable
         *alarm_line(status),
         progress_line(status),
         Text(rounds_line(status), "" if status.anchors_agree else "bold red"),
+        *(as_text(f"changed: {change_text(each)}") for each in status.changes[-_MOST_NOTES:]),
         "",
         replica_table(status),
         *(["", *found] if (found := list(health_view(status.health))) else ()),

@@ -116,7 +116,9 @@ class SwarmView:
             if (dashboard := url_in(self.folder)) is not None:
                 self._console.print(f"dashboard {dashboard}", markup=False)
         left = f", {duration(status.remaining_seconds)} left" if status.remaining_seconds else ""
-        self._progress.update(self._task, completed=status.steps_done, description=f"inner steps{left}")
+        self.spec = status.spec  # 'hetnode run change' may have changed it
+        done, total = status.steps_done, status.spec.total_steps
+        self._progress.update(self._task, completed=done, total=total, description=f"inner steps{left}")
         live.update(Group(replica_table(status), status_text(status), self._progress))
         if not self._console.is_terminal:
             self._print_round(status, left)

@@ -45,6 +45,7 @@ def resolve(
                 branch = {part: branch}
             tree = _merge(tree, branch)
     refuse_removed(tree)
+    tree.pop("began_as", None)  # of a run that was changed: this one begins anew
     source = tree.get("data", {}).get("source")
     if isinstance(source, str) and (meant := likely_source(source)):
         raise HetnodeError(ErrorCode.BAD_SPEC, f"The data source '{source}' has no kind.", f"Use {meant}.")

@@ -94,7 +94,7 @@ def open_receipt(data: bytes) -> Receipt:
         raise HetnodeError(
             ErrorCode.RECEIPT_UNREADABLE,
             f"This is not a receipt of this version, of at most {MAX_BYTES} bytes.",
-            "Ask for the file as 'hetnode receipt get' wrote it.",
+            "Ask for the file as 'hetnode receipt' wrote it.",
         ) from None
     # The text of each value is signed, so a value of another type is not the one that was signed.
     if not is_signed_by(str(receipt.coordinator), receipt_message(receipt), signature):

@@ -6,6 +6,7 @@ their coordinator, outlive what is killed below them, find a coordinator that ha
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def test_two_nodes_wait_train_outlive_what_is_killed_find_their_coordinator_and_
     spec = spec_of(2, 2, 0, rounds=100_000, inner__steps=10, inner__microbatch_size=4)
     with ProcessSwarm(spec, tmp_path, NODES) as swarm:
         nodes_start_first_wait_and_then_train(swarm)
+        settings_change_on_both_at_the_same_round(swarm)
         a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swarm)
         nodes_find_a_coordinator_that_listens_elsewhere(swarm)
         nodes_that_are_asked_to_leave_finish_their_round_first(swarm)
@@ -70,6 +72,18 @@ def nodes_start_first_wait_and_then_train(swarm: ProcessSwarm) -> None:
     for name in NODES:
         assert swarm.is_running(name), swarm.log(name)[-3000:]
         assert "the coordinator answers after" in swarm.log(name)
+
+
+def settings_change_on_both_at_the_same_round(swarm: ProcessSwarm) -> None:
+    change = ("--set", "inner.learning_rate=0.001", "--set", "inner.steps=9", "--reason", "a test")
+    told = commands.hetnode("run", "change", str(swarm.run), *change)
+    assert (told.returncode, told.stderr) == (0, "")
+    found = re.fullmatch(r"from round (\d+) on: inner.learning_rate=0.001, inner.steps=9\n", told.stdout)
+    assert found is not None, told.stdout
+    until_both_count(swarm, after=int(found[1]))
+    for name in NODES:
+        assert f"round {found[1]} has other settings" in swarm.log(name)
+        assert "has ended" not in swarm.log(name)  # no process had to start again
 
 
 def a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swarm: ProcessSwarm) -> None:

@@ -166,6 +166,7 @@ class VirtualTransport(Transport):
         self._closed = asyncio.Event()
 
     async def host_stages(self, hosted: ServedStages) -> None:
+        assert not self.server.services, "real processes host stages once"
         listening = None if self._client_mode else await self.server.listen()
         for stage, capacity in hosted.capacities.items():
             store = PayloadStore(hosted.folder_of(stage), hosted.keep_rounds)

@@ -16,6 +16,7 @@ from typing import Any
 from coordinator.membership.presence import FINISHED
 from coordinator.run.state.events import Event
 from protocol.run_files.presets import PRESETS
+from protocol.spec.change import CHANGEABLE
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import DataSpec
 from protocol.types import Part
@@ -53,6 +54,7 @@ DATA_TEXTS = ("source", "text_field", "tokenizer", "tokenizer_sha256", "end_toke
 
 _PEER = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu|hip)(:[0-9]{1,3})?)")
+_SETTING = re.compile(r"[a-z_.]{1,40}=[-+.0-9e]{1,40}")
 _KEPT = frozenset(("", FINISHED, *Part))
 
 
@@ -93,7 +95,7 @@ def texts_in(value: Any) -> Iterator[str]:
 def _redacted(value: Any, names: dict[str, str]) -> Any:
     """`value` with the names of its texts; a text without a name gets the next one."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return value if value in _KEPT or _DEVICE.fullmatch(value) else _name(value, names)
+        return value if _is_kept(value) else _name(value, names)
     if isinstance(value, bytes):
         return b""  # a signature, which fits no other content
     if is_dataclass(value) and not isinstance(value, type):
@@ -106,6 +108,12 @@ def _redacted(value: Any, names: dict[str, str]) -> Any:
     if value is None or isinstance(value, Enum | bool | int | float):
         return value
     raise TypeError(f"{type(value).__name__} of an event, of which nothing says that it is harmless")
+
+
+def _is_kept(text: str) -> bool:
+    """Whether a text says nothing of people: a device, or a number that a setting was changed to."""
+    is_setting = text.partition("=")[0] in CHANGEABLE and _SETTING.fullmatch(text)
+    return bool(text in _KEPT or is_setting or _DEVICE.fullmatch(text))
 
 
 def _name(text: str, names: dict[str, str]) -> str:

@@ -117,10 +117,10 @@ class MemberAnchors:
         self.commits.pending.clear()  # loading an anchor drops its proposal
         self.attestations.drop()
 
-    async def follow(self, round_number: int) -> int:
+    async def follow(self, round_number: int) -> None:
         """Apply the decisions of a round to everything that this member holds, without a contribution.
 
-        Returns the epoch of the plan of the next round.
+        Ends when the plan of the next round is known, which has its settings.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
@@ -131,7 +131,8 @@ class MemberAnchors:
                 if self.round_of(stage, part) < round_number
             ]
         await self.attestations.told()
-        return max((each.result().next_epoch for each in following), default=0)
+        epoch = max((each.result().next_epoch for each in following), default=0)
+        await self._membership.until(lambda run_view: run_view.epoch >= epoch or None)
 
     async def follow_part(
         self, stage: int, part: Part, round_number: int, withheld: int = 0, gates: RoundGates | None = None

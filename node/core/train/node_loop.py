@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -53,8 +52,12 @@ class _Moved(Exception):
     """The stages that are reserved for this node are not those that it has built."""
 
 
+@dataclass
 class _Changed(Exception):
-    """The settings of the next round are not those with which this node has built its stages."""
+    """The next round has other settings than those with which this node has built its stages."""
+
+    round_number: int
+    spec: RunSpec
 
 
 class NodeLoop:
@@ -78,7 +81,8 @@ class NodeLoop:
         leaving: asyncio.Event,
         make_snapshots: MakeSnapshots,
     ) -> None:
-        self._first_spec, self._services, self._local = services.spec, services, local
+        self._services, self._local = services, local
+        self._first_spec = self._spec = services.spec  # the latter is the one with which stages are built
         self._folder, self._leaving, self._make_snapshots = folder, leaving, make_snapshots
         self._checkpoints, self._payloads = folder / "checkpoint", folder / "payloads"
         self.newest_checkpoint = self._checkpoints
@@ -100,12 +104,11 @@ class NodeLoop:
                 try:
                     await self._build_and_train()
                     break
-                except _Changed:
+                except _Changed as changed:
+                    log.info("round %d has other settings", changed.round_number)
                     await self.save_progress()
-                    following = self._anchors.position + 1
-                    spec = self._services.membership.run_view.spec_in(following, self._first_spec)
-                    log.info("the settings of round %d are others: building the stages anew", following)
-                    self._services, self._services.figures.spec = replace(self._services, spec=spec), spec
+                    self._services = replace(self._services, spec=changed.spec)
+                    self._spec = self._services.figures.spec = changed.spec
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
@@ -126,17 +129,12 @@ class NodeLoop:
             if self._anchors.snapshots is not None:
                 await self._anchors.snapshots.close()
 
-    @property
-    def _spec(self) -> RunSpec:
-        """The specification with which the stages are built."""
-        return self._services.spec
-
     def _check_settings(self) -> None:
         """Raises _Changed where the next round has other settings than the stages were built with."""
-        run_view, following = self._services.membership.run_view, self._anchors.position + 1
-        is_open = following <= self._spec.rounds
-        if is_open and run_view.spec_in(following, self._first_spec) != self._spec:
-            raise _Changed
+        following = self._anchors.position + 1
+        spec = self._services.membership.run_view.spec_in(following, self._first_spec)
+        if following <= self._spec.rounds and spec != self._spec:
+            raise _Changed(following, spec)
 
     async def _serve_until_finished(self) -> None:
         """Stay for members that still lack payloads of the last rounds, until the coordinator ends the run.
@@ -192,18 +190,18 @@ class NodeLoop:
         peer = services.identity.peer
         with services.figures.waits.on(Wait.ASSIGNMENT):
             reservation = await services.membership.until(lambda run_view: _reservation_in(run_view, peer))
+        if is_again := self._is_built:
+            self._check_reservation()
         self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
-        log.info("this node is reserved for replica-%d, %s", reservation.replica, _text_of(stages))
+        log.info("this node is reserved for replica-%d, stages %s", reservation.replica, stages)
         stage_info = await services.worker.call(Build(spec, stages, self._local))
-        capacities = {stage: stage_info.capacities[stage] for stage in stages}
-        hosted = ServedStages(
-            *(capacities, self._payloads, self._checkpoints, spec.recovery.keep_rounds),
-            spec=spec,
-            initial_folder=self._local.initial,
-        )
-        await services.transport.host_stages(hosted)
-        await services.directory.take_stages(stages)
+        if not is_again:  # what is served does not depend on settings that change
+            capacities = {stage: stage_info.capacities[stage] for stage in stages}
+            kept = self._payloads, self._checkpoints, spec.recovery.keep_rounds
+            hosted = ServedStages(capacities, *kept, spec=spec, initial_folder=self._local.initial)
+            await services.transport.host_stages(hosted)
+            await services.directory.take_stages(stages)
         self._anchors = MemberAnchors(services, stages, stage_info, self._checkpoints, self._make_snapshots)
         self._recovery = Recovery(services, self._anchors, self._checkpoints)
         await self._note_kept()
@@ -230,10 +228,8 @@ class NodeLoop:
             if self._assignment is not None:
                 self._check_settings()  # the plan may have come meanwhile
                 return True
-            epoch = await anchors.follow(next_round)
+            await anchors.follow(next_round)
             await self._write_checkpoint_if_due(next_round)
-            # The plan says with which settings the next decision is applied.
-            await membership.until(partial(_knows_plan, epoch))
         return False
 
     @property
@@ -250,7 +246,7 @@ class NodeLoop:
         reservation = self._reservation
         if reservation is not None and reservation.stages != self._stages:
             raise _Moved(
-                f"this node moves from {_text_of(self._stages)} to {_text_of(reservation.stages)} of "
+                f"this node moves from stages {self._stages} to {reservation.stages} of "
                 f"replica-{reservation.replica}: its processes start anew"
             )
 
@@ -293,8 +289,8 @@ class NodeLoop:
         assert self._assignment is not None, "only a node with an assignment trains"
         assignment, first_round = self._assignment, self._anchors.position + 1
         log.info(
-            "%s: %s, %s, from round %d",
-            *(assignment.plan.reason, assignment.replica.name, _text_of(self._stages), first_round),
+            "%s: %s, stages %s, from round %d",
+            *(assignment.plan.reason, assignment.replica.name, self._stages, first_round),
         )
         self._services.figures.activity = Activity.TRAINING
         session = ReplicaSession(
@@ -400,14 +396,6 @@ class NodeLoop:
         with_embedding = not self._spec.link.embedding_every
         kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages, with_embedding)
         self._services.membership.kept = kept
-
-
-def _knows_plan(epoch: int, run_view: RunView) -> bool | None:
-    return max(run_view.plans, default=0) >= epoch or None
-
-
-def _text_of(stages: StageRange) -> str:
-    return f"stage{'s' * (len(stages) > 1)} {stages}"
 
 
 def _reservation_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:

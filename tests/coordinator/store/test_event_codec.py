@@ -40,6 +40,7 @@ LATER_KINDS = {
     "AlarmRaised",
     "RunRolledBack",
     "ResultReported",
+    "RunChanged",
 }
 """Kinds that the first release of the log format did not have."""
 

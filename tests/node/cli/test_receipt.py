@@ -47,12 +47,12 @@ def credentials(run: Running, folder: Path) -> RunCredentials:
 
 async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tmp_path: Path) -> None:
     folder, file = credentials(run, tmp_path / "credentials").folder, tmp_path / "receipt.json"
-    status, out, errors = await hetnode("get", folder)
+    status, out, errors = await hetnode(folder)
     assert (status, errors) == (0, "")
     assert out.splitlines()[:2] == ["{", '  "hetnode_receipt": 1,']
     file.write_text(out)
     await run.stop()
-    status, out, errors = await hetnode("verify", file)
+    status, out, errors = await hetnode(file)
     assert (status, errors) == (0, "")
     for part in (
         A.peer,
@@ -64,7 +64,7 @@ async def test_a_receipt_from_its_making_to_the_check_by_others(run: Running, tm
         "--coordinator",
     ):
         assert part in out
-    status, out, _ = await hetnode("verify", file, "--coordinator", COORDINATOR.peer)
+    status, out, _ = await hetnode(file, "--coordinator", COORDINATOR.peer)
     assert status == 0
     assert "which you meant" in out
 
@@ -79,10 +79,10 @@ async def test_each_failure_of_a_receipt_has_its_code(run: Running, tmp_path: Pa
         (data, ("--coordinator", B.peer), ("[receipt-mismatch]",)),
     ):
         file.write_bytes(content)
-        status, out, errors = await hetnode("verify", file, *arguments)
+        status, out, errors = await hetnode(file, *arguments)
         assert (status, out) == (3, "")
         assert all(part in errors for part in parts)
-    assert "[receipt-unreadable]" in (await hetnode("verify", tmp_path))[2]
+    assert "[no-credentials]" in (await hetnode(tmp_path))[2]
 
 
 async def test_a_node_keeps_the_receipt_that_counts_furthest_when_it_leaves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,18 @@ def _source(position: int, op: Op, members: int) -> tuple[int, Op] | None:
 def test_impossible_chains_are_refused(position: int, members: int, microbatches: int) -> None:
     with pytest.raises(ValueError, match="no position"):
         one_forward_one_backward(position, members, microbatches)
+
+
+def test_with_decay_rounds_the_rate_stays_at_its_peak_until_they_begin() -> None:
+    inner = InnerSpec(learning_rate=2.0, warmup_steps=10, final_ratio=0.1, steps=5, decay_rounds=4)
+    rates = [learning_rate(inner, step, 100) for step in range(101)]
+    assert rates[10:81] == [2.0] * 71
+    assert rates[85] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))  # a quarter is over: 1 - sqrt(1/4)
+    assert rates[100] == pytest.approx(0.2)
+    assert all(before > after for before, after in pairwise(rates[80:]))
+
+
+def test_a_decay_longer_than_the_run_begins_after_the_warm_up() -> None:
+    inner = InnerSpec(learning_rate=2.0, warmup_steps=10, final_ratio=0.0, steps=5, decay_rounds=400)
+    assert learning_rate(inner, 9, 100) == learning_rate(inner, 10, 100) == 2.0
+    assert learning_rate(inner, 100, 100) == 0.0

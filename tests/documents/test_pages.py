@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
-MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 225_800
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 228_000
 """The last 2,300 bytes say what Muon gains, at which rates, and what it costs the export of a run of
 pipelines alone: without them an operator would pick it for the wrong swarm. 850 say how a run is found by its
 address, what a newcomer believes of that page, and how to publish one; 550 what is known of Windows, macOS

@@ -25,7 +25,7 @@ from node.exchange.transport import RoundEnd
 from node.ipc.stored_payload import StoredPayload
 from node.ipc.worker_calls import Digests, LoadInitialPart, LoadPart, StageInfo
 from node.net.attestations import Attestations
-from node.net.membership import until_answered
+from node.net.membership import RunView, until_answered
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import OUTAGE_SECONDS
 from protocol.status import Wait
@@ -35,6 +35,8 @@ from protocol.types import (
     Decision,
     Part,
     PayloadDescriptor,
+    PeerId,
+    ReservedAssignment,
     Rollback,
     RolledBack,
     Skipped,
@@ -354,3 +356,10 @@ def run_is_over() -> HetnodeError:
         "The run has finished, and this node had not caught up with it.",
         "The nodes that took part in its last round have the model.",
     )
+
+
+def reservation_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
+    """What is reserved for `peer`, once something is. Raises RUN_STARTED where the run is over before."""
+    if run_view.finished:
+        raise run_is_over()
+    return run_view.reservation_of(peer)

@@ -18,7 +18,7 @@ from node.checkpoint import parts
 from node.checkpoint.layout import round_folder
 from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.core.train.link_snapshots import MakeSnapshots
-from node.core.train.member_anchors import MemberAnchors, run_is_over
+from node.core.train.member_anchors import MemberAnchors, reservation_in, run_is_over
 from node.core.train.recovery import Recovery
 from node.core.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
 from node.core.train.replica_session import ReplicaSession, Superseded
@@ -32,12 +32,11 @@ from node.net.membership import PeerAssignment, RunView, jittered, until_answere
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.spec.run import RunSpec
 from protocol.status import Wait
-from protocol.types import PeerId, ReservedAssignment, StageRange
+from protocol.types import ReservedAssignment, StageRange
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 2.0
-_MOVE_SECONDS, _OPERATOR_SECONDS = 10.0, 30.0
+_RETRY_SECONDS, _MOVE_SECONDS, _OPERATOR_SECONDS = 2.0, 10.0, 30.0
 
 
 class End(Enum):
@@ -189,7 +188,7 @@ class NodeLoop:
         spec, services = self._spec, self._services
         peer = services.identity.peer
         with services.figures.waits.on(Wait.ASSIGNMENT):
-            reservation = await services.membership.until(lambda run_view: _reservation_in(run_view, peer))
+            reservation = await services.membership.until(lambda run_view: reservation_in(run_view, peer))
         if is_again := self._is_built:
             self._check_reservation()
         self._stages = stages = reservation.stages
@@ -396,10 +395,3 @@ class NodeLoop:
         with_embedding = not self._spec.link.embedding_every
         kept = await asyncio.to_thread(parts.rounds_with, self._checkpoints, self._stages, with_embedding)
         self._services.membership.kept = kept
-
-
-def _reservation_in(run_view: RunView, peer: PeerId) -> ReservedAssignment | None:
-    """What is reserved for `peer`, once something is. Raises RUN_STARTED where the run is over before."""
-    if run_view.finished:
-        raise run_is_over()
-    return run_view.reservation_of(peer)

@@ -186,7 +186,7 @@ def keep_only_stages(folder: Path, stages: StageRange) -> None:
 
 def _read(mark: Path) -> str:
     """The content of a small file; "" where there is none, or a crash has left none."""
-    return mark.read_text(errors="replace").strip() if mark.exists() else ""
+    return mark.read_text(errors="replace").strip() if mark.is_file() else ""
 
 
 def _numbers(stages: str) -> range:

@@ -12,12 +12,10 @@ from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean
 
 _HOW_TO_READ = """\
-**How to read it.** A loss is in nats per token of held-out text, the mean over all replicas, *each in its own
-forward mode*; "uncompressed" is that of the same parameters without compression. "Delta" is the excess over
-the row that it is compared with: the mean, and the range over two seeds, or with more seeds the 95 %
-confidence interval (Student's t). A difference that is smaller than what seeds differ in says nothing.
-"Links" and "payloads" are bytes of all replicas together; MB are 10^6 bytes. What the paper says is of larger
-models: only the order of the rows can be compared."""
+**How to read it.** Losses are in nats per token of held-out text, the mean over all replicas, *each in its own
+forward mode*; "uncompressed" is of the same parameters without compression. "Delta" is the excess over the row
+compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). Bytes (MB: 10^6)
+are of all replicas together. The paper's models are larger: only the order of rows can be compared."""
 
 
 def report_of(
@@ -74,9 +72,8 @@ def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None
     devices = "; ".join(sorted({result.device for result in used}))
     return (
         f"**How it was made.** {count} trials were run, {when}, on {devices} ({'; '.join(versions)}): "
-        f"{hours:.1f} hours of computing. All replicas of a trial run in one process, one after the other, "
-        "with the code of real members; messages and payloads are packed and unpacked as for the network. "
-        f"To repeat it, or to continue it after an interruption:\n\n    {again}"
+        f"{hours:.1f} hours of computing. The replicas of a trial run in one process, with the code of real "
+        f"members; what they send is packed as for the network. To repeat or continue it:\n\n    {again}"
     )
 
 
@@ -108,7 +105,7 @@ def _verdict_table(verdicts: Sequence[Claim], seeds: Sequence[int]) -> str:
 def _answer(answer: SeedAnswer | None) -> str:
     if answer is None:
         return "not known"
-    return f"{'holds' if answer.holds else '**does not hold**'} ({answer.numbers})"
+    return "holds" if answer.holds else f"**does not hold** ({answer.numbers})"
 
 
 def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) -> str:

@@ -16,8 +16,9 @@ from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.history import write_history
+from tests.support.overlap import LOSSLESS, Records, assert_balanced
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import MIXED, QUICK, Play, contributions, return_after, shares, swarm_spec
+from tests.virtual.scenario import MIXED, QUICK, SPARSE, Play, contributions, return_after, shares, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
 ROUND, STEP, STEPS = 3, 2, 5
@@ -75,19 +76,21 @@ def assert_each_sample_counts_once(swarm: VirtualSwarm) -> None:
 def test_after_a_death_in_a_step_each_other_stage_has_the_weight_of_its_finished_steps(
     play: Play,
     plan: FaultPlan,
+    records: Records,
     members: Mapping[str, Role],
     name: str,
     moment: Moment,
     settings: Mapping[str, Any],
 ) -> None:
     plan.fail_at(name, None, ROUND, moment, Action.KILL, step=STEP)
-    spec = spec_of(members, **settings)
+    spec = spec_of(members, **{**SPARSE, **LOSSLESS, **settings})
     swarm = play.to_the_end(lambda swarm: return_after(swarm, name, 5), members, spec=spec)
     pipeline = {each for each, role in members.items() if role is Role.STAGE}
     done = (STEP + (moment is Moment.APPLY)) / STEPS
     for survivor in pipeline - {name}:
         (share,) = shares(swarm, survivor, ROUND).values()
-        assert share == done
+        trained = [times for (number, _), times in records[survivor].trained.items() if number == ROUND]
+        assert (share, trained) == (done, [1] * round(done * STEPS))
         assert shares(swarm, survivor, ROUND - 1).keys() == shares(swarm, survivor, ROUND).keys()
     assert shares(swarm, name, ROUND) == {}
     for stage in range(spec.swarm.stages):
@@ -95,6 +98,8 @@ def test_after_a_death_in_a_step_each_other_stage_has_the_weight_of_its_finished
     found = {each: contributions(swarm, each) for each in members}
     assert all(numbers[-1] == spec.rounds for numbers in found.values()), found
     assert_each_sample_counts_once(swarm)
+    # All that they have learned is sent once, in the error feedback, or kept for the next payload.
+    assert_balanced(swarm, records, *sorted(members.keys() - {name}))
 
 
 def test_a_death_while_the_norm_travels_leaves_the_stages_one_step_apart(

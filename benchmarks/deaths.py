@@ -7,6 +7,7 @@ step: it loses what it has learned in the round, and comes back with the next on
 happens to the others of its replica is the row:
 
     none    nobody dies
+    loses   what they have learned in this round is lost, too
     waits   they offer nothing in this round, and the next payload has what they have learned
     counts  they offer it in this round, with the weight of their finished steps
 
@@ -32,7 +33,7 @@ from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import LEAST_SHARE
 from protocol.spec.run import RunSpec
 
-ROWS = ("none", "waits", "counts")
+ROWS = ("none", "loses", "waits", "counts")
 STAGES = 4
 
 
@@ -60,7 +61,7 @@ def offered(
 ) -> dict[int, WeightedPayload]:
     """The payloads of the stages of a replica that count, after `done` steps of all its members."""
     share = done / spec.inner.steps
-    if dead and (row == "waits" or share < LEAST_SHARE):
+    if dead and (row != "counts" or share < LEAST_SHARE):
         return {}
     alive = [stage for stage in range(STAGES) if stage not in dead]
     return {stage: (payload, share) for stage, payload in replica.propose(alive).items()}
@@ -73,14 +74,19 @@ def lose(replica: LocalReplica, position: int) -> None:
         member.outer.load_local(stage, member.outer[stage].anchor)
 
 
-def trained(spec: RunSpec, stream: SampleStream, row: str, share: float) -> tuple[float, float]:
-    """The validation loss after the last round, and the share of all steps behind committed payloads."""
+def trained(spec: RunSpec, stream: SampleStream, row: str, share: float, warm: int) -> tuple[float, float]:
+    """The validation loss after the last round, and the share of all steps behind committed payloads.
+
+    Nobody dies in the first `warm` rounds.
+    """
     plan = plan_of(spec)
     replicas = [LocalReplica(spec, each, Compute(), stream) for each in plan.replicas]
     counted = 0.0
     for number in range(1, spec.rounds + 1):
         drawn = deaths_of(spec.seed, number, len(replicas), share, spec.inner.steps)
-        deaths: Sequence[Mapping[int, int]] = drawn if row != "none" else [{}] * len(replicas)
+        deaths: Sequence[Mapping[int, int]] = (
+            drawn if row != "none" and number > warm else [{}] * len(replicas)
+        )
         payloads = []
         for replica, planned, dead in zip(replicas, plan.replicas, deaths, strict=True):
             replica.begin_round(number, sample_range(plan, spec, number, planned.index))
@@ -89,7 +95,7 @@ def trained(spec: RunSpec, stream: SampleStream, row: str, share: float) -> tupl
             replica.end_inner_phase()
             payloads.append(offered(spec, replica, dead, row, done))
             counted += sum(weight for _, weight in payloads[-1].values())
-            for position in dead:
+            for position in range(STAGES) if dead and row == "loses" else dead:
                 lose(replica, position)
         sums = [[each[stage] for each in payloads if stage in each] for stage in range(STAGES)]
         for replica, own in zip(replicas, payloads, strict=True):
@@ -102,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--warm", type=int, default=0, help="rounds before the first in which seats die")
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--share", type=float, default=0.1, help="of the seats, that die in a round")
     arguments = parser.parse_args()
@@ -112,7 +119,7 @@ def main() -> None:
         stream = open_stream(spec)
         for row in ROWS:
             began = time.perf_counter()
-            loss, counted = trained(spec, stream, row, arguments.share)
+            loss, counted = trained(spec, stream, row, arguments.share, arguments.warm)
             seconds = time.perf_counter() - began
             rows.append((str(seed), row, f"{loss:.4f}", f"{counted:.1%}", f"{seconds:.0f}"))
             print(*rows[-1], flush=True)

@@ -52,23 +52,33 @@ class Churn:
     off_hours: float
     seed: int = 0
 
+    @property
+    def _scale(self) -> float:
+        return 3600 * self.on_hours / math.gamma(1 + 1 / _SHAPE)
+
+    def seconds_on(self, chance: random.Random) -> float:
+        """For how long a home stays on that was turned on now."""
+        return chance.weibullvariate(self._scale, _SHAPE)
+
+    def seconds_off(self, chance: random.Random) -> float:
+        median = math.log(3600 * self.off_hours) - _OFF_SIGMA**2 / 2
+        return chance.lognormvariate(median, _OFF_SIGMA)
+
     def apply(self, swarm: SimulatedSwarm, homes: Iterable[Node]) -> None:
         """Let `homes` go and come back for as long as the simulation runs."""
         chance = random.Random(self.seed)
-        scale = 3600 * self.on_hours / math.gamma(1 + 1 / _SHAPE)
-        median = math.log(3600 * self.off_hours) - _OFF_SIGMA**2 / 2
 
         def stop(node: Node) -> None:
             swarm.stop(node)
-            swarm.at(swarm.now + chance.lognormvariate(median, _OFF_SIGMA), partial(start, node))
+            swarm.at(swarm.now + self.seconds_off(chance), partial(start, node))
 
         def start(node: Node) -> None:
             swarm.start(node)
-            swarm.at(swarm.now + chance.weibullvariate(scale, _SHAPE), partial(stop, node))
+            swarm.at(swarm.now + self.seconds_on(chance), partial(stop, node))
 
         for node in homes:
             # As at any instant of a long run: some are off, and the others are more likely in a long session.
-            session = scale * chance.gammavariate(1 + 1 / _SHAPE, 1) ** (1 / _SHAPE)
+            session = self._scale * chance.gammavariate(1 + 1 / _SHAPE, 1) ** (1 / _SHAPE)
             is_off = chance.random() * (self.on_hours + self.off_hours) < self.off_hours
             swarm.at(swarm.now + (0.0 if is_off else chance.random() * session), partial(stop, node))
 

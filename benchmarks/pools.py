@@ -1,18 +1,17 @@
 """How much more homes train in stage pools than in chains, where they come and go: no messages, only times.
 
     python -m benchmarks.pools
-    python -m benchmarks.pools --planned      # how far the coordinator's own first plan is from these chains
 
 Homes have speeds 4 : 2 : 1 and uplinks of 20, 50 or 100 Mb/s, and each is on and off for times drawn as in
 :mod:`benchmarks.simulation` (10 and 2 hours in the mean). Each takes as long for a microbatch of a stage as
-the cost model says: the longer of computing it and of sending its two messages. Percent are of what all homes
-that are on at a moment could train together, if each were always busy.
+the cost model says of a middle one: the longer of computing it and of sending its two messages. Percent are
+of what all homes that are on at a moment could train together, if each were always busy.
 
     chains      groups of S homes of like speed, made anew for each round. Where one goes, the others have
                 finished some steps, which count; the rest of the round they are idle. Who comes waits for it
     replaced    the same, and a spare takes the seat after 20 s, if there is one: homes that are no part of a
-                chain, or came back meanwhile and have loaded the stage. A share of the homes is kept as spares,
-                that of which most is trained
+                chain, or came back meanwhile and have loaded the stage. A share of the homes is kept as
+                spares, that of which most is trained
     pools       each home serves one stage, and the slowest stage sets the pace. Who comes serves the slowest
                 stage as soon as it has loaded the stage; nobody waits for anybody. An upper bound: paths and
                 queues cost nothing
@@ -31,7 +30,6 @@ from itertools import product
 
 from benchmarks.simulation import Churn
 from benchmarks.tables import Table, machine
-from coordinator.ops.forecast.forecast import proposed
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.run.state.records import Peer
 from node.cli.plan import capacity
@@ -39,7 +37,6 @@ from node.core.model.shapes import parameter_shapes
 from protocol.math.flops import microbatch_flops
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.status import Cause
 from protocol.types import Lifecycle, PeerId, Role, StageRange
 
 SHAPES = {
@@ -203,7 +200,8 @@ def spec_of(shape: str, nodes: int) -> RunSpec:
     preset, overrides = SHAPES[shape]
     swarm = {"swarm.replicas": 0, "swarm.pipelines": nodes // int(str(overrides["swarm.stages"]))}
     links = {"link.dtype": "dither5", "link.gradient_dtype": "dither3"}
-    return resolve(preset, overrides={**overrides, **swarm, **links, "inner.steps": 30, "inner.microbatches": 64})
+    inner = {"inner.steps": 30, "inner.microbatches": 64}
+    return resolve(preset, overrides={**overrides, **swarm, **links, **inner})
 
 
 def peers_of(nodes: int, seed: int) -> list[Peer]:
@@ -243,27 +241,6 @@ def setting_of(shape: str, nodes: int, hours: float, rounds: int, seed: int) -> 
     return Setting(tuple(homes), spec.swarm.stages, rounds, seconds, load)
 
 
-def planned(shape: str, nodes: int) -> str:
-    """The tokens of the coordinator's first plan against those of the chains above, nobody leaving."""
-    spec, peers = spec_of(shape, nodes), peers_of(nodes, 0)
-    found = proposed(spec, peers)
-    if isinstance(found, Cause):
-        return f"{shape}, {nodes} homes: no plan"
-    costs = Costs(spec, found.survey)
-    steps = [
-        costs.step(each.members, [link.k for link in each.links], spec.microbatches_of(each)).seconds
-        for each in found.replicas
-    ]
-    speed = sum(map(spec.microbatches_of, found.replicas)) / max(steps)
-    rates = sorted((rate_of(spec, peer) for peer in peers), reverse=True)
-    size, count = spec.swarm.stages, nodes // spec.swarm.stages
-    like = sum(rates[(index + 1) * size - 1] for index in range(count))
-    return (
-        f"{shape}, {nodes} homes: the plan trains {speed / like:.0%} of chains of like speed, and these "
-        f"{like * size / sum(rates):.0%} of all"
-    )
-
-
 def table(shapes: Sequence[str], nodes: Sequence[int], hours: Sequence[float], seeds: int) -> Table:
     rows = []
     for shape, count, each in product(shapes, nodes, hours):
@@ -293,12 +270,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=(40, 200, 1000))
     parser.add_argument("--hours", type=float, nargs="+", default=(0.25, 1.0, 4.0))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--planned", action="store_true")
     options = parser.parse_args()
-    if options.planned:
-        for shape, count in product(SHAPES, [each for each in options.nodes if each <= 200]):
-            print(planned(shape, count), flush=True)
-        return
     print(machine())
     print(table(list(SHAPES), options.nodes, options.hours, options.seeds).markdown)
 

@@ -12,10 +12,10 @@ from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean
 
 _HOW_TO_READ = """\
-**How to read it.** Losses are in nats per token of held-out text, the mean over all replicas, *each in its own
-forward mode*; "uncompressed" is of the same parameters without compression. "Delta" is the excess over the row
-compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). Bytes (MB: 10^6)
-are of all replicas together. The paper's models are larger: only the order of rows can be compared."""
+**How to read it.** Losses are in nats per token of held-out text, the mean over all replicas, *each in its
+own forward mode*; "uncompressed" is of the same parameters without compression. "Delta" is the excess over
+the row compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t).
+Bytes (MB: 10^6) are of all replicas. The paper's models are larger: only orders of rows can be compared."""
 
 
 def report_of(

@@ -23,7 +23,7 @@ from protocol.wire.typed_calls import Request
 Answer = TypeVar("Answer")
 
 run_app = typer.Typer(
-    help="A whole run, by its operator: pause it, let it go on, copy it.", no_args_is_help=True
+    help="A whole run, by its operator: pause it, let it go on, change it, copy it.", no_args_is_help=True
 )
 
 Run = Annotated[
@@ -82,8 +82,14 @@ def run_change(
     ],
     run: Run = None,
     from_round: Annotated[
-        int, option("The first round with the new values. Default: the next that can.", "--from", min=0)
-    ] = 0,
+        int | None,
+        option(
+            "The first round with the new values. Default: the next that can.",
+            "--from",
+            metavar="ROUND",
+            min=1,
+        ),
+    ] = None,
     reason: Reason = "",
 ) -> None:
     """Change settings of a run that trains: the rate, the steps of a round, the rounds, some others.
@@ -96,7 +102,7 @@ def run_change(
         told = settings_text(settings_of(settings, "--set"))
     except (TypeError, ValueError):  # a date of TOML
         raise bad_option("A value of --set is neither number nor text.", "Write inner.steps=20.") from None
-    change = answer_of(operator_folder(run), calls.ChangeSettings(told, from_round, reason))
+    change = answer_of(operator_folder(run), calls.ChangeSettings(told, from_round or 0, reason))
     what = f"from round {change.from_round} on: {', '.join(change.settings)}"
     TerminalConsole(highlight=False, soft_wrap=True).print(what, markup=False)
 

@@ -156,6 +156,8 @@ class PayloadAgreement:
         mean_norm: L2 norm of the committed mean of all payloads.
         alike, unlike: the cosine with one other payload of the same kind of replica (full or pipeline), and
             with one of the other kind.
+        likeness: the greatest cosine with another payload that counts in this round, with one that counted
+            in one of the last rounds, or with the weighted sum of one of these rounds.
     """
 
     stage: int
@@ -165,6 +167,7 @@ class PayloadAgreement:
     mean_norm: float = 0.0
     alike: float | None = None
     unlike: float | None = None
+    likeness: float | None = None
 
 
 @dataclass(frozen=True)

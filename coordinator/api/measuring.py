@@ -62,7 +62,7 @@ def _is_measured(state: State, measurement: Measurement, agreement: PayloadAgree
 
 
 def _is_possible(agreement: PayloadAgreement) -> bool:
-    cosines = (agreement.cosine, agreement.alike, agreement.unlike)
+    cosines = (agreement.cosine, agreement.alike, agreement.unlike, agreement.likeness)
     are_cosines = all(each is None or abs(each) <= 1 + _ROUNDING for each in cosines)
     return are_cosines and _is_norm(agreement.norm) and _is_norm(agreement.mean_norm)
 

@@ -119,7 +119,7 @@ _TEXTS: dict[CauseCode, Callable[[Cause], str]] = {
         "the folder of this one is an older copy, restore the newest, or see 'hetnode rollback'"
     ),
     CauseCode.DISCOUNTED: lambda _: (
-        "its payloads count for nothing until they have agreed with those of the others for some rounds"
+        "its payloads count for nothing until they have agreed with the others, and copied none, for a while"
     ),
     CauseCode.ALARM: lambda it: alarm_text(it.detail, it.count),
 }

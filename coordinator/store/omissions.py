@@ -22,6 +22,6 @@ _WHY_NOT: dict[str, str] = {
     Omission.NO_OFFER: "no offer came before the round closed",
     Kind.REJECTED: "{by} of the group rejected its payload: {detail}",
     Kind.ARBITRATED: "the coordinator could not use its payload: {detail}",
-    Kind.WEIGHED: "its payloads count for nothing until they agree with those of the others",
+    Kind.WEIGHED: "its payloads count for nothing until they agree with the others and copy none",
     Kind.DIVERGED: "its payload starts from another anchor than those of the others",
 }

@@ -151,7 +151,8 @@ class Comparison:
 class MeasuredAgreement:
     """The figures of one payload, see :mod:`node.agreement.meter`; a cosine of None cannot be told.
 
-    `alike` and `unlike` are the cosines with the single payloads of the comparison.
+    `alike` and `unlike` are the cosines with the single payloads of the comparison; for `likeness` see
+    :mod:`node.agreement.likeness`.
     """
 
     cosine: float | None
@@ -159,6 +160,7 @@ class MeasuredAgreement:
     mean_norm: float
     alike: float | None = None
     unlike: float | None = None
+    likeness: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
+from random import Random, SystemRandom
 
 import torch
 
+from node.agreement.likeness import LikenessMemory
 from node.agreement.probe import AgreementProbe
 from node.core.worker.worker import Worker
 from node.ipc.channel import serve
@@ -19,11 +22,16 @@ from protocol.wire.typed_calls import Handler, handlers
 
 
 class NodeWorker(Worker):
-    """A worker on the devices of this machine, which measures how far payloads agree."""
+    """A worker on the devices of this machine, which measures how far payloads agree.
 
-    def __init__(self) -> None:
+    Args:
+        random: draws the elements on which payloads are compared.
+    """
+
+    def __init__(self, random: Random | None = None) -> None:
         self.machine = OwnMachine()
-        super().__init__(self.machine, AgreementProbe)
+        memory = LikenessMemory((random or SystemRandom()).randint)
+        super().__init__(self.machine, partial(AgreementProbe, memory))
 
     def handlers(self) -> dict[str, Handler]:
         """What answers each call."""

@@ -761,7 +761,7 @@ class LocateReply(_message.Message):
     def __init__(self, states: _Optional[_Iterable[_Union[SignedState, _Mapping]]] = ...) -> None: ...
 
 class PayloadAgreement(_message.Message):
-    __slots__ = ("stage", "owner", "cosine", "norm", "mean_norm", "alike", "unlike")
+    __slots__ = ("stage", "owner", "cosine", "norm", "mean_norm", "alike", "unlike", "likeness")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     COSINE_FIELD_NUMBER: _ClassVar[int]
@@ -769,6 +769,7 @@ class PayloadAgreement(_message.Message):
     MEAN_NORM_FIELD_NUMBER: _ClassVar[int]
     ALIKE_FIELD_NUMBER: _ClassVar[int]
     UNLIKE_FIELD_NUMBER: _ClassVar[int]
+    LIKENESS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     owner: str
     cosine: float
@@ -776,7 +777,8 @@ class PayloadAgreement(_message.Message):
     mean_norm: float
     alike: float
     unlike: float
-    def __init__(self, stage: _Optional[int] = ..., owner: _Optional[str] = ..., cosine: _Optional[float] = ..., norm: _Optional[float] = ..., mean_norm: _Optional[float] = ..., alike: _Optional[float] = ..., unlike: _Optional[float] = ...) -> None: ...
+    likeness: float
+    def __init__(self, stage: _Optional[int] = ..., owner: _Optional[str] = ..., cosine: _Optional[float] = ..., norm: _Optional[float] = ..., mean_norm: _Optional[float] = ..., alike: _Optional[float] = ..., unlike: _Optional[float] = ..., likeness: _Optional[float] = ...) -> None: ...
 
 class Measurement(_message.Message):
     __slots__ = ("peer", "round", "replica", "position", "train_loss", "validation_loss", "tokens", "inner_seconds", "outer_seconds", "link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense", "gradient_norm", "complete", "steps", "extra_steps", "microbatches", "compute_seconds", "progress_norm", "error_norm", "agreements", "nonfinite_step")

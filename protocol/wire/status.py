@@ -36,7 +36,8 @@ _AGREEMENT = Record(
     PayloadAgreement,
     pb.PayloadAgreement,
     # The coordinator drops single figures that are out of bounds: coordinator.api.measuring.
-    {"cosine": _COSINE, "norm": AS_SENT, "mean_norm": AS_SENT, "alike": _COSINE, "unlike": _COSINE},
+    {"norm": AS_SENT, "mean_norm": AS_SENT}
+    | dict.fromkeys(("cosine", "alike", "unlike", "likeness"), _COSINE),
 )
 
 _MEASUREMENT = Record(

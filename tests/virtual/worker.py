@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from dataclasses import replace
+from random import Random
 
 from node.ipc.worker_calls import Apply, BeginRound, EndInnerPhase
 from node.worker.process import NodeWorker
@@ -29,7 +30,7 @@ class VirtualWorker:
     pid = 0
 
     def __init__(self, seconds: float) -> None:
-        self.worker = NodeWorker()
+        self.worker = NodeWorker(Random(1))
         self._handlers = self.worker.handlers()
         self._seconds, self._computed = seconds, 0.0
         self._calls: asyncio.Queue[tuple[asyncio.Future[Reply], Call]] = asyncio.Queue()

@@ -51,8 +51,8 @@ class Machine(Protocol):
         """
 
 
-MakeProbe = Callable[[calls.Comparison, Sequence[StoredPayload], float, RankGroup], CommitProbe]
-"""From what to measure, payloads without a weight, ``outer.clip`` and the ranks of this peer."""
+MakeProbe = Callable[[int, calls.Comparison, Sequence[StoredPayload], float, RankGroup], CommitProbe]
+"""From a stage, what to measure, payloads without a weight, ``outer.clip`` and the ranks of this peer."""
 
 
 class Worker:
@@ -162,7 +162,7 @@ class Worker:
         outcome, is_mine = self._outcome(outer[stage].layout, stage, call, call.position)
         probe, clip = None, self.trainer.spec.outer.clip
         if call.comparison is not None:
-            probe = self._make_probe(call.comparison, call.uncounted, clip, self._machine.group)
+            probe = self._make_probe(stage, call.comparison, call.uncounted, clip, self._machine.group)
         digest = self.trainer.commit(stage, call.round_number, outcome, is_mine, probe)
         norms = (outer[stage].progress_norm, outer[stage].error_norm) if is_mine else (0.0, 0.0)
         follows = stage == 0 and not self.trainer.spec.link.embedding_every

@@ -56,6 +56,7 @@ def test_figures_of_the_next_owner_are_believed() -> None:
         PayloadAgreement(0, SECOND, 0.5, 1.0, 1e300),
         PayloadAgreement(0, SECOND, 0.5, 1.0, 1.0, alike=-2.0),
         PayloadAgreement(0, SECOND, 0.5, 1.0, 1.0, unlike=math.inf),
+        PayloadAgreement(0, SECOND, 0.5, 1.0, 1.0, likeness=1.5),
     ],
     ids=str,
 )

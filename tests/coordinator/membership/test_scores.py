@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coordinator.membership.scores import ROUNDS_TO_RISE, ROUNDS_TO_STRIKE, Scores
 from coordinator.run.state.commands import Attest, Await, Offer, Report, Start
@@ -24,8 +26,8 @@ ALL = tuple(keyed(number) for number in range(7))
 BAD = ALL[-1]
 COLD = 2 * COLD_STEPS // 2
 """Rounds of two steps in which the payloads of a newcomer are not judged."""
-Tells = Callable[[Keyed, Keyed, int], tuple[float | None, float]]
-"""The cosine and the norm that a member tells of the payload of another in a round."""
+Tells = Callable[[Keyed, Keyed, int], tuple[float | None, float] | tuple[float | None, float, float]]
+"""The cosine and norm that a member tells of the payload of another in a round, and perhaps its likeness."""
 
 
 def usual(_: Keyed, owner: Keyed, __: int) -> tuple[float | None, float]:
@@ -41,7 +43,7 @@ class Swarm:
             Keyed, ...
         ] = ()  # members that tell before the others, and begin the next round at once
         self.away: Keyed | None = None  # a member that waits for decisions and offers nothing
-        self.repeats = False  # whether the payloads of BAD have the same bytes in every round
+        self.silent: Keyed | None = None  # a member that tells nothing
         self.run = Run(spec_of(stages=1, replicas=count, rounds=rounds))
         self.run.accept(Start())
         for peer in self.peers:
@@ -56,10 +58,7 @@ class Swarm:
             ]
             if self.away is not None:
                 run.accept(Await(self.away.peer, 0, number, run.state.plan_for(number).epoch))
-            payloads = tuple(
-                peer.payload(run.spec, 0, number, content=b"same" if self.repeats and peer is BAD else b"")
-                for peer in hosts
-            )
+            payloads = tuple(peer.payload(run.spec, 0, number) for peer in hosts)
             run.now += 100.0
             for peer, payload in zip(hosts, payloads, strict=True):
                 run.accept(Offer(peer.peer, payload))
@@ -72,12 +71,14 @@ class Swarm:
             for sender in self.hasty:
                 self.tell(sender, [], number + 1)
             for sender in hosts:
-                self.tell(sender, hosts, number)
+                if sender is not self.silent:
+                    self.tell(sender, hosts, number)
 
     def tell(self, sender: Keyed, owners: Sequence[Keyed], number: int) -> None:
         agreements = tuple(
-            PayloadAgreement(0, owner.peer, *self.tells(sender, owner, number), mean_norm=1.0)
+            PayloadAgreement(0, owner.peer, cosine, norm, mean_norm=1.0, likeness=(*likeness, 0.3)[0])
             for owner in owners
+            for cosine, norm, *likeness in (self.tells(sender, owner, number),)
         )
         told = Measurement(sender.peer, number, 0, 0, agreements=agreements)
         for weigh in self.scores.note(self.run.state, told):
@@ -93,12 +94,13 @@ class Swarm:
         return [event for event in self.run.events if isinstance(event, PeerWeighed)]
 
 
-def test_payloads_against_the_others_count_for_nothing_after_some_rounds() -> None:
+def test_payloads_against_the_others_count_for_nothing_after_one_round() -> None:
     swarm = Swarm()
     swarm.play(6)
     (change,) = swarm.changes
     assert (change.peer, change.counts) == (BAD.peer, False)
-    assert BAD.peer in swarm.counted(2)
+    assert BAD.peer in swarm.counted(1)
+    assert BAD.peer not in swarm.counted(2)
     assert swarm.counted(6) == {peer.peer for peer in swarm.peers[:-1]}
     assert "NOTHING" in event_message(change)
     assert "bad scores" in swarm.run.state.decisions[0, 6].reason
@@ -108,7 +110,7 @@ def test_payloads_against_the_others_count_for_nothing_after_some_rounds() -> No
         for change in changes_of(0, event, before, after)
         if isinstance(change, Contribution) and change.peer == BAD.peer and change.cause
     ]
-    assert left_out[-1] == "its payloads count for nothing until they agree with those of the others"
+    assert left_out[-1] == "its payloads count for nothing until they agree with the others and copy none"
     cause = peer_cause(swarm.run.state, BAD.peer)
     assert cause is not None
     assert cause.code is CauseCode.DISCOUNTED
@@ -163,14 +165,47 @@ def test_two_liars_that_tell_first_take_the_weight_of_no_honest_contributor() ->
     assert not swarm.changes
 
 
-def test_no_single_round_judges() -> None:
-    swarm = Swarm(lambda _, owner, number: ((-0.2 if owner is BAD and number % 5 == 1 else 0.2), 1.0))
+NOISE, COPY, ALTERED = (0.01, 1.0), (0.2, 1.0, 1.0), (0.3, 1.0, 0.7)
+"""Cosine, norm and likeness of payloads that do not work against the others."""
+
+
+@pytest.mark.parametrize("bad", [NOISE, COPY], ids=["noise", "copy"])
+def test_a_single_round_without_harm_does_not_judge(bad: tuple[float, ...]) -> None:
+    swarm = Swarm(lambda _, owner, number: bad if owner is BAD and number % 5 == 1 else (0.2, 1.0))
     swarm.play(12)
     assert not swarm.changes
 
 
+@pytest.mark.parametrize("bad", [COPY, ALTERED], ids=["copy", "altered copy"])
+def test_copies_lose_their_weight_however_well_they_agree(bad: tuple[float, ...]) -> None:
+    swarm = Swarm(lambda _, owner, __: bad if owner is BAD else (0.2, 1.0))
+    swarm.play(6)
+    assert [(change.peer, change.counts) for change in swarm.changes] == [(BAD.peer, False)]
+    assert BAD.peer in swarm.counted(2)
+    assert BAD.peer not in swarm.counted(4)
+
+
+def test_where_all_payloads_are_like_each_other_none_is_a_copy() -> None:
+    swarm = Swarm(lambda _, owner, __: (0.9, 1.0, 0.95 if owner is BAD else 0.85))
+    swarm.play(6)
+    assert not swarm.changes
+
+
+def test_members_that_do_not_tell_keep_a_bad_payload_for_one_round_more() -> None:
+    """Of four, all must tell, or wait for the next round. Of seven, one may be silent."""
+    swarm = Swarm(count=7)
+    swarm.silent = ALL[0]
+    swarm.play(3)
+    assert BAD.peer not in swarm.counted(2)
+    swarm = Swarm(count=4)
+    swarm.silent = ALL[0]
+    swarm.play(4)
+    assert BAD.peer in swarm.counted(2)
+    assert BAD.peer not in swarm.counted(3)
+
+
 def test_who_cheats_in_every_second_round_loses_its_weight() -> None:
-    swarm = Swarm(lambda _, owner, number: ((-0.2 if owner is BAD and number % 2 else 0.2), 1.0))
+    swarm = Swarm(lambda _, owner, number: ((0.0 if owner is BAD and number % 2 else 0.2), 1.0))
     swarm.play(12)
     assert [change.counts for change in swarm.changes] == [False]
 
@@ -180,13 +215,6 @@ def test_among_three_nobody_can_tell_who_lies(count: int) -> None:
     swarm = Swarm(count=count)
     swarm.play(8)
     assert not swarm.changes
-
-
-def test_who_sends_the_bytes_of_an_earlier_round_has_trained_nothing() -> None:
-    swarm = Swarm(lambda *_: (0.2, 1.0))
-    swarm.repeats = True
-    swarm.play(8)
-    assert [(change.peer, change.counts) for change in swarm.changes] == [(BAD.peer, False)]
 
 
 def test_a_newcomer_is_not_judged_while_its_moments_are_cold() -> None:
@@ -207,3 +235,23 @@ def test_what_was_not_offered_and_what_is_told_of_itself_are_dropped() -> None:
     state = swarm.run.state
     told = Measurement(ALL[0].peer, state.current_round, 0, 0, agreements=(stranger,) * 1000)
     assert swarm.scores.note(state, told) == []
+
+
+@given(st.data())
+@settings(max_examples=10, deadline=None)
+def test_no_lies_of_two_among_seven_take_the_weight_of_an_honest_contributor(data: st.DataObject) -> None:
+    liars, honest = ALL[:2], st.tuples(st.floats(0.15, 0.25), st.floats(0.8, 1.2), st.floats(0.2, 0.4))
+    lies = st.tuples(st.floats(-1, 1), st.floats(0, 100), st.floats(-1, 1))
+    told: dict[tuple[Keyed | None, Keyed, int], tuple[float, float, float]] = {}
+
+    def tells(sender: Keyed, owner: Keyed, number: int) -> tuple[float, float, float]:
+        """What is true of a payload is the same for all who tell it."""
+        key = (sender if sender in liars else None), owner, number
+        if key not in told:
+            told[key] = data.draw(lies if sender in liars else honest)
+        return told[key]
+
+    swarm = Swarm(tells, count=7)
+    swarm.hasty = liars
+    swarm.play(6)
+    assert not {change.peer for change in swarm.changes} - {liar.peer for liar in liars}

@@ -80,7 +80,7 @@ STATUS = replace(
             error_norm=0.5,
             agreements=(
                 PayloadAgreement(0, PEER, cosine=0.25, norm=2.0, mean_norm=1.0),
-                PayloadAgreement(1, PEER, None, 0.0, 0.5, alike=-0.25, unlike=0.125),
+                PayloadAgreement(1, PEER, None, 0.0, 0.5, alike=-0.25, unlike=0.125, likeness=0.5),
             ),
         ),
     ),

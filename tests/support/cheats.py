@@ -1,89 +1,142 @@
-"""Contributors that cheat: what each sends in place of its honest payload, in a virtual swarm."""
+"""Contributors that cheat: what each sends in place of its honest payload, in a swarm of production nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from node.core.optimizer.outcome import Outcome
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
+from node.ipc.stored_payload import name_of
 from protocol.codec.payload import decode, encode
 from protocol.math.clipping import payload_norm
 from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor, sparsify
-from tests.virtual.network import current_machine
+from tests.support.faults import FaultPlan
+from tests.support.paths import ROOT
 
 Content = Mapping[str, SparseTensor]
-CHEATS = "flip", "scale", "poison", "noise", "zeros", "copy", "stale", "adaptive"
+CHEATS = "flip", "scale", "poison", "noise", "zeros", "copy", "altered", "echo", "stale", "adaptive"
+KIND_VARIABLE = "HETNODE_TEST_CHEAT"
+"""Names the kind of a real node that cheats (tests.support.cheat_site)."""
 HONEST_ROUNDS, STALE_ROUNDS = 8, 5
 """How long the adaptive cheat is honest, and how old the payloads of a stale one are."""
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """What was learned honestly, by (machine, round, stage), and the rounds of each machine so far."""
+@dataclass
+class _Known:
+    """What one cheat knows of one stage: its honest payloads, and what others sent in the last round."""
 
-    honest: dict[tuple[str, int, int], bytes]
-    rounds: dict[tuple[str, int], int]
+    honest: list[bytes] = field(default_factory=list)
+    others: list[Content] = field(default_factory=list)
 
 
-def cheat(monkeypatch: pytest.MonkeyPatch, kinds: Mapping[str, str]) -> None:
-    """Let each machine of `kinds` send payloads of that kind of :data:`CHEATS` from now on."""
-    propose, sent = OuterState.propose, _Sent({}, {})
+def cheat(monkeypatch: pytest.MonkeyPatch, kinds: Mapping[str, str], who: Callable[[], str]) -> None:
+    """Let each machine of `kinds` send payloads of that kind of :data:`CHEATS` from now on.
+
+    Args:
+        who: the name of the machine whose code runs.
+    """
+    propose, commit = OuterState.propose, OuterState.commit
+    known: dict[tuple[str, int], _Known] = {}
 
     def dishonest(self: OuterState, stage: int) -> bytes | None:
-        name = current_machine()
-        if (
-            kinds.get(name) == "scale"
-        ):  # what clipping has removed would come back, and grow until it is refused
+        name = who()
+        if kinds.get(name) == "scale":  # what clipping has removed would come back, and grow until refused
             for error in self[stage].error.values():
                 error.zero_()
         payload = propose(self, stage)
-        number = sent.rounds[name, stage] = sent.rounds.get((name, stage), 0) + 1
-        if payload is None:
-            return None
-        sent.honest[name, number, stage] = payload
-        if name not in kinds:
+        if payload is None or name not in kinds:
             return payload
-        outer = self[stage]
-        data = _instead(kinds[name], sent, (name, number, stage), outer.layout)
+        mine, outer = known.setdefault((name, stage), _Known()), self[stage]
+        mine.honest.append(payload)
+        seed = 1000 * len(mine.honest) + 10 * stage + ord(name[0])
+        data = encode(outer.layout, _instead(kinds[name], mine, outer.layout, seed))
         assert outer.pending is not None
         outer.pending["payload"] = data
         outer.received.expect(data)
         return data
 
+    def watched(
+        self: OuterState,
+        stage: int,
+        round_number: int,
+        outcome: Outcome,
+        mine_included: bool,
+        probe: CommitProbe | None = None,
+    ) -> str:
+        if (who(), stage) in known:
+            pending = self[stage].pending
+            own = None if pending is None else name_of(pending["payload"])
+            assert isinstance(outcome, Sequence)
+            sent = [payload for payload, _ in outcome if name_of(payload) != own]
+            known[who(), stage].others = [self[stage].received.decoded(payload) for payload in sent]
+        return commit(self, stage, round_number, outcome, mine_included, probe)
+
     monkeypatch.setattr(OuterState, "propose", dishonest)
+    monkeypatch.setattr(OuterState, "commit", watched)
 
 
-def _instead(kind: str, sent: _Sent, where: tuple[str, int, int], layout: PayloadLayout) -> bytes:
-    name, number, stage = where
-    honest = sent.honest[where]
-    own = decode(layout, honest)
+class CheatPlan(FaultPlan):
+    """Members of a swarm of processes that cheat, each in its own way, and no other faults."""
+
+    def __init__(self, folder: Path, kinds: Mapping[str, str]) -> None:
+        super().__init__(folder)
+        self._kinds = kinds
+
+    def environment(self, member: str) -> dict[str, str]:
+        if member not in self._kinds:
+            return {}
+        site = ROOT / "tests" / "support" / "cheat_site"
+        return {KIND_VARIABLE: self._kinds[member], "PYTHONPATH": os.pathsep.join(map(str, (site, ROOT)))}
+
+
+def _instead(kind: str, known: _Known, layout: PayloadLayout, seed: int) -> Content:  # noqa: PLR0911  a table
+    number = len(known.honest)
+    own = decode(layout, known.honest[-1])
     match kind:
         case "flip":
-            found = _flipped(own)
+            return _flipped(own)
         case "scale":
-            found = _scaled(_flipped(own), 7.9)
+            return _scaled(_flipped(own), 7.9)
         case "poison":
-            found = _scaled(_flipped(own), 0.5)
+            return _scaled(_flipped(own), 0.5)
         case "noise":
-            found = _noise(layout, payload_norm(own), 1000 * number + 10 * stage + ord(name[0]))
+            return _noise(layout, payload_norm(own), seed)
         case "zeros":
-            found = _scaled(own, 0.0)
-        case "copy":  # of what the first machine sent in the round before
-            found = decode(layout, sent.honest.get(("a", number - 1, stage), honest))
+            return _scaled(own, 0.0)
+        case "copy":  # of the first payload of the round before
+            return known.others[0] if known.others else own
+        case "altered":  # such a copy with noise of 30 %
+            return _altered(layout, known.others[:1], seed) if known.others else own
+        case "echo":  # what all others sent in the round before, with noise of 30 %
+            return _altered(layout, known.others, seed) if known.others else own
         case "stale":
-            found = decode(layout, sent.honest[name, max(1, number - STALE_ROUNDS), stage])
+            return decode(layout, known.honest[max(0, number - 1 - STALE_ROUNDS)])
         case "adaptive":
-            found = own if number <= HONEST_ROUNDS else _flipped(own)
-        case _:
-            raise AssertionError(kind)
-    return encode(layout, found)
+            return own if number <= HONEST_ROUNDS else _flipped(own)
+    raise AssertionError(kind)
 
 
-def _noise(layout: PayloadLayout, norm: float, seed: int) -> dict[str, SparseTensor]:
+def _altered(layout: PayloadLayout, copied: Sequence[Content], seed: int) -> Content:
+    """The mean of these payloads with noise of 30 % of its norm, encoded anew."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for name, shape in layout.shapes.items():
+        dense = torch.zeros(shape)
+        for content in copied:
+            content[name].add_to(dense.view(-1), 1 / len(copied))
+        noise = torch.randn(shape, generator=generator)
+        found[name] = sparsify(dense + 0.3 * dense.norm() / noise.norm() * noise, layout.tensors[name])
+    return found
+
+
+def _noise(layout: PayloadLayout, norm: float, seed: int) -> Content:
     generator = torch.Generator().manual_seed(seed)
     found = {
         name: sparsify(torch.randn(shape, generator=generator), layout.tensors[name])
@@ -92,7 +145,7 @@ def _noise(layout: PayloadLayout, norm: float, seed: int) -> dict[str, SparseTen
     return _scaled(found, norm / payload_norm(found))
 
 
-def _scaled(content: Content, factor: float) -> dict[str, SparseTensor]:
+def _scaled(content: Content, factor: float) -> Content:
     found = {}
     for name, sparse in content.items():
         assert sparse.magnitudes is not None, "the runs of these tests quantize"
@@ -100,7 +153,7 @@ def _scaled(content: Content, factor: float) -> dict[str, SparseTensor]:
     return found
 
 
-def _flipped(content: Content) -> dict[str, SparseTensor]:
+def _flipped(content: Content) -> Content:
     found = {}
     for name, sparse in content.items():
         assert sparse.magnitudes is not None, "the runs of these tests quantize"

@@ -7,6 +7,7 @@ import pytest
 from coordinator.run.state.events import PeerWeighed
 from protocol.types import Role
 from tests.support.cheats import HONEST_ROUNDS, cheat
+from tests.virtual.network import current_machine
 from tests.virtual.scenario import SPARSE, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
@@ -27,7 +28,7 @@ def fallen(swarm: VirtualSwarm) -> dict[str, int]:
 def test_a_payload_that_does_not_agree_with_the_others_soon_counts_for_nothing(
     play: Play, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    cheat(monkeypatch, {LIAR: kind})
+    cheat(monkeypatch, {LIAR: kind}, current_machine)
     swarm = play.to_the_end(None, MEMBERS, ROUNDS, **SPARSE)
     found = fallen(swarm)
     assert found.keys() == {LIAR}
@@ -40,7 +41,7 @@ def test_a_payload_that_does_not_agree_with_the_others_soon_counts_for_nothing(
 def test_a_contributor_that_was_honest_until_it_had_weight_loses_it(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cheat(monkeypatch, {LIAR: "adaptive"})
+    cheat(monkeypatch, {LIAR: "adaptive"}, current_machine)
     swarm = play.to_the_end(None, MEMBERS, HONEST_ROUNDS + 6, **SPARSE)
     assert fallen(swarm).keys() == {LIAR}
     assert fallen(swarm)[LIAR] > HONEST_ROUNDS

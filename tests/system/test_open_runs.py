@@ -15,6 +15,7 @@ from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.cheats import cheat
 from tests.support.processes import COORDINATOR, ProcessSwarm
+from tests.virtual.network import current_machine
 from tests.virtual.scenario import FULL, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
@@ -46,7 +47,7 @@ async def kill_and_start_coordinator(swarm: VirtualSwarm) -> None:
 def test_a_stranger_counts_when_its_scores_are_good_and_a_cheat_never_does(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cheat(monkeypatch, {"y": "flip"})
+    cheat(monkeypatch, {"y": "flip"}, current_machine)
 
     async def strangers(swarm: VirtualSwarm) -> None:
         await let_in(swarm, OpenTerms(64, 8))

@@ -151,14 +151,9 @@ class LikenessMeter:
         """The likeness of each payload; None for one without a candidate or without a direction."""
         cosines = sums[:-1, :-1] / (sums[:-1, -1:] * sums[-1:, :-1]).sqrt()
         counted = len(self._factors)
-        cosines[:, counted] = math.nan  # the sum of this round has the payload itself
-        for row, position in enumerate(self._positions):
-            if position < counted:
-                cosines[row, position] = math.nan
-        return [
-            max((min(1.0, each) for each in row if math.isfinite(each)), default=None)
-            for row in cosines.tolist()
-        ]
+        for row, position in zip(cosines, self._positions, strict=True):
+            row[counted] = row[min(position, counted)] = math.nan  # the sum of this round has the payload
+        return [max((min(1.0, x) for x in row if math.isfinite(x)), default=None) for row in cosines.tolist()]
 
 
 def within(sparse: SparseTensor, run: slice | None) -> tuple[Tensor, Tensor]:

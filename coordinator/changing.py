@@ -28,35 +28,37 @@ def change_run(transaction: Transaction, command: ChangeRun) -> None:
             f"Round {change.from_round} has begun, or its plan is made.",
             f"Name round {first} or a later one, or none.",
         )
-    if len(state.changes) >= MOST_CHANGES:
-        raise _refused(f"The run was changed {MOST_CHANGES} times, which is the most.", "Start another run.")
-    pending = sorted((*state.pending_changes, change), key=lambda each: each.from_round)
-    spec = state.spec
-    for each in pending:
-        then = changed(spec, [each])
-        if then.rounds < each.from_round or spec.rounds < each.from_round:
-            last = min(then.rounds, spec.rounds)
-            raise _refused(f"The run would end with round {last}, before the change.", "Name other rounds.")
-        if each is change and then.model_copy(update={"began_as": spec.began_as}) == spec:
-            raise _refused("The run has these values already.", "'hetnode status' shows its settings.")
-        spec = then
+    _check(state, change)
     transaction.add(RunChanged(transaction.now, change))
 
 
 def undo_changes(transaction: Transaction, restore_round: int, from_round: int) -> None:
     """Let settings have the values of `restore_round` again, from `from_round` on, but for the rounds.
 
-    Changes that hold under no plan yet are still to come.
+    Changes that hold under no plan yet are still to come. Raises HetnodeError BAD_OPTION where they do not
+    fit these values.
     """
     state = transaction.state
-    held = state.plans[-1].changes
+    while restore_round in state.restored:
+        restore_round = state.restored[restore_round]
+    held, now = state.plans[-1].changes, _planned_spec(state)
     then = [each for each in held if each.from_round <= restore_round]
-    if len(then) == len(held) or from_round > state.spec.rounds:
+    if len(then) == len(held) or from_round > now.rounds:
         return
-    settings = restored(state.spec, changed(state.first_spec or state.spec, then))
-    if settings:
-        reason = f"the rollback to round {restore_round}"
-        transaction.add(RunChanged(transaction.now, RunChange(from_round, settings, reason)))
+    told = {
+        _name(text) for each in _pending(state) if each.from_round <= from_round for text in each.settings
+    }
+    former = restored(now, changed(state.first_spec or state.spec, then))
+    if settings := tuple(text for text in former if _name(text) not in told):
+        change = RunChange(from_round, settings, f"the rollback to round {restore_round}")
+        try:
+            _check(state, change)
+        except HetnodeError as error:
+            cause = (
+                f"A change that is to come does not fit the settings of round {restore_round}: {error.cause}"
+            )
+            raise _refused(cause, "Change that setting to another value before the rollback.") from None
+        transaction.add(RunChanged(transaction.now, change))
 
 
 def first_round(state: State) -> int:
@@ -66,8 +68,37 @@ def first_round(state: State) -> int:
     return number + 1 + is_decided
 
 
+def _check(state: State, change: RunChange) -> None:
+    """Raises HetnodeError where `change` and those to come do not fit one another, or nothing changes."""
+    if len(state.changes) >= MOST_CHANGES:
+        raise _refused(f"The run was changed {MOST_CHANGES} times, which is the most.", "Start another run.")
+    spec = _planned_spec(state)
+    for each in sorted((*_pending(state), change), key=lambda each: each.from_round):
+        then = changed(spec, [each])
+        if then.rounds < each.from_round or spec.rounds < each.from_round:
+            last = min(then.rounds, spec.rounds)
+            raise _refused(f"The run would end with round {last}, before the change.", "Name other rounds.")
+        if each is change and then.model_copy(update={"began_as": spec.began_as}) == spec:
+            raise _refused("The run has these values already.", "'hetnode status' shows its settings.")
+        spec = then
+
+
+def _pending(state: State) -> tuple[RunChange, ...]:
+    """The changes that hold under no plan yet."""
+    return state.changes[len(state.plans[-1].changes) if state.plans else 0 :]
+
+
+def _planned_spec(state: State) -> RunSpec:
+    """The specification under the newest plan."""
+    return changed(state.first_spec or state.spec, state.plans[-1].changes if state.plans else ())
+
+
 def _last_spec(state: State) -> RunSpec:
-    return changed(state.spec, state.pending_changes)
+    return changed(_planned_spec(state), _pending(state))
+
+
+def _name(setting: str) -> str:
+    return setting.partition("=")[0]
 
 
 def _refused(cause: str, remedy: str) -> HetnodeError:

@@ -45,7 +45,8 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
     A `restore_round` that is not decided here is adopted, and the run is not paused: the rollback is a round
     that no live peer knows yet, and the rounds up to it have no decisions here.
 
-    Raises HetnodeError: BAD_REQUEST if no round is open; NO_ROLLBACK. Then nothing has changed.
+    Raises HetnodeError: BAD_REQUEST if no round is open; NO_ROLLBACK; BAD_OPTION where
+    changes to come do not fit the former settings. Then nothing has changed.
     """
     state, restore_round = transaction.state, command.restore_round
     if state.phase is not RunPhase.TRAINING or state.current_round > state.spec.rounds:
@@ -69,6 +70,7 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
             if possible
             else "Wait until nodes that kept anchors are back.",
         )
+    undo_changes(transaction, restore_round, round_number + 1)
     unknown = f"rounds {state.current_round} to {round_number - 1} are unknown here, and "
     what = f"{unknown}the run goes on from what most peers hold after" if is_ahead else "the run goes back to"
     reason = f"{what} round {restore_round}{': ' if command.reason else ''}{command.reason}"
@@ -87,7 +89,6 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
             key = each.stage, restore_round, Part(each.part)
             for peer in kept_ahead(state, *key):
                 transaction.add(DigestAttested(transaction.now, *key, peer, each.digest))
-    undo_changes(transaction, restore_round, round_number + 1)
     epoch = next_epoch(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
     for stage in range(state.stages):

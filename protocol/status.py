@@ -522,7 +522,7 @@ class RunStatus:
         committed_at: Unix time of the last commit; 0 before the first.
         rollbacks: the last ones, the newest first.
         waiting: peers without an invite that wait for room in an open run, in order.
-        changes: of settings, also those of rounds to come. `spec` has what holds under the newest plan.
+        changes: of settings, also those of rounds to come. `spec` has what holds in the current one.
     """
 
     run: str

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.run.state.commands import ChangeRun
+from coordinator.run.state.events import RoundDecided
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import Role
+from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.scenario import (
     FULL,
@@ -134,6 +136,93 @@ def test_a_rollback_undoes_the_changes_after_its_round_but_for_the_rounds(play: 
     assert swarm.state.spec.outer == swarm.spec.outer
     assert swarm.state.spec.inner == swarm.spec.inner
     assert swarm.state.rounds_decided == 9
+
+
+def test_a_rollback_to_a_rollback_has_the_settings_of_the_round_that_this_one_restored(play: Play) -> None:
+    async def twice(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(2)
+        await change(swarm, *RATES, from_round=4)
+        await swarm.until_round(6)
+        first = await roll_back(swarm, 2)
+        await resume(swarm)
+        await swarm.until_round(first + 3)
+        await roll_back(swarm, first)
+        await resume(swarm)
+
+    swarm = play.to_the_end(twice, rounds=12, **{"recovery.checkpoint_every": 1})
+    assert swarm.state.spec.inner == swarm.spec.inner
+
+
+def test_a_rollback_leaves_what_the_operator_has_told_for_the_next_round(play: Play) -> None:
+    async def rolled_back(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(2)
+        await change(swarm, *RATES, from_round=4)
+        await swarm.until_round(6)
+        await swarm.until_kept(2)
+        await change(swarm, "outer.learning_rate=0.7", from_round=7)
+        assert await roll_back(swarm, 2) == 6
+        await resume(swarm)
+
+    swarm = play.to_the_end(rolled_back, rounds=8, **{"recovery.checkpoint_every": 1})
+    assert swarm.state.spec.outer.learning_rate == 0.7
+    assert swarm.state.spec.inner == swarm.spec.inner
+
+
+def test_a_rollback_that_a_change_to_come_does_not_fit_is_refused_and_changes_nothing(play: Play) -> None:
+    async def refused(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(2)
+        await change(swarm, "link.least_k=2", "link.most_k=4", from_round=4)
+        await swarm.until_round(5)
+        await change(swarm, "link.most_k=6", from_round=7)
+        await swarm.until_round(6)
+        with pytest.raises(HetnodeError, match=r"least_k 8 exceeds link\.most_k 6") as raised:
+            await roll_back(swarm, 2)
+        assert raised.value.code is ErrorCode.BAD_OPTION
+        assert swarm.state.pause is None
+
+    ks = {"link.k": 0, "link.uncompressed": True, "link.least_k": 8, "link.most_k": 16}
+    swarm = play.to_the_end(refused, MIXED, rounds=8, **ks, **{"recovery.checkpoint_every": 1})
+    assert [each.from_round for each in swarm.state.changes] == [4, 7]
+
+
+def test_a_node_that_comes_after_the_last_round_of_which_the_run_was_begun_takes_part(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "b")
+        await swarm.until_round(2)
+        await change(swarm, "rounds=12")
+        await swarm.until_round(8)
+        swarm.start("c")
+        await swarm.until_over("a", "b", "c")
+        swarm.assert_all_agree("a", "b", "c")
+        assert contributions(swarm, "c")[-1] == 12
+
+    play(scenario, FULL, swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=4))
+
+
+def test_tokens_and_times_are_those_of_the_steps_that_held(play: Play) -> None:
+    """Also of the round before a change, whose first decision makes the plan with it."""
+
+    async def shorter(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(3)
+        await change(swarm, "inner.steps=2", from_round=5)
+
+    swarm = play.to_the_end(shorter, rounds=6, **{"inner.steps": 40})
+    kept = swarm.state.tokens_at
+    assert swarm.state.tokens == kept[4] * (4 * 40 + 2 * 2) / (4 * 40)
+    ends = [event.at for event in swarm.happened(RoundDecided) if event.decision.stage == 1]
+    # A payload that is offered after a tenth of the usual time is no liar's.
+    assert 4 * (ends[4] - ends[3]) < ends[3] - ends[2]
+
+
+def test_a_node_with_a_full_disk_waits_at_a_change_and_goes_on(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("b", None, 3, Moment.CHECKPOINT, Action.FULL, times=2)
+
+    async def changed(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(2)
+        await change(swarm, *RATES, from_round=4)
+
+    swarm = play.to_the_end(changed, rounds=14)
+    assert contributions(swarm, "b") == [1, 2, 3, *range(contributions(swarm, "b")[3], 15)]
 
 
 @pytest.mark.parametrize(

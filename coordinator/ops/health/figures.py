@@ -55,6 +55,7 @@ class MeasuredRound:
         losses: validation loss of each replica that has measured it; any float.
         payloads: those that were measured.
         error_shares: of each member (Measurement.error_share).
+        changes: how many changes of the run hold; other rates or steps make other payloads.
     """
 
     round_number: int
@@ -65,6 +66,7 @@ class MeasuredRound:
     contributors: frozenset[PeerId] = frozenset()
     turn: int = 0
     untrained_loss: float = math.inf
+    changes: int = 0
 
     @cached_property
     def by_stage(self) -> dict[int, list[PayloadFigures]]:
@@ -111,6 +113,7 @@ def measured_round(
         frozenset(entry.descriptor.owner for each in decisions if each for entry in entries_of(each)),
         round_number % state.spec.outer.turns,
         math.log(state.spec.model.vocabulary),
+        len(plan.changes),
     )
 
 

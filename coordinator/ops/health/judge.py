@@ -43,7 +43,9 @@ def judge(rounds: Sequence[MeasuredRound]) -> Judgement:
     window = before[-WINDOW:]
     found = (
         *judge_losses(window, now),
-        *judge_payloads([each for each in window if each.turn == now.turn], now),
+        *judge_payloads(
+            [each for each in window if (each.turn, each.changes) == (now.turn, now.changes)], now
+        ),
     )
     sizes = len(now.work), len(now.by_stage)
     findings = tuple(replace(each, sentence=sentence(now.round_number, each, *sizes)) for each in found)

@@ -87,10 +87,8 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
     # Another chain has another speed.
     former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
     kept = {each.index for each in plan.replicas if former.get(each.index) == peers_of(each)}
-    known = len(state.plans[-1].changes) if state.plans else 0
     state = replace(
         state,
-        spec=changed(state.spec, plan.changes[known:]),
         first_spec=state.first_spec or (state.spec if plan.changes else None),
         phase=RunPhase.TRAINING,
         peers=peers,
@@ -105,6 +103,7 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
     )
     round_number = state.current_round
     if plan.from_round == round_number:
+        state = with_settings(state)
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
         state = replace(state, began_at=event.at, opened_at=None, answered=PersistentMap(), rounds=rounds)
@@ -120,6 +119,16 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         # Which members were absent under a plan no longer matters when its last round is over.
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
+
+
+def with_settings(state: State) -> State:
+    """`state` with the settings of the newest plan, whose first round begins."""
+    if state.first_spec is None:
+        return state
+    spec = changed(state.first_spec, state.plans[-1].changes)
+    longer = spec.inner.steps / state.spec.inner.steps
+    known = {index: tuple(longer * each for each in phases) for index, phases in state.phase_seconds.items()}
+    return replace(state, spec=spec, phase_seconds=state.phase_seconds.update(known))
 
 
 def kept_plans(plans: tuple[Plan, ...], round_number: int) -> tuple[Plan, ...]:

@@ -6,7 +6,7 @@ from math import inf
 
 from coordinator.run.state import events
 from coordinator.run.state.apply_peers import follow, mark_absent
-from coordinator.run.state.apply_plans import with_lifecycles
+from coordinator.run.state.apply_plans import with_lifecycles, with_settings
 from coordinator.run.state.lines import lines_of
 from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Barren, Contest, Round, Silence
@@ -178,6 +178,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
         # Now peers without an assignment in the new plan have finished their last round.
         assignments = state.assignments[newest.epoch]
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
+        state = with_settings(state)
     kept_tokens = {each: tokens for each, tokens in tokens_at.items() if each in kept}
     return replace(state, digests=digests, digest_changes=changes, tokens_at=kept_tokens)
 

@@ -120,7 +120,7 @@ class State:
         alarm: the newest that was raised; None before any.
         restored: by round whose decisions are a rollback, the round whose anchors it restores.
         restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
-        changes: all of the run, by their first rounds. `spec` has those that the newest plan has.
+        changes: all of the run, by their first rounds. `spec` has those that hold in the current one.
         first_spec: the specification with which the run began; None if it was not changed.
     """
 
@@ -194,11 +194,6 @@ class State:
     def changes_until(self, round_number: int) -> tuple[RunChange, ...]:
         """The changes that hold in a round."""
         return tuple(each for each in self.changes if each.from_round <= round_number)
-
-    @property
-    def pending_changes(self) -> tuple[RunChange, ...]:
-        """The changes that hold under no plan yet."""
-        return self.changes[len(self.plans[-1].changes) if self.plans else 0 :]
 
     @property
     def aborted(self) -> int:

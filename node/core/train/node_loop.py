@@ -20,7 +20,7 @@ from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_whe
 from node.core.train.link_snapshots import MakeSnapshots
 from node.core.train.member_anchors import MemberAnchors, reservation_in, run_is_over
 from node.core.train.recovery import Recovery
-from node.core.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for
+from node.core.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for, when_disk_has_room
 from node.core.train.replica_session import ReplicaSession, Superseded
 from node.core.train.services import Services
 from node.exchange.transport import ServedStages
@@ -55,7 +55,6 @@ class _Moved(Exception):
 class _Changed(Exception):
     """The next round has other settings than those with which this node has built its stages."""
 
-    round_number: int
     spec: RunSpec
 
 
@@ -104,8 +103,7 @@ class NodeLoop:
                     await self._build_and_train()
                     break
                 except _Changed as changed:
-                    log.info("round %d has other settings", changed.round_number)
-                    await self.save_progress()
+                    await cancel_when_leaving(self._leaving, when_disk_has_room(self.save_progress))
                     self._services = replace(self._services, spec=changed.spec)
                     self._spec = self._services.figures.spec = changed.spec
         except _Moved as moved:
@@ -123,6 +121,7 @@ class NodeLoop:
         try:
             self._check_settings()  # the anchors may come from peers that are far ahead
             await self._train_all_rounds()
+            self._check_settings()  # or they have jumped to the last round that was known
         finally:
             self._anchors.attestations.drop()
             if self._anchors.snapshots is not None:
@@ -132,8 +131,9 @@ class NodeLoop:
         """Raises _Changed where the next round has other settings than the stages were built with."""
         following = self._anchors.position + 1
         spec = self._services.membership.run_view.spec_in(following, self._first_spec)
-        if following <= self._spec.rounds and spec != self._spec:
-            raise _Changed(following, spec)
+        if spec != self._spec:
+            log.info("round %d has other settings", following)
+            raise _Changed(spec)
 
     async def _serve_until_finished(self) -> None:
         """Stay for members that still lack payloads of the last rounds, until the coordinator ends the run.

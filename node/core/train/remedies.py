@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from node.core.train.replica_session import Superseded
 from protocol.errors import ErrorCode, HetnodeError
+
+log = logging.getLogger(__name__)
+
+_DISK_SECONDS = 10.0
 
 
 class Remedy(Enum):
@@ -55,3 +62,15 @@ def remedy_for(error: BaseException) -> Remedy | None:
 def is_final_after_the_run(error: BaseException) -> bool:
     """Whether `error` means that others are missing, who do not come back after the end of the run."""
     return remedy_for(error) in _OTHERS_MISSING
+
+
+async def when_disk_has_room(save: Callable[[], Awaitable[None]]) -> None:
+    """Repeat `save` while the disk is full. Raises its other errors."""
+    while True:
+        try:
+            return await save()
+        except HetnodeError as error:
+            if error.code is not ErrorCode.DISK_FULL:
+                raise
+            log.error("this node trains on when its disk has room: %s", error)
+            await asyncio.sleep(_DISK_SECONDS)

@@ -231,6 +231,15 @@ def test_agreement_may_fall_further_among_other_contributors(is_changed: bool) -
     assert bool(alarms_of(judged(rounds), Sign.AGREEMENT)) is not is_changed
 
 
+@pytest.mark.parametrize("is_changed", [False, True], ids=["same", "changed"])
+def test_payloads_are_compared_with_those_of_the_same_settings(is_changed: bool) -> None:
+    """With many times the steps, all norms are many times as large."""
+    rounds = with_payloads(healthy(24), 21, lambda payload: replace(payload, norm=20 * payload.norm))
+    if is_changed:
+        rounds = [replace(each, changes=each.round_number // 21) for each in rounds]
+    assert bool(alarms_of(judged(rounds), Sign.NORM)) is not is_changed
+
+
 @pytest.mark.parametrize("payloads", [2, 3])
 def test_a_norm_is_compared_with_those_of_two_others_at_least(payloads: int) -> None:
     def large(payload: PayloadFigures) -> PayloadFigures:

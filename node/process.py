@@ -119,8 +119,10 @@ class _Visitor:
         A process of this node may be killed at any time: first the worker where the memory of the machine is
         short. So a worker that has died twice computes smaller pieces.
         """
-        code, own = getattr(failure, "code", None), isinstance(self._options.workers, OneWorker | DeviceList)
-        if code not in _DEATHS or not own or self.figures.spec is None:
+        is_here = isinstance(self._options.workers, OneWorker | DeviceList)
+        # A rank on another host whose main process is gone does not come back.
+        deaths = _DEATHS if is_here else _DEATHS - {ErrorCode.RANK_FAILED}
+        if (code := getattr(failure, "code", None)) not in deaths or self.figures.spec is None:
             return None
         now = asyncio.get_running_loop().time()
         self._deaths = [at for at in self._deaths if now - at < _DEATH_SECONDS] + [now]

@@ -129,13 +129,9 @@ class LikenessMeter:
         """
         columns, values = ([torch.cat(each) for each in pieces] for pieces in (self._columns, self._values))
         counted = len(self._factors)
-        now = Parts(
-            torch.tensor([0, *accumulate(len(each) for each in columns[:counted])]),
-            torch.cat(columns[:counted]),
-            torch.cat(values[:counted]),
-            torch.tensor(self._factors, dtype=torch.float64),
-            self._sum_squares,
-        )
+        ends = torch.tensor([0, *accumulate(map(len, columns[:counted]))])
+        parts = torch.cat(columns[:counted]), torch.cat(values[:counted])
+        now = Parts(ends, *parts, torch.tensor(self._factors, dtype=torch.float64), self._sum_squares)
         rounds = self._memory.of(self._stage)
         candidates = [now, *rounds]
         rounds.appendleft(now)

@@ -40,10 +40,12 @@ async def follow(
     """Run the worker of this rank for the leader, until the leader says that it has ended.
 
     Whenever the leader closes the connection, for example to rest, the worker ends and this process offers a
-    new one. While a leader lives, SIGINT and SIGTERM do nothing: it saves the progress and ends all.
+    new one; so it does when the worker has died, first where the memory of its machine is short. While a
+    leader lives, SIGINT and SIGTERM do nothing: it saves the progress and ends all.
 
     Raises HetnodeError RANK_FAILED if no leader can be reached within `patience` seconds, or it has ended
-    without a farewell; the leader's own error if it refuses this process; DEVICE_UNAVAILABLE, WORKER_DIED.
+    without a farewell; the leader's own error if it refuses this process; DEVICE_UNAVAILABLE;
+    WORKER_DIED before it has served.
     """
     has_served = False
     while True:
@@ -63,7 +65,10 @@ async def follow(
             if not await _is_summoned(reader):
                 return
             log.info("rank %d of %d of a peer: its leader is at %s", launch.rank, launch.size, launch.host)
-            await _serve(worker, reader, writer)
+            try:
+                await _serve(worker, reader, writer)
+            except HetnodeError as death:
+                log.error("%s This rank starts it again.", death.cause)  # the leader ends after too many
         has_served, patience = True, _RETURN_SECONDS
 
 

@@ -35,6 +35,8 @@ from node.ipc.worker_client import WorkerClient
 from protocol.errors import ErrorCode, HetnodeError, cause_of, first_error
 
 _GREETING_SECONDS, _FAREWELL_SECONDS, _CLOSE_SECONDS = 10.0, 5.0, 3.0
+_RETURN_SECONDS = 60.0
+"""Followers that have worked come back within this time, also where their worker has died."""
 _MOST_REPLY = 1 << 26
 """Bytes of a follower's reply. Payloads and tensors of the peer come from rank 0 alone."""
 log = logging.getLogger(__name__)
@@ -132,6 +134,7 @@ class Leader:
             FormGroup(rank, len(ranks), device, *place, prefix=prefix) for rank, device in enumerate(devices)
         ]
         await form(ranks, calls)
+        self._patience = min(self._patience, _RETURN_SECONDS)
         return WorkerClient(RankChannels(ranks), len(ranks), reads_files=False)
 
     async def gather(self) -> None:

@@ -85,8 +85,34 @@ async def test_the_end_of_a_worker_is_told_on_each_side() -> None:
     with pytest.raises(HetnodeError, match="The worker of rank 1") as caught:
         await train()
     assert caught.value.code is ErrorCode.WORKER_DIED
-    with pytest.raises(HetnodeError, match="The worker of rank 1 process has ended"):
+    with pytest.raises(HetnodeError, match="The leader of this peer has ended"):
         await followers[0]
+
+
+async def test_a_worker_that_dies_on_another_host_is_started_again() -> None:
+    template()
+    first, second = launches()
+    async with Leader(first, "cpu", CHOICES, None) as leader:
+        others = {each.pid for each in workers()}
+        follower = asyncio.create_task(follow(second, "cpu", CHOICES, 1))
+        for is_killed in (True, False):
+            async with AsyncExitStack() as processes:
+                worker = await leader.start(1, processes)
+                assert isinstance(worker.channel, RankChannels)
+                own = worker.channel.ranks[0]
+                assert isinstance(own, Child)
+                replica = FullReplica(worker)
+                await replica.build()
+                training = asyncio.create_task(replica.train(1))
+                await asyncio.sleep(0)  # the step has begun
+                if is_killed:
+                    (killed,) = [each for each in workers() if each.pid not in {*others, own.pid}]
+                    killed.kill()
+                    with pytest.raises(HetnodeError, match="The worker of rank 1"):
+                        await training
+                else:
+                    await training
+    await follower
 
 
 def workers() -> list[psutil.Process]:

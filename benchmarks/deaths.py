@@ -64,7 +64,7 @@ def offered(
     if dead and (row != "counts" or share < LEAST_SHARE):
         return {}
     alive = [stage for stage in range(STAGES) if stage not in dead]
-    return {stage: (payload, share) for stage, payload in replica.propose(alive).items()}
+    return {stage: (payload, share) for stage, payload in replica.propose(alive, share).items()}
 
 
 def lose(replica: LocalReplica, position: int) -> None:

@@ -67,7 +67,7 @@ MUTANTS = {
     ),
     "clipped part stays in the error": Mutant(
         _STAGE,
-        "for name, rest in unsent.items() if share > 0.0 else ():",
+        "for name, rest in unsent.items() if part > 0.0 else ():",
         "for name, rest in ():",
         _OUTER_TESTS,
     ),

@@ -382,7 +382,7 @@ root. That strangers have no say is a rule of rounds; 90 let all machines projec
 without which pipelines alone export nothing of use with Muon; the last 65 let what a member has learned count
 although its neighbour died, which happens to homes in most long rounds; and 224 let a run of months change
 its settings, without which three large runs of others would have failed."""
-MOST_LINES = 75_245
+MOST_LINES = 75_252
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a
@@ -391,7 +391,7 @@ used without an installation or tells its commit (40), a backup (100), a run who
 model, a home that is only read and small words of the first day (40), runs that are found by an address
 (300), what is different inside Windows (110), a port that nobody takes in between (25), nodes that are
 called as their run calls them (30), what a run tells of itself and of its volunteers' ranks (110), why a
-coordinator is silent (95), what is left after a death (105), a run that changes (450), and scores
+coordinator is silent (95), what is left after a death (112), a run that changes (450), and scores
 that find altered copies (230)
 are worth more than their lines."""
 WRITTEN_BY_THE_PROGRAM = ("initial", "began_as", "data.tokenizer_sha256")

@@ -108,9 +108,9 @@ class LocalReplica:
         for member in self.members:
             member.outer.keep_training()
 
-    def propose(self, stages: Iterable[int]) -> dict[int, bytes]:
-        """The payloads by stage, without stages whose values are not finite."""
-        offered = {stage: self.host_of(stage).outer.propose(stage) for stage in stages}
+    def propose(self, stages: Iterable[int], share: float = 1.0) -> dict[int, bytes]:
+        """The payloads by stage after a `share` of the phase, without stages with values not finite."""
+        offered = {stage: self.host_of(stage).outer.propose(stage, share) for stage in stages}
         return {stage: payload for stage, payload in offered.items() if payload is not None}
 
     def settle(self, round_number: int, outcomes: Sequence[tuple[Outcome, bool]]) -> list[str]:

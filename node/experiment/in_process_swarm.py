@@ -336,7 +336,7 @@ class LocalSwarm:
         result = replica.end_inner_phase()
         counts = self._share(result) >= LEAST_SHARE
         stages = due_stages(self.spec, self.position + 1) if counts else ()
-        return _Phase(result, replica.propose(stages))
+        return _Phase(result, replica.propose(stages, self._share(result)))
 
     def _share(self, result: InnerResult) -> float:
         """Share of the spec's steps that were taken, at most 1."""

@@ -324,9 +324,10 @@ class EndValidation(Request[float]):
 
 @dataclass(frozen=True)
 class Propose(Request[Blob | None]):
-    """Answers the payload; None where the parameters of the stage are not finite."""
+    """Answers the payload after a `share` of the inner phase; None where the parameters are not finite."""
 
     stage: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,12 @@ def cheat(monkeypatch: pytest.MonkeyPatch, kinds: Mapping[str, str], who: Callab
     propose, commit = OuterState.propose, OuterState.commit
     known: dict[tuple[str, int], _Known] = {}
 
-    def dishonest(self: OuterState, stage: int) -> bytes | None:
+    def dishonest(self: OuterState, stage: int, share: float = 1.0) -> bytes | None:
         name = who()
         if kinds.get(name) == "scale":  # what clipping has removed would come back, and grow until refused
             for error in self[stage].error.values():
                 error.zero_()
-        payload = propose(self, stage)
+        payload = propose(self, stage, share)
         if payload is None or name not in kinds:
             return payload
         mine, outer = known.setdefault((name, stage), _Known()), self[stage]

@@ -29,8 +29,8 @@ class Replica:
             self.local[name].add_(step)
         return steps
 
-    def propose(self) -> bytes:
-        payload = self.state.propose(self.stage)
+    def propose(self, share: float = 1.0) -> bytes:
+        payload = self.state.propose(self.stage, share)
         assert payload is not None
         return payload
 

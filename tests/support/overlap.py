@@ -78,9 +78,9 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
         for stage in record.since:
             record.since[stage] += 1
 
-    def note_propose(self: OuterState, stage: int) -> bytes | None:
+    def note_propose(self: OuterState, stage: int, share: float = 1.0) -> bytes | None:
         records[current_machine()].since[stage] = 0
-        return propose(self, stage)
+        return propose(self, stage, share)
 
     def note_commit(
         self: Trainer,
@@ -98,7 +98,7 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
             scale = clipping_scales([payload_norm(each) for each in decoded], self.spec.outer.clip)[position]
             for name, sparse in decoded[position].items():
                 sent = torch.zeros_like(outer.anchor[name])
-                sparse.add_to(sent.view(-1), scale)
+                sparse.add_to(sent.view(-1), scale * outer.pending["share"])
                 record.balance[stage, name] = record.balance[stage, name] - sent.double()
         record.applied[round_number, stage] = record.since.pop(stage, -1)
         return commit(self, stage, round_number, payloads, mine, probe)

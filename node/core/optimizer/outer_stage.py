@@ -3,7 +3,7 @@
 The anchor is the last committed value of the parameters, equal in every bit on all replicas.
 
     propose   e' = beta e + (anchor - local)              what was learned here and is not sent yet
-              payload = Q(top-k(e')),  e'' = e' - payload
+              payload = Q(top-k(e' / a)),  e'' = e' - a payload     a: share of the H steps that were trained
     commit    anchor' = step(anchor, sum_m w_m payload_m / sum_m w_m)
               e = e'', local = anchor'                     if the payload of this replica is in the sum
               local = local + anchor' - anchor             if not: the next proposal has this progress
@@ -41,9 +41,10 @@ from protocol.spec.run import RunSpec
 
 
 class PendingPayload(TypedDict):
-    """A payload, and the error feedback that remains if all of the payload is applied."""
+    """A payload, the share of its values that is learned, and the error feedback if all of it is applied."""
 
     payload: bytes
+    share: float
     error: dict[str, Tensor]
 
 
@@ -118,8 +119,11 @@ class OuterStage:
         return self.ownership.digest(self.committed_shapes, self.committed)
 
     @torch.no_grad()
-    def propose(self, local: Mapping[str, Tensor]) -> bytes | None:
+    def propose(self, local: Mapping[str, Tensor], share: float = 1.0) -> bytes | None:
         """The payload with this replica's contribution to the round. It is pending until commit or abort.
+
+        After a `share` of the inner phase the payload is what a whole one would have learned: its weight has
+        that share, too, and a mean of unlike lengths would move the anchor less than the steps behind it.
 
         None if a parameter or its error feedback is not finite. Then nothing is pending, and the replica
         takes part in the round without a contribution. :meth:`reset` restarts it from the anchor.
@@ -134,16 +138,18 @@ class OuterStage:
             for name in self._names:
                 layout = self.layout.tensors[name]
                 error[name] = torch.empty_like(self.anchor[name])
-                sparse = sparsify_blocks(self._learned(name, local[name], error[name], squares), layout)
+                learned = self._learned(name, local[name], error[name], squares)
+                sparse = sparsify_blocks((each if share == 1.0 else each / share for each in learned), layout)
                 # e'' = e' - sent, with the decoded values: error feedback also keeps the quantization error.
-                sparse.add_to(error[name].view(-1), -1.0)
+                sparse.add_to(error[name].view(-1), -share)
                 parts[name] = encode_tensor(layout, sparse)
         except FloatingPointError:
             parts = {}
         payload = self.ownership.join(self.layout, parts)
         if payload is not None:
             self.progress_norm, self.error_norm = map(math.sqrt, self.ownership.group.totals(squares))
-            self._expect(payload, error)
+            self.pending = {"payload": payload, "share": share, "error": error}
+            self.received.expect(payload)
         return payload
 
     def _learned(self, name: str, local: Tensor, kept: Tensor, squares: list[float]) -> Iterator[Tensor]:
@@ -238,10 +244,10 @@ class OuterStage:
         self.take(committed)
         if pending is not None:
             self.error = pending["error"]
-            unsent, share = left_out(self.layout, outcome, pending["payload"], contents, self._outer.clip)
-            for name, rest in unsent.items() if share > 0.0 else ():
+            unsent, part = left_out(self.layout, outcome, pending["payload"], contents, self._outer.clip)
+            for name, rest in unsent.items() if part > 0.0 else ():
                 if name in self.error:  # this rank's
-                    rest.add_to(self.error[name].view(-1), share)
+                    rest.add_to(self.error[name].view(-1), part * pending["share"])
         self.abort()
 
     def abort(self) -> None:
@@ -293,10 +299,6 @@ class OuterStage:
         """Copy error feedback, by canonical name. Nothing is pending afterwards."""
         self.abort()
         self.error = copied(error)
-
-    def _expect(self, payload: bytes, error: dict[str, Tensor]) -> None:
-        self.pending = {"payload": payload, "error": error}
-        self.received.expect(payload)
 
     def take(self, committed: Mapping[str, Tensor]) -> None:
         """Hold the tensors of `committed`, as :attr:`committed` has them, without a copy."""

@@ -114,8 +114,8 @@ class OuterState(Mapping[int, OuterStage]):
         """Start a round in which no training has continued beyond a proposal yet."""
         self._training_continues = False
 
-    def propose(self, stage: int) -> bytes | None:
-        """This replica's payload for `stage`, pending until commit or abort.
+    def propose(self, stage: int, share: float = 1.0) -> bytes | None:
+        """This replica's payload for `stage` after a `share` of the phase, pending until commit or abort.
 
         None if training has produced a value that is not finite. The stage then restarts from the anchor and
         contributes nothing to this round.
@@ -124,7 +124,7 @@ class OuterState(Mapping[int, OuterStage]):
         if outer.pending is not None:  # the caller failed before it sent that payload
             with self._settled(stage):
                 outer.abort()
-        payload = outer.propose(self._local[stage].read())
+        payload = outer.propose(self._local[stage].read(), share)
         if payload is None:
             self.forget_error(stage)
         elif self._training_continues:

@@ -128,7 +128,7 @@ class RoundExchange:
             log.warning("round %d closed without this node: its progress counts in a later one", round_number)
             return b""
         async with self.anchors.between_steps:
-            payload = await self.services.worker.call(Propose(stage))
+            payload = await self.services.worker.call(Propose(stage, share))
         if payload is None:
             log.warning("stage %d has non-finite values: it restarts from the anchor, nothing is sent", stage)
         return payload

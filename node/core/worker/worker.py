@@ -141,7 +141,7 @@ class Worker:
         return self.trainer.end_validation()
 
     def propose(self, call: calls.Propose) -> bytes | None:
-        payload = self.trainer.outer.propose(call.stage)
+        payload = self.trainer.outer.propose(call.stage, call.share)
         return payload if self._machine.group.is_first else None
 
     def screen(self, call: calls.Screen) -> tuple[str, ...]:

@@ -71,6 +71,25 @@ def test_replicas_that_apply_the_same_rounds_stay_equal_in_every_bit(codec: dict
         assert anchor_digest(replicas[0].local) == anchor_digest(replicas[0].outer.anchor)
 
 
+@pytest.mark.parametrize("codec", CODECS[:4], ids=str)
+def test_a_part_of_a_phase_moves_the_anchor_by_its_steps_and_nothing_of_it_is_lost(
+    codec: dict[str, Any],
+) -> None:
+    """The mean is what was learned in all, by the phases behind it, and not by the replicas."""
+    spec = small_spec(outer={"clip": 8.0} | codec)
+    replicas, shares = [Replica(spec, seed) for seed in range(3)], (1.0, 1.0, 0.4)
+    learned = [replica.train() for replica in replicas]
+    before = {name: value.clone() for name, value in replicas[0].outer.anchor.items()}
+    payloads = [(each.propose(share), share) for each, share in zip(replicas, shares, strict=True)]
+    for replica in replicas:
+        replica.outer.commit(payloads, True, replica.local)
+    for name, anchor in replicas[0].outer.anchor.items():
+        moved = (anchor - before[name]).double() * sum(shares)
+        total = sum(steps[name].double() for steps in learned)
+        kept = sum(replica.outer.error[name].double() for replica in replicas)
+        torch.testing.assert_close(moved, total + kept, rtol=0, atol=1e-6)
+
+
 def test_commit_is_the_mean_over_all_contributors_in_fp32_in_the_order_given() -> None:
     replicas = [Replica(SPEC, seed) for seed in range(3)]
     payloads = []

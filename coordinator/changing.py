@@ -21,7 +21,7 @@ def change_run(transaction: Transaction, command: ChangeRun) -> None:
     """
     state, first = transaction.state, first_round(transaction.state)
     change = RunChange(command.from_round or first, command.settings, command.reason)
-    if state.phase is RunPhase.FINISHED or first > _last_spec(state).rounds:
+    if state.phase is RunPhase.FINISHED or first > last_round(state):
         raise _refused("The run has begun its last round: nothing is left to change.", "Start another run.")
     if change.from_round < first:
         raise _refused(
@@ -68,6 +68,11 @@ def first_round(state: State) -> int:
     return number + 1 + is_decided
 
 
+def last_round(state: State) -> int:
+    """The number of rounds, with the changes to come."""
+    return changed(_planned_spec(state), _pending(state)).rounds
+
+
 def _check(state: State, change: RunChange) -> None:
     """Raises HetnodeError where `change` and those to come do not fit one another, or nothing changes."""
     if len(state.changes) >= MOST_CHANGES:
@@ -91,10 +96,6 @@ def _pending(state: State) -> tuple[RunChange, ...]:
 def _planned_spec(state: State) -> RunSpec:
     """The specification under the newest plan."""
     return changed(state.first_spec or state.spec, state.plans[-1].changes if state.plans else ())
-
-
-def _last_spec(state: State) -> RunSpec:
-    return changed(_planned_spec(state), _pending(state))
 
 
 def _name(setting: str) -> str:

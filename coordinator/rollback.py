@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator.changing import undo_changes
+from coordinator.changing import last_round, undo_changes
 from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
 from coordinator.run.rounds.attestation import record_of, settled_digest
@@ -55,13 +55,14 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
         stage for stage in range(state.stages) if (stage, state.current_round) not in state.decisions
     ]
     round_number = state.current_round + (len(undecided) < state.stages)
-    is_ahead = restore_round >= state.current_round
+    is_ahead, last = restore_round >= state.current_round, last_round(state)
     if is_ahead:
         newest = max(told_ahead(state, restore_round + KEPT_ROUNDS), default=0)
-        round_number = max(restore_round + 1, min(newest + 1, state.spec.rounds))
-    if round_number > state.spec.rounds:
+        round_number = max(restore_round + 1, min(newest + 1, last))
+        round_number += round_number == state.spec.rounds < last  # a last round has no plan after it
+    if round_number > last:
         why = "decided" if is_ahead else "half decided"
-        raise _refused(f"The last round of {state.spec.rounds} is {why}.", "Its result is the last one.")
+        raise _refused(f"The last round of {last} is {why}.", "Its result is the last one.")
     if problem := problem_of(state, restore_round):
         possible = [str(each.round_number) for each in restorable_rounds(state) if not each.problem]
         raise _refused(
@@ -104,7 +105,7 @@ def restorable_rounds(state: State) -> list[Restorable]:
     every = state.spec.recovery.checkpoint_every
     decided = {each for _, each, _ in state.digests if 0 < each < state.current_round}
     found = {0} | {each for each in decided if each % every == 0 or each in state.restored}
-    found |= told_ahead(state, state.spec.rounds)
+    found |= told_ahead(state, last_round(state))
     return [Restorable(each, problem_of(state, each)) for each in sorted(found, reverse=True)]
 
 

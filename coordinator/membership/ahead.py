@@ -29,10 +29,9 @@ def note_ahead(transaction: Transaction, command: Attest) -> None:
         or abs(key[1] - command.round_number) == 1
         or not on_disk.isdisjoint((key[1], command.round_number))
     }
-    if command.round_number <= transaction.state.spec.rounds:
-        ahead = {**kept, (command.stage, command.round_number, Part(command.part)): command.digest}
-        told = seen.round_number, seen.inner_step, seen.waits, seen.kept, ahead
-        transaction.add(PeerSeen(transaction.now, command.peer, *told))
+    ahead = {**kept, (command.stage, command.round_number, Part(command.part)): command.digest}
+    told = seen.round_number, seen.inner_step, seen.waits, seen.kept, ahead
+    transaction.add(PeerSeen(transaction.now, command.peer, *told))
 
 
 def told_ahead(state: State, most: int) -> set[int]:

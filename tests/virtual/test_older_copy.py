@@ -8,7 +8,7 @@ import copy
 import pytest
 
 from coordinator.rollback import problem_of
-from coordinator.run.state.commands import RollBack
+from coordinator.run.state.commands import ChangeRun, RollBack
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import Role
@@ -132,3 +132,29 @@ def test_members_that_stopped_one_round_apart_go_on_from_the_earlier_round(play:
         swarm.assert_all_agree()
 
     play(scenario, FULL, swarm_spec(FULL, rounds=12), seed=seed)
+
+
+def test_a_copy_that_knows_of_fewer_rounds_goes_on_when_it_is_told_the_number_again(play: Play) -> None:
+    more = ChangeRun(("rounds=14",), 0, "")
+
+    async def longer(swarm: VirtualSwarm) -> None:
+        swarm.start()
+        await swarm.until_round(2)
+        older = copy.deepcopy(swarm.coordinator.store)
+        await swarm.coordinator.command_loop.execute(more)
+        await swarm.until(attested(7, 3), "the anchors")
+        swarm.coordinator.kill()
+        swarm.coordinator.store = older
+        await swarm.coordinator.start()
+        await asyncio.sleep(60)
+        swarm.kill("b")
+        swarm.start("b")
+        await asyncio.sleep(60)
+        assert all(node.is_running and not node.errors for node in swarm.nodes.values())
+        await swarm.coordinator.command_loop.execute(more)
+        await asyncio.sleep(60)
+        assert await adopt(swarm) > 4
+        await swarm.until_over()
+        assert swarm.state.rounds_decided == 14
+
+    play(longer, spec=swarm_spec(FULL, rounds=4))

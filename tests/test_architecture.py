@@ -376,11 +376,11 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 14_384, 105
+MOST_CORE_LINES, MOST_CORE_FILES = 14_385, 105
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds; 90 let all machines project anchors to the same bits,
 without which pipelines alone export nothing of use with Muon; the last 65 let what a member has learned count
-although its neighbour died, which happens to homes in most long rounds; and 224 let a run of months change
+although its neighbour died, which happens to homes in most long rounds; and 225 let a run of months change
 its settings, without which three large runs of others would have failed."""
 MOST_LINES = 75_252
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of

@@ -1,7 +1,7 @@
 """The projection of what layers add to the residual stream onto the subspace that all links carry.
 
 What links drop of it, a pipeline never learns to use. Muon fills these directions all the same, and a model
-without links adds them up. So in a run of pipelines alone with Muon, W = U U^T W for each such matrix W.
+without links adds them up. So in a run with pipelines and Muon, W = U U^T W for each such matrix W.
 
 Anchors are compared by their bits, and machines add up the terms of a matrix product in orders of their own.
 Of operands with about 21 bits each, a float64 holds all such sums exactly, so every order gives the same.

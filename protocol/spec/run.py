@@ -194,7 +194,7 @@ class RunSpec(Section):
         No link follows the last stage, and outputs that are normed leave every subspace.
         """
         ks, width = self.link.possible_ks, self.model.width
-        is_bound = self.inner.optimizer == "muon" and not self.swarm.replicas and self.model.norms == "inputs"
+        is_bound = self.inner.optimizer == "muon" and self.swarm.pipelines and self.model.norms == "inputs"
         if not is_bound or UNCOMPRESSED in ks or max(ks) == width or stage == self.swarm.stages - 1:
             return None
         return max(ks)

@@ -1,4 +1,4 @@
-"""A run of pipelines alone with Muon: what layers write stays in what links carry, equal on all members."""
+"""A run with pipelines and Muon: what layers write stays in what links carry, equal on all members."""
 
 from __future__ import annotations
 
@@ -70,8 +70,10 @@ def small(**overrides: Any) -> LocalSwarm:
     return LocalSwarm(spec_of(**{**MUON, **shape, "inner.warmup_steps": 2, **overrides}))
 
 
-def test_replicas_write_only_what_links_carry_before_their_last_stage() -> None:
-    swarm = small(rounds=1)
+@pytest.mark.parametrize("full", [0, 1])
+def test_replicas_write_only_what_links_carry_before_their_last_stage(full: int) -> None:
+    swarm = small(rounds=1, **{"swarm.replicas": full})
+    assert len(swarm.replicas) == 2 + full
     swarm.train()
     for replica in swarm.replicas:
         for stage in range(2):

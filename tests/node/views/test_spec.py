@@ -57,12 +57,13 @@ def test_the_price_of_muon_is_shown() -> None:
     [
         ({"inner.optimizer": "muon", "swarm.replicas": 0}, True, False),
         ({"inner.optimizer": "muon", "swarm.replicas": 0, "model.norms": "outputs"}, False, True),
-        ({"inner.optimizer": "muon", "swarm.replicas": 1}, False, False),
+        ({"inner.optimizer": "muon", "swarm.replicas": 1}, True, False),
+        ({"inner.optimizer": "muon", "swarm.replicas": 1, "swarm.pipelines": 0}, False, False),
         ({"inner.optimizer": "muon", "swarm.replicas": 0, "link.k": 0}, False, False),
         ({"inner.optimizer": "adamw", "swarm.replicas": 0}, False, False),
     ],
 )
-def test_muon_without_a_full_replica_says_where_layers_write_and_else_what_an_export_is_worth(
+def test_muon_beside_pipelines_says_where_layers_write_and_else_what_an_export_is_worth(
     options: dict[str, Any], is_bound: bool, warns: bool
 ) -> None:
     assert ("write into their 8 dimensions" in shown(**options)) is is_bound

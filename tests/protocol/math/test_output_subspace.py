@@ -35,7 +35,8 @@ def bound(**overrides: Any) -> RunSpec:
         ({}, 0, 8),
         ({}, 1, None),  # no link follows
         ({"inner.optimizer": "adamw"}, 0, None),
-        ({"swarm.replicas": 1}, 0, None),
+        ({"swarm.replicas": 1}, 0, 8),
+        ({"swarm.replicas": 1, "swarm.pipelines": 0}, 0, None),
         ({"link.k": 0}, 0, None),
         ({"link.k": 32}, 0, None),
         ({"link.least_k": 4, "link.most_k": 16}, 0, 16),
@@ -43,7 +44,7 @@ def bound(**overrides: Any) -> RunSpec:
         ({"model.norms": "outputs"}, 0, None),
     ],
 )
-def test_only_stages_before_links_of_pipelines_alone_with_muon_are_bound(
+def test_only_stages_before_links_of_a_run_with_muon_are_bound(
     overrides: dict[str, Any], stage: int, k: int | None
 ) -> None:
     basis = output_basis(bound(**overrides), stage)

@@ -77,10 +77,12 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
     replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
-    changes = state.changes_until(from_round)
+    # A change whose round had no plan holds from this one on: the rounds between were trained without it.
+    late = state.changes_until(from_round)[len(newest.changes) :]
+    changes = (*newest.changes, *(replace(each, from_round=from_round) for each in late))
     if is_same and replicas == list(newest.replicas) and changes == newest.changes:
         return None
-    reasons += [change_text(each) for each in changes[len(newest.changes) :]]
+    reasons += map(change_text, changes[len(newest.changes) :])
     first = from_round if kept else lost_from(state, from_round - is_lost)
     if first < from_round:
         reasons.append(f"samples from round {first} on are trained again, because no replica has them")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coordinator.placement.replan import next_plan
 from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay
-from coordinator.run.state.commands import Retreat
+from coordinator.run.state.commands import ChangeRun, Retreat
 from coordinator.run.state.state import State
 from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
@@ -194,6 +194,16 @@ def with_second(plan: Plan, **fields: Any) -> Plan:
 
 def with_members(plan: Plan, **fields: Any) -> Plan:
     return with_second(plan, members=tuple(replace(each, **fields) for each in plan.replicas[1].members))
+
+
+def test_a_change_whose_round_had_no_plan_holds_from_the_next_plan_on() -> None:
+    """Nodes that apply the rounds between again must use the settings with which these were trained."""
+    run = started_and_attested(1, 1)
+    run.accept(ChangeRun(("inner.steps=7",), 2, ""))
+    plan = next_plan(run.state, 4)
+    assert plan is not None
+    assert [(each.from_round, each.settings) for each in plan.changes] == [(4, ("inner.steps=7",))]
+    assert [each.from_round for each in run.state.changes] == [2]
 
 
 def test_a_new_member_must_stay_be_reserved_fit_and_have_followed_the_rounds() -> None:

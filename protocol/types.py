@@ -89,6 +89,10 @@ class StageRange:
     def __str__(self) -> str:
         return f"{self.first}" if len(self) == 1 else f"{self.first}-{self.stop - 1}"
 
+    @property
+    def text(self) -> str:
+        return f"stage{'s' * (len(self) > 1)} {self}"
+
 
 @dataclass(frozen=True)
 class Capacity:

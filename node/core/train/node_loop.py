@@ -194,7 +194,7 @@ class NodeLoop:
             self._check_reservation()
         self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
-        log.info("this node is reserved for replica-%d, stages %s", reservation.replica, stages)
+        log.info("this node is reserved for replica-%d, %s", reservation.replica, stages.text)
         stage_info = await services.worker.call(Build(spec, stages, self._local))
         if not is_again:  # what is served does not depend on settings that change
             capacities = {stage: stage_info.capacities[stage] for stage in stages}
@@ -246,7 +246,7 @@ class NodeLoop:
         reservation = self._reservation
         if reservation is not None and reservation.stages != self._stages:
             raise _Moved(
-                f"this node moves from stages {self._stages} to {reservation.stages} of "
+                f"this node moves from {self._stages.text} to {reservation.stages.text} of "
                 f"replica-{reservation.replica}: its processes start anew"
             )
 
@@ -289,8 +289,8 @@ class NodeLoop:
         assert self._assignment is not None, "only a node with an assignment trains"
         assignment, first_round = self._assignment, self._anchors.position + 1
         log.info(
-            "%s: %s, stages %s, from round %d",
-            *(assignment.plan.reason, assignment.replica.name, self._stages, first_round),
+            "%s: %s, %s, from round %d",
+            *(assignment.plan.reason, assignment.replica.name, self._stages.text, first_round),
         )
         self._services.figures.activity = Activity.TRAINING
         session = ReplicaSession(

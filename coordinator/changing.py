@@ -95,7 +95,7 @@ def _pending(state: State) -> tuple[RunChange, ...]:
 
 def _planned_spec(state: State) -> RunSpec:
     """The specification under the newest plan."""
-    return changed(state.first_spec or state.spec, state.plans[-1].changes if state.plans else ())
+    return state.spec_under(state.plans[-1]) if state.plans else state.spec
 
 
 def _name(setting: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Container
 
 from coordinator.membership.invites import open_invites_of
@@ -90,9 +91,10 @@ class Admin:
     async def change_settings(self, call: calls.ChangeSettings, _: Context) -> RunChange:
         settings = tuple(sentence_from_pb(each, "the setting") for each in call.settings)
         reason = sentence_from_pb(call.reason, "the reason")
-        before = self._command_loop.state.changes
+        before = Counter(self._command_loop.state.changes)
         await self._command_loop.execute(commands.ChangeRun(settings, call.from_round, reason))
-        return next(each for each in self._command_loop.state.changes if each not in before)
+        # An equal one may have been told before.
+        return next(iter(Counter(self._command_loop.state.changes) - before))
 
     async def take_name(self, call: calls.TakeName, _: Context) -> str:
         peer = peer_from_pb(call.peer)

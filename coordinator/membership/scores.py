@@ -75,8 +75,8 @@ class Scores:
         """Take the figures of one member. Returns the weights that change by the rounds that are over.
 
         Figures about payloads that the member does not measure (protocol.group.measured) are dropped. A
-        round is judged when so many members have told that those who tell first do not decide, and at the
-        latest when the next one is over: all have had the time. Never raises.
+        round is judged when about two thirds of the members have told, so that a few fast ones do not decide,
+        and at the latest when the next round is over. Never raises.
         """
         round_number, sender = measurement.round_number, measurement.peer
         if self._judged < round_number <= state.current_round and sender not in state.discounted:
@@ -88,7 +88,7 @@ class Scores:
         return [weigh for each in over for weigh in self._judge(state, each)]
 
     def _is_told(self, state: State, round_number: int) -> bool:
-        """Whether so many members of each stage have told that liars are the minority if a third lie."""
+        """Whether two thirds of the members of each stage have told; of fewer than five, all."""
         senders = self._senders[round_number]
         for stage in range(state.stages):
             owners = state.round_of(stage, round_number).offers.keys() - state.discounted

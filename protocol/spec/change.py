@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from protocol.errors import ErrorCode, HetnodeError
@@ -69,8 +70,4 @@ def restored(spec: RunSpec, former: RunSpec) -> tuple[str, ...]:
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
     """The values of what may change, by name."""
-    found = {}
-    for name in CHANGEABLE:
-        section, _, field = name.rpartition(".")
-        found[name] = getattr(getattr(spec, section) if section else spec, field)
-    return found
+    return {name: attrgetter(name)(spec) for name in CHANGEABLE}

@@ -74,6 +74,8 @@ def test_the_anchors_depend_on_the_round_of_a_change_and_not_on_when_it_was_told
     early, late, never = played(1, *settings), played(3, *settings), played(1)
     assert digests(early, 6) == digests(late, 6) != digests(never, 6)
     assert digests(early, 3) == digests(never, 3)
+    for plan in early.state.plans:  # what is said of a former round is said with its own settings
+        assert (early.state.spec_under(plan) == early.spec) == (plan.from_round < 4)
     assert len({stage for stage, _, _ in digests(early, 6)}) == 2
     for swarm in (early, late):
         assert not swarm.diverged()

@@ -48,7 +48,8 @@ def _nonfinite(story: RoundStory) -> Iterator[Statement]:
 
 def _broken(story: RoundStory) -> Iterator[Statement]:
     """The replicas that have lost a member in the round, and what counts of the others."""
-    spec, plan = story.known.state.spec, story.plan
+    state, plan = story.known.state, story.plan
+    spec = state.spec_under(plan) if plan else state.spec
     for replica in plan.replicas if plan else ():
         members, lines = story.members[replica.index], story.about(replica.index)
         parts = [part for stage in story.stages for part in stage.contributions if part.peer in members]

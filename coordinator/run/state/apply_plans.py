@@ -10,7 +10,6 @@ from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Assignment, Peer, peers_of
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
-from protocol.spec.change import changed
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment
 
@@ -123,9 +122,8 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
 
 def with_settings(state: State) -> State:
     """`state` with the settings of the newest plan, whose first round begins."""
-    if state.first_spec is None:
+    if (spec := state.spec_under(state.plans[-1])) == state.spec:
         return state
-    spec = changed(state.first_spec, state.plans[-1].changes)
     longer = spec.inner.steps / state.spec.inner.steps
     known = {index: tuple(longer * each for each in phases) for index, phases in state.phase_seconds.items()}
     return replace(state, spec=spec, phase_seconds=state.phase_seconds.update(known))

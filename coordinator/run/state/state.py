@@ -27,6 +27,7 @@ from coordinator.run.state.records import (
 )
 from protocol.math.embedding_snapshot import needed_snapshots
 from protocol.math.retention import is_kept
+from protocol.spec.change import changed
 from protocol.spec.run import RunSpec
 from protocol.status import RunPhase
 from protocol.types import (
@@ -190,6 +191,10 @@ class State:
     def stages(self) -> int:
         """The number of stages."""
         return self.spec.swarm.stages
+
+    def spec_under(self, plan: Plan) -> RunSpec:
+        """The specification of the rounds of a plan."""
+        return self.spec if self.first_spec is None else changed(self.first_spec, plan.changes)
 
     def changes_until(self, round_number: int) -> tuple[RunChange, ...]:
         """The changes that hold in a round."""

@@ -26,7 +26,7 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 
 
 def change_text(change: RunChange) -> str:
-    """Such as "inner.steps=20 from round 8 on, since links are slow"."""
+    """Such as "inner.steps=20 from round 8 on: links are slow"."""
     why = f": {change.reason}" if change.reason else ""
     return f"{listed(change.settings)} from round {change.from_round} on{why}"
 

@@ -25,10 +25,19 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import CauseCode
-from protocol.types import Committed, Part, Pause, PausedBy, ReservedAssignment, StageRange, StateRecord
+from protocol.types import (
+    Committed,
+    Part,
+    Pause,
+    PausedBy,
+    ReservedAssignment,
+    RunChange,
+    StageRange,
+    StateRecord,
+)
 from protocol.wire.convert.payloads import decision_from_pb, descriptor_to_pb, group_from_pb
 from protocol.wire.convert.plans import pause_from_pb, places_from_pb
-from protocol.wire.operator_calls import GoOn, HoldRun, PauseAnswer
+from protocol.wire.operator_calls import ChangeSettings, GoOn, HoldRun, PauseAnswer
 from protocol.wire.records import open_plan, open_state
 from protocol.wire.status import status_to_pb
 from tests.builders import Keyed, anchor_of, keyed, spec_of, tampered
@@ -172,6 +181,14 @@ async def test_all_watchers_learn_of_a_pause_and_of_its_end(run: Running) -> Non
     assert not await run.ask(GoOn())
     for stream in (watch, late):
         stream.cancel()
+
+
+async def test_a_change_that_repeats_an_earlier_one_is_answered(run: Running) -> None:
+    await run.join(A)
+    await run.join(B)
+    for steps in (5, 6, 5):
+        change = await run.ask(ChangeSettings((f"inner.steps={steps}",), 3, "a test"))
+        assert change == RunChange(3, (f"inner.steps={steps}",), "a test")
 
 
 async def test_all_watchers_learn_of_a_retreat(run: Running) -> None:

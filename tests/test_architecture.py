@@ -404,7 +404,7 @@ model.tied_head: most small models of today have one matrix as embedding and hea
 which all data and code are public, has them after attention and feed-forward, which no other setting says;
 and inner.optimizer: Muon needs one moment less, and learned more from equal bytes in a trial by others;
 and inner.decay_rounds: a run whose end nobody knows cannot have a cosine."""
-MOST_COMMANDS = 39
+MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
 backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
 MOST_OPTIONS = 161

@@ -66,6 +66,8 @@ def install(
         raise
     console = TerminalConsole(highlight=False, soft_wrap=True)
     console.print(f"{service.name} runs, and starts again with this machine: {file}", markup=False)
+    shows = f"launchctl print gui/{os.getuid()}/" if _IS_MAC else "systemctl --user status "
+    console.print(f"this shows how it does: {shows}{file.stem}", markup=False)
     if not _IS_MAC and not _lingers():
         console.print(
             f"it ends when you log out, until you type: loginctl enable-linger {getpass.getuser()}",
@@ -88,22 +90,6 @@ def uninstall(name: Name = None) -> None:
     if not _IS_MAC:
         _tell("systemctl", "--user", "daemon-reload")
     TerminalConsole(highlight=False).print(f"{file.stem} is removed", markup=False)
-
-
-@service_app.command("status")
-def status(name: Name = None) -> None:
-    """Show whether the service runs, and whether it starts with this machine."""
-    command_runner.configure_logging()
-    file = _installed(name)
-    console = TerminalConsole(highlight=False, soft_wrap=True)
-    if _IS_MAC:
-        console.print(_tell("launchctl", "print", f"gui/{os.getuid()}/{file.stem}"), markup=False)
-        return
-    shown = ("ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts")
-    facts = _tell("systemctl", "--user", "show", file.name, *(f"--property={each}" for each in shown))
-    console.print(f"{file.stem}: {', '.join(facts.split())}", markup=False)
-    if not _lingers():
-        console.print(f"it ends when you log out: loginctl enable-linger {getpass.getuser()}", markup=False)
 
 
 def _remove(file: Path) -> None:

@@ -48,11 +48,11 @@ from node.exchange import transfer
 from node.exchange.hive import authorizer, dht_protocol, records, stream_calls, values
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
-from protocol.codec.link_message import LinkMessage
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
 from protocol.types import PeerId
 from protocol.wire.convert.payloads import descriptor_from_pb
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import Answers
 
 _LIMITS = LinkLimits(frame_bytes=4096, waiting_frames=1 << 20)

@@ -43,10 +43,10 @@ from node.net.link_dialer import dial
 from node.net.link_handshake import stream_options
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import HetnodeError
 from protocol.trust.names import tls_name
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
+from protocol.wire.link_message import LinkMessage
 from tests.support.certificates import credentials
 
 UPPER, LOWER = (

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_shapes
-from node.core.model.stage import Stage, WholeModel, next_token_loss
+from node.core.model.stage import Stage, next_token_loss
 from node.core.optimizer.inner import StageOptimizer
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.optimizer.schedule import learning_rate
@@ -31,6 +31,7 @@ from node.data.permutation import window_of
 from node.data.sources import open_source
 from node.data.stream import open_stream
 from node.data.streamed import order_of, turns_of
+from node.generate import WholeModel
 from protocol.codec import snapshot as snapshot_codec
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.codec.payload import decode, encode

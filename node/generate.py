@@ -8,16 +8,30 @@ Shapes: b micro-batch, L tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from node.checkpoint.global_model import Checkpoint, require_complete
-from node.core.model.stage import Stage, WholeModel, next_token_loss
+from node.core.model.stage import Stage, next_token_loss
 from node.data.stream import SampleStream
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
+
+
+class WholeModel(nn.Module):
+    """All stages in sequence: ids [b, L] -> logits [b, L, V]."""
+
+    def __init__(self, stages: Iterable[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, ids_bl: Tensor) -> Tensor:
+        x = ids_bl
+        for stage in self.stages:
+            x = stage(x)
+        return x
 
 
 def generate(

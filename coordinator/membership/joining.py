@@ -12,6 +12,7 @@ from coordinator.membership.validation import (
     check_not_finished,
     check_peer_id,
 )
+from coordinator.phrases import lacking_text
 from coordinator.placement.cost_model import relay_uplinks
 from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.placement.roles import role_of_newcomer, roles_at_start
@@ -21,7 +22,6 @@ from coordinator.run.state.commands import Join
 from coordinator.run.state.events import AssignmentReserved, PeerJoined, PeerLost, PlanAdopted, RoleChanged
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
-from coordinator.run.state.text import lacking_text
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.roles import POLICIES

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from coordinator.membership.validation import check_not_excluded, check_not_finished, check_peer_id
+from coordinator.phrases import counted
 from coordinator.run.state.commands import AskPlace
 from coordinator.run.state.events import PlaceAsked
 from coordinator.run.state.records import OpenPlace
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Waiting

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal
 
+from coordinator.phrases import short
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.placement.schedule import StepTime
-from coordinator.run.state.text import short
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, Replica
 

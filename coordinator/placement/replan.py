@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+from coordinator.phrases import change_text, listed, member_text, short, stages_of
 from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
 from coordinator.placement.rules import (
     are_parted,
@@ -37,7 +38,6 @@ from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import State
-from coordinator.run.state.text import change_text, listed, member_text, short, stages_of
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment

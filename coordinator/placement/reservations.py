@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from coordinator.phrases import stages_of
 from coordinator.placement.rules import (
     apart_until,
     fits,
@@ -30,7 +31,6 @@ from coordinator.placement.rules import (
 from coordinator.run.state.events import AssignmentReserved
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
-from coordinator.run.state.text import stages_of
 from coordinator.run.state.transaction import Transaction
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import PeerId, ReservedAssignment, StageRange

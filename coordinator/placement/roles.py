@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from coordinator.phrases import short, stages_of
 from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, stage_parameters, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
@@ -30,7 +31,6 @@ from coordinator.placement.start import initial_plan, lacking
 from coordinator.run.state.events import AssignmentReserved, RoleChanged
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
-from coordinator.run.state.text import short, stages_of
 from coordinator.run.state.transaction import Transaction
 from protocol.math.flops import microbatch_flops
 from protocol.roles import POLICIES

@@ -25,10 +25,10 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
+from coordinator.phrases import short
 from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
-from coordinator.run.state.text import short
 from protocol.math.batch import whole_batch, work_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode

@@ -23,10 +23,10 @@ from functools import cache
 from itertools import pairwise
 from math import inf
 
+from coordinator.phrases import listed, short
 from coordinator.placement.chains import Chain, ChainSearch
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import can_be_neighbours, links_between
-from coordinator.run.state.text import listed, short
 from protocol.math.batch import whole_batch
 from protocol.spec.fixed import MARGIN
 from protocol.spec.run import RunSpec

@@ -24,6 +24,7 @@ from heapq import heapify, heappop, heappush
 from itertools import combinations
 from math import comb, inf
 
+from coordinator.phrases import counted, listed, short
 from coordinator.placement.chains import Chain, ChainSearch, even_cuts, members_along
 from coordinator.placement.cost_model import Survey, has_memory, memory_needed, with_relays
 from coordinator.placement.predict import predict
@@ -31,7 +32,6 @@ from coordinator.placement.rules import links_between, unreached_hosts
 from coordinator.placement.search import free_moves, improve, slowest
 from coordinator.placement.tuning import choose_k
 from coordinator.run.state.records import Peer
-from coordinator.run.state.text import counted, listed, short
 from protocol.math.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.run_files.link_text import k_text

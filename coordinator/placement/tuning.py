@@ -19,9 +19,9 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import floor
 
+from coordinator.phrases import listed, short
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import links_between
-from coordinator.run.state.text import listed, short
 from protocol.math.batch import batch_of, equal_shares, whole_batch, with_shares
 from protocol.run_files.link_text import k_text
 from protocol.spec.fixed import MARGIN

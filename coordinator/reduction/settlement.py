@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.membership.validation import max_payload_bytes
+from coordinator.phrases import counted, listed, short
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round
 from coordinator.run.state.settlement import SettledResult, Settlement
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted, listed, short
 from protocol.types import (
     Committed,
     CommittedResult,

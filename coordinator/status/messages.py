@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import assert_never
 
+from coordinator.phrases import change_text, counted, listed, short, stages_of
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
-from coordinator.run.state.text import change_text, counted, listed, short, stages_of
 from coordinator.status.cause_text import alarm_text, cause_text, pause_text, run_text
 from coordinator.status.causes import peer_cause, run_cause, told_of_rest
 from protocol.roles import POLICIES

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.membership.open_places import waiting
+from coordinator.phrases import stages_of
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import ALARM_ROUNDS, State
-from coordinator.run.state.text import stages_of
 from coordinator.status.causes import alarm_cause, peer_cause, run_cause, told_of_rest
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages

@@ -21,11 +21,11 @@ from google.protobuf.message import DecodeError
 
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from node.net.streams import STREAM_ERRORS, is_cancelled
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.line import UNLIMITED, Line
 from protocol.types import Frame, FrameId, FrameKind, PeerId
 from protocol.wire.framing import FrameAssembler, chunks, frame_header_from_pb, frame_header_to_pb
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.rpc_errors import error_from_rpc
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
 from node.security.channels import open_channel, out_of_date, tls_failure
 from node.security.credentials import Credentials, stamp
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode
 from protocol.server.line import UNLIMITED, Line
 from protocol.trust.names import tls_name
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.rpc_errors import error_from_rpc
 
 _RETRY_SECONDS = 0.2

@@ -7,11 +7,11 @@ The dialling end checks this while it connects, the accepting end after it has r
 from __future__ import annotations
 
 from node.net.link import LinkEndpoint, refusal
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import PROTOCOL_VERSION
 from protocol.wire.framing import CHUNK_BYTES
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.versions import OLDEST_PROTOCOL, common_version
 
 KEEPALIVE_SECONDS = 20.0  # gRPC's pings on an idle link find dead neighbours, and routers keep the connection

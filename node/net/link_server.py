@@ -17,7 +17,6 @@ from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, st
 from node.net.probe import answer_probe
 from node.security.channels import server_tls
 from node.security.credentials import Credentials
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.descriptors import raise_descriptor_limit
@@ -26,6 +25,7 @@ from protocol.server.renewed_server import RenewedServer
 from protocol.trust.host_port import host_port
 from protocol.trust.names import identity_of, peer_of, peer_uri
 from protocol.types import PeerId
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import ProbeDoor
 from protocol.wire.rpc_errors import abort_with
 

@@ -24,7 +24,6 @@ from coordinator.store.event_chain import first_hash, next_hash
 from coordinator.store.event_codec import decode, encode
 from node.experiment.matrix import read_matrix_file
 from protocol.codec.activation import pack_activation, pack_ids
-from protocol.codec.link_message import LinkMessage
 from protocol.codec.payload import encode as encode_payload
 from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import sparsify
@@ -35,6 +34,7 @@ from protocol.spec.run import RunSpec
 from protocol.status import Measurement
 from protocol.types import Committed, Frame, FrameId, FrameKind, entries_of
 from protocol.wire.framing import chunks, frame_header_to_pb
+from protocol.wire.link_message import LinkMessage
 from tests.builders import former_log, spec_of
 from tests.support.incident_file import from_bytes
 from tests.support.paths import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.run.state.text import short
+from coordinator.phrases import short
 from node.command_runner import VERBOSE
 from node.exchange.transport import Entry
 from node.net.coordinator_client import CoordinatorClient

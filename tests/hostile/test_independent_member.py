@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.run.state.text import short
+from coordinator.phrases import short
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.hostile.link import Link, number

@@ -22,11 +22,11 @@ from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.worker.process import NodeWorker
-from protocol.codec.link_message import LinkMessage
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.microbatch_order import Op, OpKind, one_forward_one_backward
 from protocol.types import DType, Frame, FrameId, FrameKind, Plan, Replica, TensorHeader
 from protocol.wire.framing import frame_limit
+from protocol.wire.link_message import LinkMessage
 from protocol.wire.typed_calls import Call, Reply
 from tests.support.examples import examples
 from tests.support.hand_driven_replica import SPEC, assert_same_bits, begin, chain, inner_step, state

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from coordinator.phrases import short
 from coordinator.placement.cost_model import memory_needed
 from coordinator.run.state.events import RoleChanged
 from coordinator.run.state.state import State
-from coordinator.run.state.text import short
 from protocol.roles import RoleWish
 from protocol.types import Role, StageRange
 from tests.virtual.scenario import Play, contributions, swarm_spec

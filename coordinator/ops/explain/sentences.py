@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, cast
 
 from coordinator.ops.explain.statements import Code, printable
+from coordinator.phrases import counted, listed, short
 from coordinator.placement.predict import Bottleneck
-from coordinator.run.state.text import counted, listed, short
 from coordinator.status.cause_text import cause_text
 from protocol.roles import POLICIES
 from protocol.run_files.link_text import width_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.run.state.text import listed, short
+from coordinator.phrases import listed, short
 from protocol.status import HealthFinding, Sign
 
 

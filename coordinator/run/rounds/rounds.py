@@ -14,6 +14,7 @@ from functools import cache
 from coordinator.membership.silence import part_barren, remove_silent
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, check_host, check_run, live_peer
+from coordinator.phrases import counted, listed
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import complete_a_pipeline, move_spares, reserve_assignments
 from coordinator.placement.roles import change_roles
@@ -35,7 +36,6 @@ from coordinator.run.state.lines import uplink_of, with_most_uplink
 from coordinator.run.state.records import Round
 from coordinator.run.state.settlement import SettledResult, settlement_of
 from coordinator.run.state.state import State
-from coordinator.run.state.text import counted, listed
 from coordinator.run.state.transaction import Transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.turns import is_due

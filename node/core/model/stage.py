@@ -6,7 +6,7 @@ micro-batch, L tokens, d width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -79,20 +79,6 @@ class Stage(nn.Module):
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""
         return {name: self.get_parameter(name) for name in parameter_shapes(self.spec, self.stage)}
-
-
-class WholeModel(nn.Module):
-    """All stages in sequence: ids [b, L] -> logits [b, L, V]."""
-
-    def __init__(self, stages: Iterable[Stage]) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(stages)
-
-    def forward(self, ids_bl: Tensor) -> Tensor:
-        x = ids_bl
-        for stage in self.stages:
-            x = stage(x)
-        return x
 
 
 def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:

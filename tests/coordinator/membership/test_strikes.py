@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator.membership.strikes import STRIKES_TO_QUARANTINE
+from coordinator.phrases import short
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from coordinator.run.state.events import PayloadRejected, PeerQuarantined, PeerStruck, PlanAdopted
-from coordinator.run.state.text import short
 from coordinator.status.messages import event_message
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import LEAST_SHARE

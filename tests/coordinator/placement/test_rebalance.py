@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.phrases import short
 from coordinator.placement import search, tuning
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import MOST_SHARE
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fair_shares, fit_k
 from coordinator.run.state.commands import Offer
-from coordinator.run.state.text import short
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Capacity, Member, Role

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coordinator.phrases import short
 from coordinator.placement.replan import next_plan
 from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import ChangeRun, Retreat
 from coordinator.run.state.state import State
-from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import Dialer, Link, Plan, Role, StageRange

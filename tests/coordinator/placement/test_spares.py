@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.phrases import short
 from coordinator.placement.cost_model import memory_needed
 from coordinator.run.state.events import PlanAdopted
-from coordinator.run.state.text import short
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
 from protocol.types import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.phrases import short
 from coordinator.run.state.commands import Leave, PauseRun, RaiseAlarm, Start
-from coordinator.run.state.text import short
 from coordinator.status.cause_text import cause_text, status_text
 from coordinator.status.messages import run_message, stall_message
 from coordinator.status.run_status import replica_figures, run_status

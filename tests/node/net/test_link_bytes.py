@@ -11,11 +11,11 @@ from coordinator.placement.cost_model import message_bytes
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from protocol.codec.activation import pack_activation, pack_ids
-from protocol.codec.link_message import LinkMessage
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import DType, Frame, FrameId, FrameKind, PeerId, TensorHeader
 from protocol.wire.framing import CHUNK_BYTES
+from protocol.wire.link_message import LinkMessage
 
 LONGEST_ID = FrameId(2**31, 2**31, 2**20, 2**20, FrameKind.BACKWARD)
 

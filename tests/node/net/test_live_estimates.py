@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from node.net import link
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
-from protocol.codec.link_message import LinkMessage
 from protocol.server.line import Line, LineLimits
 from protocol.types import (
     Capacity,
@@ -30,6 +29,7 @@ from protocol.types import (
 )
 from protocol.wire.convert.plans import MAX_ESTIMATES, estimates_from_pb, estimates_to_pb
 from protocol.wire.framing import CHUNK_BYTES
+from protocol.wire.link_message import LinkMessage
 from tests.virtual.loop import run as run_virtually
 
 CAPACITY = Capacity("cpu", 2**30, 2, flops=1e9, uplink=1e6, downlink=1e7, round_trip=0.02)

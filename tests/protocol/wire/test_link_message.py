@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec.link_message import LinkMessage
 from protocol.pb import hetnode_pb2 as pb
+from protocol.wire.link_message import LinkMessage
 
 HEADER = pb.FrameHeader(
     id=pb.FrameId(epoch=1, round=2, kind="forward"),

@@ -160,9 +160,9 @@ def test_a_silent_neighbour_is_found_within_the_bound(
         assert not unfinished_work(swarm, "p")
         swarm.network.heal()
 
-    swarm = play.to_the_end(silent, MIXED, spec=microbatch_spec(MIXED, 10, **bounds))
+    swarm = play.to_the_end(silent, MIXED, spec=microbatch_spec(MIXED, 8, **bounds))
     assert contributions(swarm, "a") == swarm.rounds
-    assert contributions(swarm, "p")[-1] == 10
+    assert contributions(swarm, "p")[-1] == 8
 
 
 def test_a_member_that_returns_within_a_round_keeps_its_stage_and_its_optimizer_moments(

@@ -83,12 +83,12 @@ def test_a_node_that_returns_when_nobody_has_the_restored_anchor_loads_a_later_c
         swarm.kill("c")
         number = await roll_back(swarm, 2)
         await resume(swarm)
-        await swarm.until_round(number + 12)
+        await swarm.until_round(number + 9)
         assert problem_of(swarm.state, 2)
         swarm.start("c")
 
-    swarm = play.to_the_end(rolled_back, rounds=30, **EVERY_ROUND, **{"recovery.keep_rounds": 60})
-    assert contributions(swarm, "c")[-1] == 30
+    swarm = play.to_the_end(rolled_back, rounds=20, **EVERY_ROUND, **{"recovery.keep_rounds": 60})
+    assert contributions(swarm, "c")[-1] == 20
 
 
 def test_a_coordinator_that_dies_after_the_decision_goes_on_with_it(play: Play) -> None:

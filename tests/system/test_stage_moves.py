@@ -217,10 +217,10 @@ def test_a_spare_moves_to_the_stage_that_a_pipeline_has_lost(play: Play) -> None
         await swarm.until_over("a", neighbour, left)
         swarm.assert_all_agree("a", neighbour, left)
         assert contributions(swarm, "a") == swarm.rounds
-        assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 20
+        assert contributions(swarm, neighbour)[-1] == contributions(swarm, left)[-1] == 14
 
     keeping = {"recovery.checkpoint_every": 2, "recovery.keep_rounds": 30}
-    play(scenario, MEMBERS, spec_with_spares(20, **keeping, **QUICK))
+    play(scenario, MEMBERS, spec_with_spares(14, **keeping, **QUICK))
 
 
 # What a plan may change while the links stay open
@@ -338,11 +338,11 @@ def test_the_remaining_members_of_two_pipelines_form_one_with_all_stages(
         swarm.kill(alone, last)
         await swarm.until_over(second, first)
         swarm.assert_all_agree(second, first)
-        assert contributions(swarm, first)[-1] == 12
+        assert contributions(swarm, first)[-1] == 10
 
     members = dict.fromkeys("pqrs", Role.STAGE)
     shape = {"swarm.stages": 3, "swarm.members": 2, "swarm.pipelines": 2}
-    play(scenario, members, swarm_spec(members, 12, **shape, **QUICK))
+    play(scenario, members, swarm_spec(members, 10, **shape, **QUICK))
 
 
 def _with_stages(member: Member, stages: StageRange) -> Member:

@@ -57,27 +57,27 @@ def test_the_same_seed_gives_the_same_run_to_the_last_event(tmp_path: Path) -> N
 def test_a_peer_that_is_killed_before_during_or_after_its_exchange_comes_back_and_all_anchors_agree(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
-    plan.fail_at("b", 0, 3, moment, Action.KILL)
-    swarm = play.to_the_end(lambda swarm: return_after(swarm, "b", 5))
+    plan.fail_at("b", 0, 2, moment, Action.KILL)
+    swarm = play.to_the_end(lambda swarm: return_after(swarm, "b", 5), rounds=5)
     assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
-    assert contributions(swarm, "b")[-1] == 6
+    assert contributions(swarm, "b")[-1] == 5
 
 
 @pytest.mark.parametrize("moment", [Moment.INNER_STEP, Moment.GATHERED, Moment.APPLIED])
 def test_a_pipeline_goes_on_when_a_killed_member_is_back(play: Play, plan: FaultPlan, moment: Moment) -> None:
-    plan.fail_at("q", None, 3, moment, Action.KILL)
-    swarm = play.to_the_end(lambda swarm: return_after(swarm, "q", 5), MIXED, rounds=7)
+    plan.fail_at("q", None, 2, moment, Action.KILL)
+    swarm = play.to_the_end(lambda swarm: return_after(swarm, "q", 5), MIXED, rounds=6)
     assert contributions(swarm, "a") == swarm.rounds
-    assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 7
+    assert contributions(swarm, "q")[-1] == contributions(swarm, "p")[-1] == 6
 
 
 def test_a_suspended_node_is_fenced_and_catches_up(play: Play, plan: FaultPlan) -> None:
-    plan.fail_at("b", None, 3, Moment.INNER_STEP, Action.STOP, seconds=20)
-    swarm = play.to_the_end(rounds=12, **{"timing.heartbeat": 1.0, "timing.lost_after": 5.0})
+    plan.fail_at("b", None, 2, Moment.INNER_STEP, Action.STOP, seconds=20)
+    swarm = play.to_the_end(rounds=10, **{"timing.heartbeat": 1.0, "timing.lost_after": 5.0})
     assert swarm.committed(0) == swarm.rounds
     assert [event.peer for event in swarm.happened(PeerLost)] == [swarm.peer("b")]
     assert set(contributions(swarm, "b")) < set(swarm.rounds)
-    assert contributions(swarm, "b")[-1] == 12
+    assert contributions(swarm, "b")[-1] == 10
 
 
 def test_a_replica_that_is_cut_off_for_three_rounds_catches_up_by_replay(play: Play) -> None:
@@ -115,9 +115,9 @@ def test_a_replica_that_is_ten_times_slower_counts_and_delays_a_round_by_a_bound
         swarm.nodes["c"].speed = 0.1
         swarm.start()
         began = swarm.loop.time()
-        await swarm.until_round(5)
+        await swarm.until_round(4)
         # A step takes 1 s: 10 s of training, at most 10 s of waiting for the slow replica, and the exchange.
-        assert (swarm.loop.time() - began) / 4 < 10 + 10 + 8
+        assert (swarm.loop.time() - began) / 3 < 10 + 10 + 8
         weights = swarm.weights("c")
         assert weights
         assert all(0 < weight < 0.5 for weight in weights)
@@ -137,9 +137,9 @@ def test_calls_that_arrive_twice_change_nothing(play: Play) -> None:
 def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_back(
     play: Play, plan: FaultPlan, moment: Moment
 ) -> None:
-    plan.fail_at("a", 0, 3, moment, Action.DELAY, seconds=0.0)
-    swarm = play.to_the_end(lambda swarm: restart_coordinator(swarm, "a"), rounds=5)
-    assert len(swarm.committed(0)) >= 4
+    plan.fail_at("a", 0, 2, moment, Action.DELAY, seconds=0.0)
+    swarm = play.to_the_end(lambda swarm: restart_coordinator(swarm, "a"), rounds=4)
+    assert len(swarm.committed(0)) >= 3
     assert not swarm.happened(PeerLost)
 
 
@@ -159,7 +159,7 @@ def test_a_coordinator_that_is_killed_in_a_round_decides_that_round_when_it_is_b
 def test_a_run_that_is_killed_as_a_whole_trains_the_samples_of_the_open_round_when_it_is_back(
     play: Play, plan: FaultPlan, moment: Moment, nodes_later: float
 ) -> None:
-    plan.fail_at("a", None if moment is Moment.INNER_STEP else 0, 3, moment, Action.DELAY, seconds=0.0)
+    plan.fail_at("a", None if moment is Moment.INNER_STEP else 0, 2, moment, Action.DELAY, seconds=0.0)
 
     async def killed(swarm: VirtualSwarm) -> None:
         await swarm.until_fired("a")
@@ -170,7 +170,7 @@ def test_a_run_that_is_killed_as_a_whole_trains_the_samples_of_the_open_round_wh
         await asyncio.sleep(nodes_later)
         swarm.start(*FULL)
 
-    swarm = play.to_the_end(killed, FULL, rounds=6)
+    swarm = play.to_the_end(killed, FULL, rounds=4)
     plans = [event.plan for event in swarm.happened(PlanAdopted)]
     committed = []
     for number in swarm.committed(0):
@@ -208,13 +208,13 @@ def test_the_only_holder_of_a_stage_dies_and_the_run_waits_for_it(play: Play, pl
 
 def test_all_nodes_die_at_once_and_all_return(play: Play) -> None:
     async def away(swarm: VirtualSwarm) -> None:
-        await swarm.until_round(4)
+        await swarm.until_round(3)
         await asyncio.sleep(1)
         swarm.kill(*MIXED)
         await asyncio.sleep(120)
         swarm.start()
 
-    assert play.to_the_end(away, MIXED).committed(0)[-1] == 6
+    assert play.to_the_end(away, MIXED, rounds=4).committed(0)[-1] == 4
 
 
 def test_a_node_without_the_initial_parameters_of_the_run_is_refused_at_the_join(play: Play) -> None:
@@ -230,14 +230,14 @@ def test_a_node_without_the_initial_parameters_of_the_run_is_refused_at_the_join
 
 def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
     async def come_and_go(swarm: VirtualSwarm) -> None:
-        await swarm.until_round(3)
+        await swarm.until_round(2)
         swarm.drain("c", "d")
-        await swarm.until_round(6)
+        await swarm.until_round(4)
         swarm.start("e", "f")
 
     four, later = (dict.fromkeys(names, Role.REPLICA) for names in ("abcd", "ef"))
     batch = {"grouping.batch": "constant", "grouping.global_batch": 24}
-    swarm = play.to_the_end(come_and_go, four, rounds=12, later=later, ending="abef", **batch)
+    swarm = play.to_the_end(come_and_go, four, rounds=9, later=later, ending="abef", **batch)
     spec = swarm.spec
     assert {2, 4} <= {len(plan.replicas) for plan in swarm.state.plans}
     samples = {
@@ -246,6 +246,6 @@ def test_a_constant_batch_stays_while_replicas_come_and_go(play: Play) -> None:
         if each.stage == 0
     }
     # Only the round in which two replicas leave lacks their part.
-    assert {number for number, each in samples.items() if each != 24 * spec.inner.steps} <= {3}
+    assert {number for number, each in samples.items() if each != 24 * spec.inner.steps} <= {2}
     assert len(samples) == spec.rounds
     assert swarm.state.tokens == sum(samples.values()) * spec.model.context

@@ -226,5 +226,5 @@ def test_both_ends_of_a_line_that_breaks_contribute(play: Play) -> None:
     found = [shares(swarm, name, ROUND) for name in "pq"]
     assert {stage for each in found for stage in each} == {0, 1}
     assert all(0 < share < 1 for each in found for share in each.values())
-    assert {name: contributions(swarm, name) for name in MIXED} == dict.fromkeys(MIXED, [*swarm.rounds])
+    assert all(contributions(swarm, name) == swarm.rounds for name in MIXED)
     assert_each_sample_counts_once(swarm)

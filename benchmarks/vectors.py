@@ -27,6 +27,7 @@ from node.core.model.stage import Stage, next_token_loss
 from node.core.optimizer.inner import StageOptimizer
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.optimizer.schedule import learning_rate
+from node.data.mixture import begun, place_of
 from node.data.permutation import window_of
 from node.data.sources import open_source
 from node.data.stream import open_stream
@@ -288,6 +289,7 @@ def samples() -> dict[str, Any]:
             "seed": 3,
             "turns": [order_of(turns_of(_NBYTES), 3, number) for number in range(2)],
         },
+        "mixture": _mixture(),
         "plan": {
             "from_round": 5,
             "first_sample": 1000,
@@ -303,6 +305,30 @@ def samples() -> dict[str, Any]:
             ],
         },
     }
+
+
+def _mixture() -> dict[str, Any]:
+    """From which source the samples of a run come that changes its mixture."""
+    weights = [("a", 5), ("b", 2), ("c", 1)]
+    past = [
+        {"source": "text:b", "samples": 11},
+        {"source": [_source("c", 1), _source("a", 3)], "samples": 30},
+    ]
+    spec = _spec(seed=9, **{"data.source": [_source(*each) for each in weights], "data.past": past})
+    data, counts = spec.data, tuple(weight for _, weight in weights)
+    first, begins = begun(data.sources, data, spec.seed)
+    places = [place_of(n - first, counts, spec.seed) for n in range(first, first + 20)]
+    return {
+        "seed": spec.seed,
+        "source": spec.tree["data"]["source"],
+        "past": spec.tree["data"]["past"],
+        "first": first,
+        "samples": [[data.sources[s].source, begins[s] + ordinal] for s, ordinal in places],
+    }
+
+
+def _source(name: str, weight: int) -> dict[str, Any]:
+    return {"name": name, "source": f"text:{name}", "weight": weight}
 
 
 def inner_step() -> dict[str, Any]:

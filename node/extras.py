@@ -5,14 +5,14 @@ Modules import them where they use them, inside :func:`needed`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from importlib.util import find_spec
 from typing import Any
 
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.sections import DataSpec
+from protocol.spec.data import DataSpec
 
 
 class Extra(Enum):
@@ -71,18 +71,20 @@ def can_read_all_data() -> bool:
     return all(map(_is_installed, ("datasets", "tokenizers", "sentencepiece")))
 
 
-def require_for_data(data: DataSpec, source: str | None = None, tokenizer: str | None = None) -> None:
+def require_for_data(
+    data: DataSpec, sources: Iterable[str] | None = None, tokenizer: str | None = None
+) -> None:
     """Raise HetnodeError MISSING_EXTRA if this machine lacks a library that reads the data of a run.
 
     Args:
-        source: the location of the same data on this node; None: ``data.source``.
+        sources: where the same data is on this node; None: as in `data`.
         tokenizer: the path of the run's tokenizer file on this node; None: ``data.tokenizer``.
     """
-    named = (source or data.source).lower()
-    if named.startswith("hf:"):
-        require("datasets", Extra.HF)
-    if named.startswith("parquet:") or named.endswith(".zst"):
-        require("pyarrow", Extra.HF)
+    for named in sources or [each.source for each in data.all_sources]:
+        if named.lower().startswith("hf:"):
+            require("datasets", Extra.HF)
+        if named.lower().startswith("parquet:") or named.lower().endswith(".zst"):
+            require("pyarrow", Extra.HF)
     if (tokenizer or data.tokenizer) != "byte":
         require("tokenizers", Extra.HF)
     if (tokenizer or data.tokenizer).endswith(".model"):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.command_runner import LIFELINE
-from node.data.sources import names_files
+from node.data.own import ANY
 from node.ipc.modules import COMMAND, COMMAND_MODULES
 from node.ipc.template import ForkedProcess, close_own_template, own_template
 from node.measure.hardware import available_threads
@@ -184,8 +184,7 @@ class _NodeStarter:
         options += ["--device", "cpu"]  # all nodes share one machine
         options += ["--drain-seconds", "0"]  # all nodes end together: no other node needs the time
         options += ["--no-measure", "--yes"]
-        if names_files(self.spec.data.source):  # whoever starts the swarm has named them
-            options += ["--data", self.spec.data.source]
+        options += ["--data", ANY]  # whoever starts the swarm, or changes its run, has named them
         if self.spec.initial is not None:
             options += ["--initial", str(initial_of(self.swarm.folder))]
         self.swarm.nodes[name] = self.swarm.start(name, ["join", *invited, *options])

@@ -21,9 +21,9 @@ class NodeOptions:
     takes the last choice, or the role of the invite, or else the coordinator chooses. `name` is public; None
     takes the last choice, "" is none. `advertise` None takes the address that this machine uses towards the
     coordinator. `relay` is a choice of node.net.reach. `workers` of several ranks have devices of their own,
-    in place of `device`. `source` and `tokenizer` override where this node reads the run's data and
-    tokenizer.json. `metrics` is ``host:port``; None serves none. `ask` tells the owner of a run that is new
-    here (node.net.joining.Agreement). `pieces` of a microbatch are computed one after the other.
+    in place of `device`. `own_data` (node/data/own.py) and `tokenizer` override where this node reads data
+    and tokenizer.json. `metrics` is ``host:port``; None serves none. `ask` tells the owner of a run that is
+    new here (node.net.joining.Agreement). `pieces` of a microbatch are computed one after the other.
     """
 
     invite: Invite | None
@@ -43,7 +43,7 @@ class NodeOptions:
     compile: bool = False
     activation_checkpointing: bool = False
     threads: int = 1
-    source: str | None = None
+    own_data: tuple[str, ...] = ()
     tokenizer: str | None = None
     initial: str | None = None
     spec_hash: str = ""

@@ -184,7 +184,7 @@ async def _enter(
     credentials = await obtain_credentials(options.invite, options.run, identity, wait)
     wanted, name = wanted_role(options.role, credentials), wanted_name(options.name, credentials)
     agreement = Agreement(options.folder, options.ask, wanted, capacity, wait)
-    await agreement.before_join(credentials, options.source, options.tokenizer)
+    await agreement.before_join(credentials, options.own_data, options.tokenizer)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
@@ -372,7 +372,7 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         if options.initial_folder is not None:
             search_paths.append(options.initial_folder)
         local = LocalData(
-            options.compute, options.source, options.tokenizer, options.initial_folder, tuple(search_paths)
+            options.compute, options.own_data, options.tokenizer, options.initial_folder, tuple(search_paths)
         )
         training = NodeLoop(services, local, node.folder, node.leaving, EmbeddingSnapshots)
         try:

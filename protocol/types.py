@@ -232,12 +232,13 @@ class RunChange:
     """From `from_round` on, settings of the run have other values (protocol.spec.change).
 
     `settings` are texts such as ``inner.learning_rate=0.001``, with values as JSON. `reason` is a sentence
-    for people, or "".
+    for people, or "". In a plan, `first_sample` is the ordinal of the first sample with the new values.
     """
 
     from_round: int
     settings: tuple[str, ...]
     reason: str
+    first_sample: Annotated[int, Field(exclude_if=lambda sample: not sample)] = 0
 
 
 @dataclass(frozen=True)

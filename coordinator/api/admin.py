@@ -17,7 +17,7 @@ from protocol.server.calls import Context
 from protocol.trust.invite import ID_BYTES, OPEN_INVITE, SECRET_BYTES, Invite
 from protocol.types import PausedBy, PeerId, RunChange
 from protocol.wire import operator_calls as calls
-from protocol.wire.convert.fields import name_from_pb, peer_from_pb, sentence_from_pb
+from protocol.wire.convert.fields import name_from_pb, peer_from_pb, sentence_from_pb, setting_from_pb
 
 
 class Admin:
@@ -89,7 +89,7 @@ class Admin:
         return was_paused
 
     async def change_settings(self, call: calls.ChangeSettings, _: Context) -> RunChange:
-        settings = tuple(sentence_from_pb(each, "the setting") for each in call.settings)
+        settings = tuple(setting_from_pb(each, "the setting") for each in call.settings)
         reason = sentence_from_pb(call.reason, "the reason")
         before = Counter(self._command_loop.state.changes)
         await self._command_loop.execute(commands.ChangeRun(settings, call.from_round, reason))

@@ -77,18 +77,18 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
     replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
+    first = from_round if kept else lost_from(state, from_round - is_lost)
+    sample = next_first_sample(newest, state.spec, first)
     # A change whose round had no plan holds from this one on: the rounds between were trained without it.
     late = state.changes_until(from_round)[len(newest.changes) :]
-    changes = (*newest.changes, *(replace(each, from_round=from_round) for each in late))
+    changes = (*newest.changes, *(replace(c, from_round=from_round, first_sample=sample) for c in late))
     if is_same and replicas == list(newest.replicas) and changes == newest.changes:
         return None
     reasons += map(change_text, changes[len(newest.changes) :])
-    first = from_round if kept else lost_from(state, from_round - is_lost)
     if first < from_round:
         reasons.append(f"samples from round {first} on are trained again, because no replica has them")
-    first_sample = next_first_sample(newest, state.spec, first)
     reason = "; ".join([*reasons, *rebalanced])
-    return Plan(newest.epoch + 1, from_round, first_sample, tuple(replicas), reason, changes)
+    return Plan(newest.epoch + 1, from_round, sample, tuple(replicas), reason, changes)
 
 
 def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> dict[int, Replica]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -23,15 +23,15 @@ class Consent:
         quiet: keeps other output away from the question.
     """
 
-    def __init__(self, folder: Path, data: str | None, is_given: bool) -> None:
-        self._folder, self._data, self._is_given = folder, data, is_given
+    def __init__(self, folder: Path, own_data: Sequence[str], is_given: bool) -> None:
+        self._folder, self._own_data, self._is_given = folder, own_data, is_given
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
 
     async def ask(self, offer: RunOffer) -> None:
         """Raises Interrupted if the answer is no."""
         from node.views.offer import offer_lines  # noqa: PLC0415  only the first start of a run needs it
 
-        for line in offer_lines(offer, self._folder, self._data):
+        for line in offer_lines(offer, self._folder, self._own_data):
             log.info("%s", line)
         if self._is_given or not can_answer():
             return

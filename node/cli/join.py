@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,13 @@ class JoinOptions:
     expect_spec: Annotated[
         str, option("Run file or spec hash that you expect: the node is refused if the run has another spec.")
     ] = ""
-    data: Annotated[str | None, option("Where this machine keeps the run's data, such as text:PATH.")] = None
+    data: Annotated[
+        list[str] | None,
+        option(
+            "Where this machine keeps the run's data, such as text:PATH, or NAME=text:PATH of a mixture; may "
+            "be repeated. 'any': every path that the operator names."
+        ),
+    ] = None
     tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer file.")] = None
     initial: Annotated[
         Path | None, option("Of a run that starts from an imported model: what 'hetnode import' has written.")
@@ -242,7 +248,7 @@ def join(chosen: JoinOptions) -> None:
     from node.process import run_node  # noqa: PLC0415
 
     options = _node_options(chosen, destination, key.peer, leader or _workers(chosen, launch))
-    consent = Consent(options.folder, chosen.data, chosen.yes)
+    consent = Consent(options.folder, options.own_data, chosen.yes)
     options = replace(options, ask=consent.ask)
     leaving, allowed = asyncio.Event(), Guest(options.folder, rules, chosen.drain_seconds)
     if destination.invite and credentials.of_authority(key.path, destination.invite.pin) is None:
@@ -277,7 +283,7 @@ def _node_options(chosen: JoinOptions, run: Destination, peer: PeerId, workers: 
         compile=chosen.compile,
         activation_checkpointing=chosen.activation_checkpointing,
         threads=chosen.threads or available_threads(),
-        source=chosen.data,
+        own_data=tuple(chosen.data or ()),
         tokenizer=str(chosen.tokenizer) if chosen.tokenizer else None,
         initial=str(chosen.initial.absolute()) if chosen.initial else None,
         join_seconds=chosen.join_seconds,
@@ -330,7 +336,7 @@ def _check_options(chosen: JoinOptions, launch: Launch | None) -> None:
     _workers(chosen, launch)
     command_runner.split_address(_listen(chosen), "--listen")
     command_runner.bare_host(chosen.advertise, "--advertise")
-    _check_data(chosen.data)
+    _check_data(chosen.data or ())
     if chosen.relay not in ("auto", "none"):
         command_runner.split_address(chosen.relay, "--relay")
     if chosen.metrics is not None:
@@ -351,12 +357,10 @@ def _rules(chosen: JoinOptions) -> tuple[GuestRule, ...]:
     return tuple(rules)
 
 
-def _check_data(source: str | None) -> None:
-    """Raise DATA_UNREADABLE if `source` is none, or names a file or folder that does not exist."""
-    from node.data.sources import open_source  # noqa: PLC0415
+def _check_data(own: Sequence[str]) -> None:
+    from node.data.own import check_own  # noqa: PLC0415
 
-    if source is not None:
-        open_source(source, "")
+    check_own(own)
 
 
 def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:

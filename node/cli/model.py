@@ -102,7 +102,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=place_of)],
     data: Annotated[
         str | None,
-        option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]. Default: the run's own."),
+        option(
+            "A source, as data.source has it, or the name of one of the run's. Default: that of validation."
+        ),
     ] = None,
     split: Annotated[
         str, option("'held-out': what runs keep back of this data for validation. 'all' of it.")
@@ -118,15 +120,13 @@ def evaluate(
 ) -> None:
     """Measure how well a model predicts text: loss, perplexity, bits per byte."""
     from node.core.worker.compute import Compute  # noqa: PLC0415
-    from node.experiment.evaluate import Documents, ForwardMode  # noqa: PLC0415
-    from node.experiment.evaluate import evaluate as measure  # noqa: PLC0415
+    from node.experiment import evaluate as measuring  # noqa: PLC0415
     from node.machine.devices import check_device  # noqa: PLC0415
 
-    documents = command_runner.one_of(Documents, split, "--split")
-    forward = command_runner.one_of(ForwardMode, mode, "--mode")
+    documents = command_runner.one_of(measuring.Documents, split, "--split")
+    forward = command_runner.one_of(measuring.ForwardMode, mode, "--mode")
     loaded = _model_at(run, Compute(device=check_device(Compute(device)).device).open())
-    spec = loaded.spec
-    source = data or spec.data.source
+    spec, (source, is_whole) = loaded.spec, measuring.measured_source(loaded.spec.data, data)
     terminal = TerminalConsole(stderr=True)
     with terminal.status("reading the data") as shown:
 
@@ -134,7 +134,8 @@ def evaluate(
             shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
 
         path = _tokenizer_path(spec, run)
-        found = measure(loaded, source, documents, forward, batches, path, progress)
+        place, chosen = source.source, measuring.Documents.ALL if is_whole else documents
+        found = measuring.evaluate(loaded, place, chosen, forward, batches, path, progress, source.text_field)
     link = f"{width_text([spec.link.k], spec.model.width)}, {spec.link.dtype}"
     is_run = not _is_hugging_face(run)
     facts = {
@@ -144,9 +145,9 @@ def evaluate(
         "tokens": found.tokens,
         "bytes": found.bytes,
         "mode": forward.value,
-        "link": link if forward is ForwardMode.COMPRESSED else None,
-        "data": source,
-        "split": documents.value,
+        "link": link if forward is measuring.ForwardMode.COMPRESSED else None,
+        "data": place,
+        "split": chosen.value,
         "model": str(run),
         "run": spec.name if is_run else None,
         "round": loaded.round_number if is_run else None,
@@ -155,7 +156,7 @@ def evaluate(
         say(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
     else:
         of_run = f" (run {spec.name}, round {loaded.round_number})" if is_run else ""
-        through = f" ({link})" if forward is ForwardMode.COMPRESSED else ""
+        through = f" ({link})" if forward is measuring.ForwardMode.COMPRESSED else ""
         say(_EVALUATION.format(**facts, of_run=of_run, through=through))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -16,11 +18,14 @@ from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.spec.change import settings_text
+from protocol.spec.change import changed, settings_text
+from protocol.types import RunChange
 from protocol.wire import operator_calls as calls
 from protocol.wire.typed_calls import Request
 
 Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
 
 run_app = typer.Typer(
     help="A whole run, by its operator: pause it, let it go on, change it, copy it.", no_args_is_help=True
@@ -92,7 +97,7 @@ def run_change(
     ] = None,
     reason: Reason = "",
 ) -> None:
-    """Change settings of a run that trains: the rate, the steps of a round, the rounds, some others.
+    """Change settings of a run that trains: the rate, the steps of a round, the rounds, the data, others.
 
     All nodes change at the same round, also those that are away now, when they come back. Schedules go on as
     if the run had begun with the new values; a rollback to a round before the change undoes it, but for the
@@ -102,9 +107,37 @@ def run_change(
         told = settings_text(settings_of(settings, "--set"))
     except (TypeError, ValueError):  # a date of TOML
         raise bad_option("A value of --set is neither number nor text.", "Write inner.steps=20.") from None
-    change = answer_of(operator_folder(run), calls.ChangeSettings(told, from_round or 0, reason))
+    folder = operator_folder(run)
+    if data := [each for each in told if each.startswith("data.")]:
+        _check_data(folder, data)
+    change = answer_of(folder, calls.ChangeSettings(told, from_round or 0, reason))
     what = f"from round {change.from_round} on: {', '.join(change.settings)}"
     TerminalConsole(highlight=False, soft_wrap=True).print(what, markup=False)
+
+
+def _check_data(folder: Path, told: Sequence[str]) -> None:
+    """Open the new data where all nodes are on this machine; else say what their owners have to name.
+
+    Raises HetnodeError: as :func:`open_stream`; BAD_SPEC.
+    """
+    from node.data.sources import names_files  # noqa: PLC0415
+    from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
+
+    now = command_runner.run(fetch_status(*load_operator(folder))).spec
+    spec = changed(now, [RunChange(1, tuple(told), "")])
+    if (folder / "nodes").is_dir():  # a swarm of 'hetnode swarm up'
+        from node.data.stream import open_stream  # noqa: PLC0415
+        from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
+
+        open_stream(spec, tokenizer=find_tokenizer(spec.data, folder))
+        return
+    known = {each.source for each in now.data.all_sources}
+    paths = [each for each in spec.data.all_sources if each.source not in known and names_files(each.source)]
+    for each in paths:
+        option = f"{each.name}={each.source}" if each.name else each.source
+        log.warning(
+            "nodes that were not started with --data %s, or their own copy, end at the change", option
+        )
 
 
 @run_app.command("backup")

@@ -14,18 +14,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from tempfile import TemporaryFile, gettempdir
-from typing import Protocol
 
 import numpy as np
 
 from node.data.files import LARGE, unreadable
+from node.data.mixture import mixed
+from node.data.own import checked_locations
 from node.data.permutation import window_of
-from node.data.sources import Document, SourceShard, not_named, open_source
-from node.data.streamed import Ordinals, Samples, StreamedSplit, too_small
+from node.data.sources import Document, SourceShard, TextSource, not_named, open_source
+from node.data.streamed import Ordinals, Samples, Split, StreamedSplit, too_small
 from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -37,14 +38,6 @@ _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 _MOST_QUIET = 2**26
 TOKEN_BYTES = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
-
-
-class Split(Protocol):
-    """One endless sequence of windows: after the last one the next epoch begins."""
-
-    def read(self, ordinals: Ordinals) -> Samples:
-        """Windows int32 [n, L + 1], in the order asked for."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -71,30 +64,53 @@ class SampleStream:
 
 
 def open_stream(
-    spec: RunSpec, source: str | None = None, tokenizer: str | None = None, is_own_run: bool = True
+    spec: RunSpec, own: Sequence[str] = (), tokenizer: str | None = None, is_own_run: bool = True
 ) -> SampleStream:
-    """Open the data of a run and make sure that both splits have a window.
+    """Open the data of a run and make sure that each source has a window, and what is measured another.
 
     Args:
         spec: the run.
-        source: the location of the same data on this node; None: ``spec.data.source``.
+        own: where this node has the same data, as ``--data`` says it (node/data/own.py).
         tokenizer: the path of the run's tokenizer.json on this node; None: ``spec.data.tokenizer``.
         is_own_run: whether the owner of this machine has named what is in `spec`. A run of somebody else
-            opens only `source`, `tokenizer`, what is built in, and the hub.
+            opens only `own`, `tokenizer`, what is built in, and the hub.
 
     Raises:
-        HetnodeError: DATA_NOT_NAMED before anything is read; DATA_UNREADABLE, DATA_TOO_SMALL,
+        HetnodeError: DATA_NOT_NAMED before anything is read; BAD_OPTION; DATA_UNREADABLE, DATA_TOO_SMALL,
             TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or MISSING_EXTRA.
     """
-    origin = open_source(source or spec.data.source, spec.data.text_field, is_own_run or source is not None)
-    if not is_own_run and tokenizer is None and spec.data.tokenizer != BYTES:
-        raise not_named(f"its tokenizer from {spec.data.tokenizer}", "--tokenizer", spec.data.tokenizer)
-    encoder = check_tokenizer(spec, tokenizer)
+    data, places = spec.data, checked_locations(spec.data, own, is_own_run)
+    origins = [
+        open_source(place, source.text_field or data.text_field, may_open_files)
+        for source, (place, may_open_files) in zip(data.all_sources, places, strict=True)
+    ]
+    if not is_own_run and tokenizer is None and data.tokenizer != BYTES:
+        raise not_named(f"its tokenizer from {data.tokenizer}", "--tokenizer", data.tokenizer)
+    encoder, count = check_tokenizer(spec, tokenizer), len(data.sources)
+    streams = [
+        _of_source(origin, encoder, spec, is_trained=index < count) for index, origin in enumerate(origins)
+    ]
+    trained, measured = streams[:count], streams[count:] or streams
+    held_out = [each.held_out for each in measured]
+    for split in (*(each.training for each in trained), *held_out):
+        split.read(range(1))
+    return SampleStream(
+        mixed([each.training for each in trained], data.sources, spec.seed, data),
+        # Validation windows do not depend on the seed: runs with equal data are comparable.
+        mixed(held_out, data.all_sources[-len(held_out) :], 0, None),
+    )
+
+
+def _of_source(origin: TextSource, encoder: Tokenizer, spec: RunSpec, is_trained: bool) -> SampleStream:
+    """Both splits of a source; all of it is held out unless `is_trained`."""
     shards = origin.shards()
-    stream = (_streamed if is_streamed(shards) else _loaded)(shards, encoder, spec, origin.name)
-    stream.training.read(range(1))
-    stream.held_out.read(range(1))
-    return stream
+    if not is_trained:
+        shards = [replace(each, documents=partial(_all_held_out, each)) for each in shards]
+    return (_streamed if is_streamed(shards) else _loaded)(shards, encoder, spec, origin.name)
+
+
+def _all_held_out(shard: SourceShard) -> Iterator[Document]:
+    return (replace(each, held_out=True) for each in shard.documents())
 
 
 def is_streamed(shards: Sequence[SourceShard]) -> bool:
@@ -197,15 +213,18 @@ def _streamed(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec
 
 
 class LoadedSplit:
-    """Counted tokens; each epoch visits every window once, in an order keyed by (seed, epoch)."""
+    """Counted tokens; each epoch visits every window once, in an order keyed by (seed, epoch).
+
+    Raises (when read) HetnodeError DATA_TOO_SMALL without a window.
+    """
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int, name: str) -> None:
         self._size = max(len(tokens) - 1, 0) // context
-        if not self._size:
-            raise too_small(name, len(tokens), context)
-        self._tokens, self._context, self._seed = tokens, context, seed
+        self._tokens, self._context, self._seed, self._name = tokens, context, seed, name
 
     def read(self, ordinals: Ordinals) -> Samples:
+        if not self._size:
+            raise too_small(self._name, len(self._tokens), self._context)
         windows = np.array([window_of(j, self._size, self._seed)[1] for j in ordinals], dtype=np.int64)
         at = windows[:, None] * self._context + np.arange(self._context + 1)
         samples: Samples = self._tokens[at].astype(np.int32)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,15 @@ Samples = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Ordinals = range | Sequence[int]
 Pass = Callable[[], Iterator[Tokens]]
 """Starts a pass over the tokens of documents, always in the same order."""
+
+
+class Split(Protocol):
+    """One endless sequence of windows: after the last one the next epoch begins."""
+
+    def read(self, ordinals: Ordinals) -> Samples:
+        """Windows int32 [n, L + 1], in the order asked for."""
+        ...
+
 
 SLICE = 1024
 """Windows of a shard that follow each other. With more, shards are opened less often, and mixed less."""

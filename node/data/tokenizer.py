@@ -15,8 +15,8 @@ from node.data.sentencepiece_model import definition_of
 from node.data.skipping import LeftOut
 from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.data import DataSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

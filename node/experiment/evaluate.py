@@ -35,6 +35,7 @@ from node.generate import whole_model
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
+from protocol.spec.data import DataSource, DataSpec, listed
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import SwarmSpec
 
@@ -85,6 +86,7 @@ def evaluate(
     batches: int | None = None,
     tokenizer_path: str | None = None,
     progress: Callable[[Evaluation], None] = lambda _: None,
+    text_field: str = "",
 ) -> Evaluation:
     """Measure a model on text, in float32.
 
@@ -98,6 +100,7 @@ def evaluate(
             the run's links, between the same stages, and with the embedding of the checkpoint.
         batches: micro-batches of the run's size; None takes all windows.
         progress: called after every forward pass with the measurement so far.
+        text_field: key of the text in records; "": that of the run.
 
     Raises:
         HetnodeError: CHECKPOINT_MISSING (stages); BAD_OPTION for COMPRESSED if the run has no links,
@@ -105,7 +108,7 @@ def evaluate(
     """
     spec = checkpoint.spec
     tokenizer = check_tokenizer(spec, tokenizer_path)
-    origin = open_source(source, spec.data.text_field)
+    origin = open_source(source, text_field or spec.data.text_field)
     shards = origin.shards()
     if batches is None and is_streamed(shards):
         raise HetnodeError(
@@ -126,6 +129,24 @@ def evaluate(
         result = Evaluation(nats / tokens, tokens, result.bytes + int(nbytes[:, 1:].sum()))
         progress(result)
     return result
+
+
+def measured_source(data: DataSpec, chosen: str | None) -> tuple[DataSource, bool]:
+    """What to measure on, and whether all of it is for that.
+
+    `chosen` is the name of one of the run's sources, or another source. Raises HetnodeError BAD_OPTION
+    without it, where the run is measured on several.
+    """
+    measured = listed(data.validation, "validation") or data.sources
+    if chosen is None and len(measured) > 1:
+        names = ", ".join(each.name for each in measured)
+        cause, remedy = f"The run has several sources: {names}.", f"Choose: --data {measured[0].name}."
+        raise HetnodeError(ErrorCode.BAD_OPTION, cause, remedy)
+    named = {each.name: each for each in data.all_sources if each.name}
+    if chosen is not None and chosen not in named:
+        return DataSource.model_construct(source=chosen), False
+    found = measured[0] if chosen is None else named[chosen]
+    return found, found not in data.sources
 
 
 def _batches(
@@ -161,7 +182,7 @@ def _as_validated(documents: Counted, context: int, name: str) -> Counted:
             file.append(part)
     ids, nbytes = (file.tokens() for file in files)
     splits = [LoadedSplit(each, context, 0, name) for each in (ids, nbytes)]
-    for ordinal in range((len(ids) - 1) // context):
+    for ordinal in range(max(1, (len(ids) - 1) // context)):
         yield splits[0].read([ordinal])[0], splits[1].read([ordinal])[0]
 
 

@@ -214,6 +214,12 @@ def build_matrix(file: Path, read: MatrixFile, tokenizers: Mapping[str, Tokenize
 def data_of(read: MatrixFile) -> tuple[str, str]:
     """The data source of the matrix and the key of its text. Raises as :func:`resolve`."""
     data = resolve(read.preset, overrides=_dotted(read.spec)).data
+    if not isinstance(data.source, str):
+        raise HetnodeError(
+            ErrorCode.BAD_MATRIX,
+            "A tokenizer of a matrix is trained on one source, and data.source is a mixture.",
+            "Train the tokenizer elsewhere, and name its file in data.tokenizer.",
+        )
     return data.source, data.text_field
 
 
@@ -230,6 +236,8 @@ def tokenizers_of(read: MatrixFile, results: Iterable[Result]) -> dict[str, Toke
 
     A tokenizer with another vocabulary or from other data is not one of the matrix.
     """
+    if not read.tokenizers:
+        return {}
     source, text_field = data_of(read)
     source = portable_source(source)
     found = {}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from node.data.places import with_places
 from node.experiment.variation import UNVARIED, Variation
 from protocol.spec.run import RunSpec
 
@@ -50,10 +51,9 @@ class Trial:
         :func:`portable_source`.
         """
         tree = self.spec.tree
-        data = tree["data"]
+        data = tree["data"] = with_places(tree["data"], lambda source, _: portable_source(source))
         if data["tokenizer"] != "byte":
             data["tokenizer"] = Path(data["tokenizer"]).name.removesuffix(".json")
-        data["source"] = portable_source(data["source"])
         return tree
 
     @cached_property

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.model.shapes import parameter_count
 from node.data.hub import PRESETS
 from node.hugging_face.architecture import model_type_of
 from protocol.run_files.link_text import dtype_text, width_text
+from protocol.spec.data import DataSource, DataSpec, listed
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec, ModelSpec
+from protocol.spec.sections import ModelSpec
 
 LOCAL = "local"
 """Stands in the place of a folder's name in a source of data."""
@@ -108,7 +109,7 @@ def _table_of_facts(facts: CardFacts) -> str:
             f"{model.layers} layers, width {model.width}, {model.heads} heads, feed-forward "
             f"{model.feed_forward}, context {model.context}, vocabulary {model.vocabulary}"
         ),
-        "data": "a folder that is not public" if _is_local(facts.data) else f"`{facts.data.source}`",
+        "data": ", before that ".join(map(_mixture, _phases(facts.data))),
         "tokenizer": _tokenizer(facts.data),
         "tokens seen": _tokens(facts),
         "swarm": (
@@ -127,15 +128,35 @@ def _front_matter(facts: CardFacts) -> str:
     lines += [f"base_model: {facts.base}"] if facts.base else []
     kind = _architecture(facts.spec.model).partition(" ")[0].lower()
     lines += ["tags:", "- hetnode", f"- {kind}", "- decentralized-training"]
-    kind, _, name = facts.data.source.partition(":")
-    if kind == "hf" and not _is_local(facts.data):
-        owned = "/".join(name.split("/")[:2])
-        lines += ["datasets:", f"- {PRESETS[name][0] if name in PRESETS else owned}"]
+    places = [each.source for phase in _phases(facts.data) for each in phase if not _is_local(each)]
+    names = [place.removeprefix("hf:") for place in places if place.startswith("hf:")]
+    owned = [PRESETS[name][0] if name in PRESETS else "/".join(name.split("/")[:2]) for name in names]
+    if owned:
+        lines += ["datasets:", *(f"- {each}" for each in dict.fromkeys(owned))]
     return "\n".join(lines)
 
 
-def _is_local(data: DataSpec) -> bool:
-    return data.source.endswith(f":{LOCAL}")
+def _phases(data: DataSpec) -> list[tuple[DataSource, ...]]:
+    """What was trained, the last first."""
+    return [data.sources, *(listed(each.source) for each in reversed(data.past or ()))]
+
+
+def _mixture(sources: Sequence[DataSource]) -> str:
+    whole = sum(each.weight for each in sources)
+    return " + ".join(
+        f"{100 * each.weight / whole:.3g} % " * bool(each.name)
+        + ("a folder that is not public" if _is_local(each) else f"`{each.source}`")
+        for each in sources
+    )
+
+
+def _measured_on(data: DataSpec) -> str:
+    return f"of {_mixture(listed(data.validation))}" if data.validation else "held out of the same data"
+
+
+def _is_local(source: DataSource) -> bool:
+    _, _, place = source.source.partition(":")
+    return place == LOCAL or (place.startswith("./") and place.endswith(f"/{LOCAL}"))
 
 
 def _architecture(model: ModelSpec) -> str:
@@ -178,7 +199,7 @@ def _losses(facts: CardFacts) -> str:
     windows = spec.data.validation_batches * spec.inner.microbatch_size
     how = (
         f"Mean cross-entropy in nats per token over {windows} windows of {spec.model.context} tokens,\n"
-        "held out of the same data. Each replica is measured in its own forward mode: a full replica\n"
+        f"{_measured_on(facts.data)}. Each replica is measured in its own forward mode: a full replica\n"
         "without compression, a pipeline replica through its compressed links. transformers computes\n"
         "the loss of this folder without compression."
     )

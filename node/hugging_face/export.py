@@ -28,6 +28,7 @@ from node.checkpoint.files import Shapes, publish, write_bytes
 from node.checkpoint.global_model import MANIFEST_FILE, Verified, require_complete
 from node.core.model.shapes import parameter_shapes
 from node.data.declared import BASE_MODEL, declared_beside
+from node.data.places import with_places
 from node.data.sources import names_files
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, check_tokenizer
 from node.folder import disk_errors_reported
@@ -36,8 +37,8 @@ from node.hugging_face.card import LOCAL, CardFacts, Measured, card
 from node.hugging_face.tokenizer import ADDED_FILE, SPECIAL, tokenizer_files
 from node.hugging_face.weights import INDEX, SINGLE, Dtype, write_weights
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.data import DataSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
 
 RUN_RECORD = "hetnode_run.json"
 _WRITTEN = re.compile(
@@ -109,15 +110,21 @@ def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
     The name of a folder is not told at all: nobody else can find the data by it.
     """
     tree = spec.tree
-    data = tree["data"]
-    kind, _, rest = data["source"].partition(":")
-    if names_files(data["source"]) or "\\" in rest:
-        # Windows paths, because they allow both separators: the run file may come from another system.
-        path = PureWindowsPath(rest)
-        is_file = kind != "hf" and path.suffix and not Path(os.path.expanduser(rest)).is_dir()
-        data["source"] = f"{kind}:{path.name if is_file else LOCAL}"
+    data = tree["data"] = with_places(tree["data"], _without_folder)
     data["tokenizer"] = PureWindowsPath(data["tokenizer"]).name
     return tree
+
+
+def _without_folder(source: str, name: str) -> str:
+    kind, _, rest = source.partition(":")
+    if not names_files(source) and "\\" not in rest:
+        return source
+    # Windows paths, because they allow both separators: the run file may come from another system.
+    path = PureWindowsPath(rest)
+    is_file = kind != "hf" and path.suffix and not Path(os.path.expanduser(rest)).is_dir()
+    # Files of one name in two folders stay two sources.
+    folder = f"./{name}/" if name else ""
+    return f"{kind}:{folder}{path.name if is_file else LOCAL}"
 
 
 def _published_shapes(spec: RunSpec) -> Shapes:

@@ -68,7 +68,7 @@ class LocalData:
     """How this machine computes, and where it finds what the spec names; None: as the spec says."""
 
     compute: ComputeOptions = ComputeOptions()
-    source: str | None = None  # of the training data
+    own_data: tuple[str, ...] = ()  # as --data says it (node/data/own.py)
     tokenizer: str | None = None  # its file
     initial: Path | None = None  # checkpoint, if the run starts from given parameters
     search_paths: tuple[Path, ...] = ()  # folders in which, or above which, tokenizer.json is searched

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from node.data.own import location_of
 from node.extras import can_read_all_data, require_for_data
 from node.folder import agreed_spec, remember_agreed
 from node.net.addresses import ClaimedPorts
@@ -159,13 +160,13 @@ class Agreement:
     wait: CoordinatorWait
 
     async def before_join(
-        self, credentials: RunCredentials, source: str | None, tokenizer: str | None
+        self, credentials: RunCredentials, own_data: Sequence[str], tokenizer: str | None
     ) -> None:
         """Check libraries (:func:`require_libraries`), then tell of a run that is new here.
 
         Raises as the answer to the question does.
         """
-        await require_libraries(credentials, source, tokenizer, self.wait)
+        await require_libraries(credentials, own_data, tokenizer, self.wait)
         if self.ask is None or agreed_spec(self.folder, credentials.run):
             return
         if (status := await _shown_status(credentials, self.wait)) is not None:
@@ -193,7 +194,7 @@ async def _shown_status(credentials: RunCredentials, wait: CoordinatorWait) -> R
 
 
 async def require_libraries(
-    credentials: RunCredentials, source: str | None, tokenizer: str | None, wait: CoordinatorWait
+    credentials: RunCredentials, own_data: Sequence[str], tokenizer: str | None, wait: CoordinatorWait
 ) -> None:
     """Raise MISSING_EXTRA if this machine lacks a library that reads the data of the run.
 
@@ -203,7 +204,9 @@ async def require_libraries(
     if can_read_all_data():
         return
     if (status := await _shown_status(credentials, wait)) is not None:
-        require_for_data(status.spec.data, source, tokenizer)
+        data = status.spec.data
+        sources = [location_of(each, data, own_data, is_own_run=False)[0] for each in data.all_sources]
+        require_for_data(data, sources, tokenizer)
 
 
 async def join_run(

@@ -6,11 +6,12 @@ node trains is that of the run's last rounds; before there are any, that of a ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinator.ops.forecast.exchange_traffic import traffic_of
 from coordinator.placement.cost_model import memory_needed, message_bytes, stage_parameters
+from node.data.own import location_of
 from node.data.sources import names_files
 from node.net.joining import RunOffer
 from node.views.run_history import size
@@ -18,6 +19,7 @@ from node.views.text import count, plain
 from protocol.math.flops import microbatch_flops
 from protocol.math.retention import LEVELS
 from protocol.roles import POLICIES
+from protocol.spec.data import DataSource
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import MemberLine, PeerId, Role, StageRange
@@ -33,8 +35,8 @@ _PRIVATE, _SCALAR = 16, 4
 """Bytes of a parameter: moments, error feedback and progress; its anchor."""
 
 
-def offer_lines(offer: RunOffer, folder: Path, own_data: str | None) -> Iterator[str]:
-    """The sentences; `own_data` is the source that this machine's owner has named, or None."""
+def offer_lines(offer: RunOffer, folder: Path, own_data: Sequence[str]) -> Iterator[str]:
+    """The sentences; `own_data` is what this machine's owner has named (node/data/own.py)."""
     spec, able = offer.spec, offer.capacity
     parts = {role: list(_parts(spec, role)) for role in _roles(offer)}
     needed = {
@@ -48,7 +50,8 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: str | None) -> Iterator
     yield f"- operator: at {plain(offer.address, 261)}, whose authority has the fingerprint {offer.pin.hex()}"
     parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
     yield f"- model: {count(parameters)} parameters in {spec.swarm.stages} stages, for {spec.rounds} rounds"
-    yield f"- data: {_data(spec, own_data)}"
+    for source in spec.data.all_sources:
+        yield f"- data: {_data(source, *location_of(source, spec.data, own_data, is_own_run=False))}"
     free = f"of the {size(able.memory_bytes)} that it may use on {able.device}"
     lacks = able.memory_bytes * (1 - MEMORY_RESERVE) < min(map(min, needed.values()))
     yield f"- memory: {_each(memory)}, {free}{_TOO_LITTLE if lacks else ''}"
@@ -77,15 +80,16 @@ def _each(figures: Mapping[Role, float]) -> str:
     return ", or ".join(f"{size(figure)} for {names[role]}" for role, figure in figures.items())
 
 
-def _data(spec: RunSpec, own: str | None) -> str:
-    source = plain(spec.data.source, 200)
-    if own is not None:
-        return f"what you have named, {plain(own, 200)}; the members that train with it see its tokens"
-    if names_files(spec.data.source):
-        return f"{source}, a path of a machine. You have named none with --data, so nothing here is read"
-    if source == "builtin":
+def _data(source: DataSource, place: str, is_named: bool) -> str:
+    shown, name = plain(place, 200), plain(source.name, 40)
+    if is_named:
+        return f"what you have named, {shown}; the members that train with it see its tokens"
+    if names_files(place):
+        option = f"--data{f' {name}=' * bool(name)}"
+        return f"{shown}, a path of a machine. You have named none with {option}, so nothing here is read"
+    if place == "builtin":
         return "the Python files of this machine's interpreter"
-    return f"{source}, which is downloaded from the Hugging Face Hub"
+    return f"{shown}, which is downloaded from the Hugging Face Hub"
 
 
 def _replicas(spec: RunSpec) -> int:

@@ -111,5 +111,5 @@ def spec_view(spec: RunSpec) -> RenderableType:
     facts.add_row("codec", payload_layout(spec, 0).codec)
     for name, text in _option_rows(spec):
         facts.add_row(name, text)
-    facts.add_row("data", f"{spec.data.source}, tokenizer {spec.data.tokenizer}")
+    facts.add_row("data", f"{spec.data.text}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)

@@ -371,14 +371,16 @@ class Replica(_message.Message):
     def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class RunChange(_message.Message):
-    __slots__ = ("from_round", "settings", "reason")
+    __slots__ = ("from_round", "settings", "reason", "first_sample")
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     from_round: int
     settings: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    def __init__(self, from_round: _Optional[int] = ..., settings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    first_sample: int
+    def __init__(self, from_round: _Optional[int] = ..., settings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., first_sample: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason", "changes")

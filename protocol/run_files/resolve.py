@@ -58,13 +58,21 @@ def resolve(
 def to_toml(spec: RunSpec) -> str:
     """`spec` as a run file, from which :func:`resolve` makes an equal one."""
     tree = spec.model_dump(mode="json")
-    # JSON's scalars and arrays are valid TOML, and the sections of a spec hold nothing else.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {_toml(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, fields in tree.items():
         if isinstance(fields, dict):
             lines += ["", f"[{section}]"]
-            lines += [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
+            lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value within a section. JSON's scalars are valid TOML."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
+    return json.dumps(value)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Changes of a run while it trains: settings that have other values from some round on.
 
-What a change may concern is no part of the state that nodes keep: shapes, codecs, the data and the split into
-stages stay as they are. A schedule goes on as if the run had begun with the new values: with rounds doubled,
-a cosine that was half over is a quarter over.
+What a change may concern is no part of the state that nodes keep: shapes, codecs, the tokenizer and the split
+into stages stay as they are. A schedule goes on as if the run had begun with the new values: with rounds
+doubled, a cosine that was half over is a quarter over. Sources of data go on where each of them stood, so the
+specification then tells how many samples came from which data before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.data import DataSource
 from protocol.spec.run import RunSpec
 from protocol.types import RunChange
 
@@ -24,6 +26,7 @@ CHANGEABLE = frozenset(
         *(f"outer.{name}" for name in ("learning_rate", "momentum")),
         *(f"link.{name}" for name in ("least_k", "most_k")),
         *(f"timing.{name}" for name in ("straggler", "match_window", "fetch", "decide", "link")),
+        *("data.source", "data.validation"),
     }
 )
 """The settings that a change may name."""
@@ -44,6 +47,7 @@ def changed(spec: RunSpec, changes: Iterable[RunChange]) -> RunSpec:
     tree = spec.tree
     for change in changes:
         tree["began_as"] = spec.identity
+        data, trained = tree["data"], tree["data"]["source"]
         for text in change.settings:
             name, _, value = text.partition("=")
             section, field = name.rpartition(".")[::2]
@@ -59,6 +63,9 @@ def changed(spec: RunSpec, changes: Iterable[RunChange]) -> RunSpec:
                 raise HetnodeError(
                     ErrorCode.BAD_SPEC, f"'{text:.80}' has no value.", "Write it like inner.steps=20."
                 ) from None
+        samples = change.first_sample - sum(each["samples"] for each in data.get("past", ()))
+        if data["source"] != trained and samples > 0:
+            data["past"] = [*data.get("past", ()), {"source": trained, "samples": samples}]
     return RunSpec.from_tree(tree) if "began_as" in tree else spec
 
 
@@ -69,5 +76,10 @@ def restored(spec: RunSpec, former: RunSpec) -> tuple[str, ...]:
 
 
 def _flat(spec: RunSpec) -> dict[str, Any]:
-    """The values of what may change, by name."""
-    return {name: attrgetter(name)(spec) for name in CHANGEABLE}
+    """The values of what may change, by name, as JSON has them."""
+    values = {name: attrgetter(name)(spec) for name in CHANGEABLE}
+    return values | {f"data.{name}": _plain(getattr(spec.data, name)) for name in ("source", "validation")}
+
+
+def _plain(given: str | tuple[DataSource, ...]) -> Any:
+    return given if isinstance(given, str) else [each.model_dump() for each in given]

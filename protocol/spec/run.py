@@ -14,11 +14,11 @@ import pydantic_core
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.data import DataSpec
 from protocol.spec.fixed import with_fixed, without_fixed
 from protocol.spec.link import UNCOMPRESSED, LinkSpec
 from protocol.spec.outer import OuterSpec
 from protocol.spec.sections import (
-    DataSpec,
     GroupingSpec,
     InnerSpec,
     ModelSpec,

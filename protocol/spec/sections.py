@@ -164,32 +164,6 @@ def _default_heads(tree: Mapping[str, Any]) -> dict[str, int]:
     return {"key_value_heads": heads, "head_width": 1 if width % heads else width // heads}
 
 
-class DataSpec(Section):
-    """Where samples come from: ``builtin``, ``hf:NAME[/CONFIG]``, ``text:PATH``, or jsonl or parquet."""
-
-    optional = frozenset({"end_token"})
-
-    source: str = "builtin"
-    text_field: str = Field("text", min_length=1, description="key of the text in records")
-    tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
-    tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
-    end_token: str = Field("", description="follows each document; '': one with a usual name, else a newline")
-    validation_batches: int = Field(4, ge=1, le=10_000, description="micro-batches of one validation pass")
-
-    @model_validator(mode="after")
-    def _source_is_known(self) -> DataSpec:
-        kind, _, rest = self.source.partition(":")
-        for name in (self.source, self.tokenizer, self.end_token):
-            if any("\ud800" <= letter <= "\udfff" for letter in name):
-                raise ValueError(f"{name!a} is not UTF-8: rename that file")
-        if self.source != "builtin" and not (kind in ("text", "jsonl", "parquet", "hf") and rest):
-            known = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
-            raise ValueError(f"unknown data source '{self.source}': use {known}")
-        if self.end_token and self.tokenizer == "byte":
-            raise ValueError("the byte tokenizer has no end_token")
-        return self
-
-
 class InnerSpec(Section):
     """The inner phase: H optimizer steps between two rounds. Moments are kept, and never averaged."""
 

@@ -155,6 +155,9 @@ def test_samples() -> None:
     streamed = file["streamed"]
     for number, order in enumerate(streamed["turns"]):
         assert [[*turn] for turn in page.turns_of(streamed["nbytes"], streamed["seed"], number)] == order
+    mixture = file["mixture"]
+    for n, sample in enumerate(mixture["samples"], mixture["first"]):
+        assert [*page.sample_of(n, mixture["source"], mixture["past"], mixture["seed"])] == sample
 
 
 def test_the_ordinals_of_a_plan() -> None:

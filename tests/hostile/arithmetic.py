@@ -171,6 +171,31 @@ def turns_of(nbytes: Sequence[int], seed: int, number: int) -> list[tuple[int, i
     return [(s, r) for _, s, r in sorted(found)]
 
 
+def place_in(i: int, weights: Sequence[int], seed: int) -> tuple[int, int]:
+    """The source at position i of a mixture, and which of its samples."""
+    number, at = divmod(i, sum(weights))
+    found = []
+    for s, w in enumerate(weights):
+        found += [((2**64 * r + _blake(f"{s}", f"{seed}/{number}")) // w, s, r) for r in range(w)]
+    _, s, r = sorted(found)[at]
+    return s, weights[s] * number + r
+
+
+def sample_of(n: int, source: Any, past: Sequence[Fields], seed: int) -> tuple[str, int]:
+    """The source of sample n of a run, and which of its samples."""
+    i, before = n - sum(each["samples"] for each in past), []
+    for phase in past:
+        found, each = phase["source"], phase["samples"]
+        found = [{"source": found}] if isinstance(found, str) else found
+        before += [found[place_in(j, _weights(found), seed)[0]]["source"] for j in range(each)]
+    s, ordinal = place_in(i, _weights(source), seed)
+    return source[s]["source"], before.count(source[s]["source"]) + ordinal
+
+
+def _weights(sources: Sequence[Fields]) -> list[int]:
+    return [each.get("weight", 1) for each in sources]
+
+
 def is_held_out(ordinal: int, one_in: int, shard: str = "") -> bool:
     q, r = divmod(ordinal, one_in)
     return r == (1 if q == 0 and not shard else _blake(f"{shard}{q}") % one_in)

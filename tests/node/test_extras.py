@@ -24,7 +24,8 @@ from node.net.waiting import CoordinatorWait
 from node.security.identity import open_identity
 from node.views import run_history
 from protocol.errors import ErrorCode, ExitCode, HetnodeError
-from protocol.spec.sections import DataSpec, ModelSpec
+from protocol.spec.data import DataSpec
+from protocol.spec.sections import ModelSpec
 from tests.builders import spec_of
 from tests.support.coordinator_process import Running, running
 from tests.support.paths import ROOT
@@ -103,18 +104,19 @@ def test_every_module_of_the_package_imports_without_the_libraries_of_extras() -
 
 @pytest.mark.usefixtures("_bare")
 def test_what_this_machine_has_in_place_of_the_named_data_decides() -> None:
-    require_for_data(DataSpec(source="hf:owner/name"), source="text:here")
+    require_for_data(DataSpec(source="hf:owner/name"), ["text:here"])
     require_for_data(DataSpec(source="text:there"))
-    for data, source, tokenizer in (
+    for data, sources, tokenizer in (
         (DataSpec(source="hf:owner/name"), None, None),
-        (DataSpec(), "hf:owner/name", None),
-        (DataSpec(), "parquet:here", None),
-        (DataSpec(), "jsonl:here.jsonl.zst", None),
+        (DataSpec(validation="hf:owner/name"), None, None),
+        (DataSpec(), ["text:here", "hf:owner/name"], None),
+        (DataSpec(), ["parquet:here"], None),
+        (DataSpec(), ["jsonl:here.jsonl.zst"], None),
         (DataSpec(tokenizer="there.json"), None, None),
         (DataSpec(tokenizer="there.json"), None, "here.json"),
     ):
         with pytest.raises(HetnodeError, match="missing-extra"):
-            require_for_data(data, source, tokenizer)
+            require_for_data(data, sources, tokenizer)
 
 
 async def _members(run: Running) -> int:
@@ -130,7 +132,7 @@ async def test_a_machine_without_the_library_for_the_data_joins_no_run(
     async with running(spec, tmp_path / "run") as run:
         credentials = await enroll(await run.invite(), open_identity(tmp_path / "peer.key"), 10)
         with pytest.raises(HetnodeError) as missing:
-            await require_libraries(credentials, None, None, CoordinatorWait(10))
+            await require_libraries(credentials, (), None, CoordinatorWait(10))
         assert missing.value.code is ErrorCode.MISSING_EXTRA
         assert await _members(run) == 0
     (found,) = check_libraries(spec)
@@ -142,7 +144,7 @@ async def test_a_machine_without_the_library_for_the_data_joins_no_run(
 async def test_a_machine_without_libraries_may_join_a_run_that_needs_none(tmp_path: Path) -> None:
     async with running(spec_of(), tmp_path / "run") as run:
         credentials = await enroll(await run.invite(), open_identity(tmp_path / "peer.key"), 10)
-        await require_libraries(credentials, None, None, CoordinatorWait(10))
+        await require_libraries(credentials, (), None, CoordinatorWait(10))
     assert not check_libraries(spec_of())
 
 

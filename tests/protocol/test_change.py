@@ -6,6 +6,7 @@ import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.change import CHANGEABLE, changed, restored, settings_text
+from protocol.spec.data import PastData
 from protocol.spec.run import RunSpec
 from protocol.types import RunChange
 
@@ -39,14 +40,49 @@ def test_the_former_values_come_back_but_for_the_rounds() -> None:
 
 
 def test_each_setting_that_can_change_is_one_of_a_specification() -> None:
-    tree = SPEC.model_dump() | {"inner": SPEC.inner.__dict__}
+    tree = SPEC.model_dump() | {"inner": SPEC.inner.__dict__, "data": SPEC.data.__dict__}
     for name in CHANGEABLE:
         section, _, field = name.rpartition(".")
         assert field in (tree[section] if section else tree), name
 
 
+def test_a_specification_tells_how_much_came_from_which_data_before() -> None:
+    mixture = [{"name": "web", "source": "text:web"}, {"name": "code", "source": "text:code", "weight": 3}]
+    told = settings_text({"data.source": mixture, "data.validation": "text:kept"})
+    first = changed(SPEC, [RunChange(3, told, "", first_sample=80)])
+    assert first.data.past == (PastData(source="builtin", samples=80),)
+    assert first.data.text == "25 % web (text:web), 75 % code (text:code)"
+    second = changed(SPEC, [RunChange(3, told, "", 80), RunChange(4, ("inner.steps=7",), "", 120)])
+    assert second.data == first.data
+    third = changed(first, [RunChange(5, ('data.source="builtin"',), "", first_sample=100)])
+    was = PastData(source="builtin", samples=80), PastData(source=first.data.source, samples=20)
+    assert third.data.past == was
+    back = restored(first, SPEC)
+    assert back == ('data.source="builtin"', 'data.validation=""')
+    assert changed(first, [RunChange(5, back, "", 100)]).data.source == "builtin"
+    assert restored(third, first)[0] == told[0]
+    for each in (first, third):
+        assert RunSpec.from_json(each.canonical_json) == each
+
+
+def test_a_change_before_the_first_sample_is_as_if_the_run_had_begun_so() -> None:
+    assert changed(SPEC, [RunChange(1, ('data.source="text:x"',), "")]).data.past is None
+
+
 @pytest.mark.parametrize(
-    "setting", ["", "=1", "rounds", "rounds=", "rounds=1e9", "model.width=64", "began_as=1", "rounds=[1]"]
+    "setting",
+    [
+        "",
+        "=1",
+        "rounds",
+        "rounds=",
+        "rounds=1e9",
+        "model.width=64",
+        "began_as=1",
+        "rounds=[1]",
+        "data.source=[]",
+        "data.source=5",
+    ],
 )
 def test_what_is_no_change_is_refused(setting: str) -> None:
     with pytest.raises(HetnodeError) as raised:

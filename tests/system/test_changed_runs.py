@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from coordinator.run.state.commands import ChangeRun
 from coordinator.run.state.events import RoundDecided
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.spec.change import settings_text
 from protocol.types import Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.virtual.scenario import (
+    CORPUS,
     FULL,
     MIXED,
     Play,
@@ -83,6 +86,72 @@ def test_the_anchors_depend_on_the_round_of_a_change_and_not_on_when_it_was_told
     for swarm in (early, late):
         assert not swarm.diverged()
         assert all(contributions(swarm, name) == [1, 2, 3, 4, 5, 6] for name in MIXED)
+
+
+@pytest.fixture
+def annealing(tmp_path: Path) -> tuple[str, ...]:
+    """Another mixture, of which one source is that of the run, and a text to measure on."""
+    for name in ("maths", "kept"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {n} + {n} = {2 * n}\n" for n in range(3000)))
+    mixture = [
+        {"name": "web", "source": CORPUS, "weight": 1},
+        {"name": "maths", "source": f"text:{tmp_path / 'maths.txt'}", "weight": 2},
+    ]
+    return settings_text({"data.source": mixture, "data.validation": f"text:{tmp_path / 'kept.txt'}"})
+
+
+def test_a_run_goes_on_with_other_data(played: Played, annealing: tuple[str, ...]) -> None:
+    """All nodes at the same round, whenever it was told; each source goes on where it stood."""
+    early, late, never = played(1, *annealing), played(3, *annealing), played(1)
+    assert digests(early, 6) == digests(late, 6) != digests(never, 6)
+    assert digests(early, 3) == digests(never, 3)
+    for swarm in (early, late):
+        assert not swarm.diverged()
+        data = swarm.state.spec.data
+        assert swarm.trainer("p").spec.data == data
+        [past] = data.past or ()
+        plan = next(each for each in swarm.state.plans if each.from_round == 4)
+        assert (past.source, past.samples) == (CORPUS, plan.first_sample)
+        assert plan.changes[0].first_sample == plan.first_sample > 0
+
+
+def test_what_is_told_before_the_run_begins_holds_from_its_round_on(
+    play: Play, annealing: tuple[str, ...]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        assert await change(swarm, *annealing, from_round=3) == 3
+        swarm.start("a", "b")
+        await swarm.until_over("a", "b")
+        swarm.assert_all_agree("a", "b")
+        assert next(plan.from_round for plan in swarm.state.plans if plan.changes) == 3
+        assert swarm.state.spec.data.past
+
+    play(scenario, FULL, swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=5))
+
+
+def test_a_node_that_was_away_reads_the_same_samples_and_a_rollback_brings_the_data_back(
+    play: Play, annealing: tuple[str, ...]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "b")
+        await swarm.until_round(3)
+        swarm.kill("b")
+        await change(swarm, *annealing, from_round=5)
+        await swarm.until_round(6)
+        swarm.start("b")
+        await swarm.until_round(9)
+        await roll_back(swarm, 4)
+        await resume(swarm)
+        await swarm.until_over("a", "b")
+        swarm.assert_all_agree("a", "b")
+        assert not swarm.diverged()
+        data = swarm.state.spec.data
+        assert (data.source, data.validation) == (CORPUS, "")
+        assert [isinstance(each.source, str) for each in data.past or ()] == [True, False]
+        assert swarm.trainer("b").spec.data == data
+
+    spec = swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=14, **{"recovery.checkpoint_every": 1})
+    play(scenario, FULL, spec)
 
 
 def test_nothing_that_was_learned_is_lost_with_a_change(played: Played) -> None:

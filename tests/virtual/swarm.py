@@ -321,7 +321,7 @@ class VirtualSwarm:
             advertise=None if node.dial_only else node.name,
             dial_only=node.dial_only,
             memory_limit=node.memory_limit,
-            source=self.spec.data.source,
+            own_data=("any",),
         )
         try:
             node.guest = Guest(node.folder, node.rules)

@@ -17,8 +17,8 @@ from coordinator.membership.presence import FINISHED
 from coordinator.run.state.events import Event
 from protocol.run_files.presets import PRESETS
 from protocol.spec.change import CHANGEABLE
+from protocol.spec.data import DataSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
 from protocol.types import Part
 
 PRESET = "incident"
@@ -49,12 +49,14 @@ PHRASES = (
     "refused",
 )
 """Parts of sentences that stay behind the label, because they help readers and come from this program."""
-DATA_TEXTS = ("source", "text_field", "tokenizer", "tokenizer_sha256", "end_token")
+DATA_TEXTS = ("source", "validation", "past", "text_field", "tokenizer", "tokenizer_sha256", "end_token")
 """Settings of the data that get their defaults: they may be paths, or say which model it is."""
 
 _PEER = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 _DEVICE = re.compile(r"(cpu|mps|(cuda|xpu|hip)(:[0-9]{1,3})?)")
 _SETTING = re.compile(r"[a-z_.]{1,40}=[-+.0-9e]{1,40}")
+_TOLD = {"data.source": 'data.source="builtin"', "data.validation": 'data.validation=""'}
+"""What a change of such a setting becomes: a run can still have it."""
 _KEPT = frozenset(("", FINISHED, *Part))
 
 
@@ -95,7 +97,7 @@ def texts_in(value: Any) -> Iterator[str]:
 def _redacted(value: Any, names: dict[str, str]) -> Any:
     """`value` with the names of its texts; a text without a name gets the next one."""
     if isinstance(value, str) and not isinstance(value, Enum):
-        return value if _is_kept(value) else _name(value, names)
+        return value if _is_kept(value) else _TOLD.get(value.partition("=")[0]) or _name(value, names)
     if isinstance(value, bytes):
         return b""  # a signature, which fits no other content
     if is_dataclass(value) and not isinstance(value, type):

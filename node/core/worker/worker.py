@@ -82,7 +82,7 @@ class Worker:
         stream = None
         if 0 in stages:
             found = find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
-            stream = open_stream(spec, local.source, local.tokenizer or found, is_own_run=False)
+            stream = open_stream(spec, local.own_data, local.tokenizer or found, is_own_run=False)
         factories = TrainerFactories(initial=initial_from(local.initial))
         self.trainer = Trainer(spec, stages, compute, stream, factories, group, is_sharded)
         parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}

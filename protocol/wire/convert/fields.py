@@ -27,6 +27,8 @@ MAX_NAME = 128
 """Characters of the longest identifier: run, codec, device, digest, tensor name."""
 MAX_SENTENCE = 1000
 """Characters of the longest sentence for people."""
+MAX_SETTING = 4000
+"""Characters of the longest setting of a change: a mixture of many sources."""
 MAX_STAGES = 512
 MAX_REPLICAS = 10_000
 MAX_BANNED = 10_000
@@ -148,6 +150,7 @@ ROLE: Field[Role] = Field(Role)
 PART: Field[Part] = Field(Part)
 SENTENCE = Field(lambda value: printable(value, MAX_SENTENCE, empty=True), shortened)
 """A sentence for people, or ""."""
+SETTING = Field(lambda value: printable(value, MAX_SETTING))
 
 PUBLIC_NAME = Field(public_name)
 """The public name that a peer chooses, or ""."""
@@ -187,6 +190,7 @@ def several(field: Field[T], limit: int, least: int = 0, key: str = "") -> Field
 
 
 name_from_pb, sentence_from_pb, peer_from_pb = NAME.from_pb, SENTENCE.from_pb, PEER.from_pb
+setting_from_pb = SETTING.from_pb
 endpoint_from_pb, role_from_pb, part_from_pb = ENDPOINT.from_pb, ROLE.from_pb, PART.from_pb
 public_name_from_pb = PUBLIC_NAME.from_pb
 

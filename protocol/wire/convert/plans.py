@@ -33,6 +33,7 @@ from protocol.wire.convert.fields import (
     MAX_REPLICAS,
     MAX_STAGES,
     SENTENCE,
+    SETTING,
     SOURCE,
     Field,
     Record,
@@ -159,7 +160,12 @@ def _check_plan(plan: Plan) -> None:
 _RUN_CHANGE = Record(
     RunChange,
     pb.RunChange,
-    {"from_round": _FROM_1, "settings": several(SENTENCE, len(CHANGEABLE), least=1), "reason": SENTENCE},
+    {
+        "from_round": _FROM_1,
+        "settings": several(SETTING, len(CHANGEABLE), least=1),
+        "reason": SENTENCE,
+        "first_sample": INT64,
+    },
 )
 
 PLAN = Record(

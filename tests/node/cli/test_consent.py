@@ -36,7 +36,7 @@ def offer(role: Role | None = None, **settings: object) -> RunOffer:
     return RunOffer("tiny-1-2", spec, role, ABLE, "example.org:7700", bytes(range(32)), 60.0)
 
 
-def told(of: RunOffer, own: str | None = None) -> str:
+def told(of: RunOffer, *own: str) -> str:
     return "\n".join(offer_lines(of, Path("/here"), own))
 
 
@@ -76,6 +76,16 @@ def test_where_the_data_comes_from() -> None:
     assert "nothing here is read" in told(offer(data__source="text:/home/ada/.ssh/id_ed25519"))
     assert "what you have named, text:/mine" in told(offer(data__source="text:/x"), "text:/mine")
     assert "\x1b" not in told(offer(data__source="text:\x1b]0;x\x07"))
+
+
+def test_where_each_source_of_a_mixture_comes_from() -> None:
+    mixture = [{"name": "web", "source": "hf:owner/name"}, {"name": "code", "source": "text:/code"}]
+    of = offer(data__source=mixture, data__validation="text:/other")
+    lines = [line for line in told(of, "web=text:/mine").splitlines() if line.startswith("- data: ")]
+    assert len(lines) == 3
+    assert "what you have named, text:/mine" in lines[0]
+    assert "none with --data code=, so nothing here is read" in lines[1]
+    assert "none with --data validation=" in lines[2]
 
 
 @pytest.fixture

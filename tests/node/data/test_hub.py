@@ -99,7 +99,7 @@ def test_a_local_copy_gives_the_same_samples_as_the_short_name(
     monkeypatch.setattr(hub, "PRESETS", {name: (str(tmp_path), PRESETS[name][1])})
     spec = resolve("nano", overrides={"data.source": f"hf:{name}"})
     there = open_stream(spec).read(range(1000, 1100))
-    here = open_stream(spec, source=f"hf:{tmp_path / below}").read(range(1000, 1100))
+    here = open_stream(spec, own=[f"hf:{tmp_path / below}"]).read(range(1000, 1100))
     assert (there == here).all()
 
 

@@ -15,8 +15,9 @@ from node.data.tokenizer import FileTokenizer, check_tokenizer, find_tokenizer, 
 from node.hugging_face.tokenizer import tokenizer_files
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from protocol.spec.data import DataSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec, ModelSpec
+from protocol.spec.sections import ModelSpec
 from tests.support.sentencepiece_models import TEXT, trained
 
 _PARTS = (

@@ -17,8 +17,8 @@ from node.data.stream import open_stream
 from node.data.tokenizer import find_tokenizer, load_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from protocol.spec.data import DataSpec
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import DataSpec
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_data_set_that_lists_files_of_this_machine_is_refused(tmp_path: Path) 
 
 def test_what_the_owner_names_is_opened(tmp_path: Path, pipe: Path) -> None:
     own = f"text:{corpus(tmp_path / 'home')}"
-    opened = open_stream(spec_of(source=f"text:{pipe}"), source=own, is_own_run=False)
+    opened = open_stream(spec_of(source=f"text:{pipe}"), own=[own], is_own_run=False)
     assert opened.read(range(2)).shape[0] == 2
 
 

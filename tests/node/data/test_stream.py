@@ -217,7 +217,7 @@ def test_another_seed_shuffles_training_but_not_validation(tmp_path: Path) -> No
 
 
 def test_a_node_may_keep_the_data_elsewhere(tmp_path: Path) -> None:
-    here = open_stream(_spec("text:/not/on/this/node.txt"), source=_text_file(tmp_path))
+    here = open_stream(_spec("text:/not/on/this/node.txt"), own=[_text_file(tmp_path)])
     there = open_stream(_spec(_text_file(tmp_path)))
     np.testing.assert_array_equal(here.read(range(10)), there.read(range(10)))
 

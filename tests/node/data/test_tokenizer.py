@@ -18,7 +18,7 @@ from node.data.stream import open_stream
 from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
-from protocol.spec.sections import DataSpec
+from protocol.spec.data import DataSpec
 
 TEXTS = ["", "plain words and more words\n", "naïve café – 漢字 🙂", "tabs\tand\r\nbreaks\n\n"]
 

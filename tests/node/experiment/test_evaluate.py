@@ -23,11 +23,12 @@ from node.data.hub import Shard
 from node.data.stream import open_stream
 from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from node.experiment import evaluate as evaluation
-from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluate
+from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluate, measured_source
 from node.experiment.in_process_replica import LocalReplica, plan_of
 from node.generate import validation_loss, whole_model
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
+from protocol.spec.data import DataSource, DataSpec
 from protocol.spec.run import RunSpec
 from tests.support.models import random_model
 
@@ -223,3 +224,19 @@ def test_the_links_of_a_run_with_tables_are_not_evaluated_without_them(corpus: P
         evaluate(model, f"text:{corpus}", mode=ForwardMode.COMPRESSED, batches=1)
     assert refused.value.code is ErrorCode.BAD_OPTION
     assert evaluate(model, f"text:{corpus}", mode=ForwardMode.UNCOMPRESSED, batches=1).loss > 0
+
+
+def test_what_a_run_with_several_sources_is_measured_on() -> None:
+    mixture = [DataSource(name="a", source="text:a"), DataSource(name="b", source="text:b")]
+    mixed = DataSpec(source=tuple(mixture))
+    with pytest.raises(HetnodeError, match="several sources: a, b") as caught:
+        measured_source(mixed, None)
+    assert caught.value.code is ErrorCode.BAD_OPTION
+    assert measured_source(mixed, "b") == (mixture[1], False)
+    assert measured_source(mixed, "text:other")[0].source == "text:other"
+    kept = DataSpec(source=tuple(mixture), validation="text:kept")
+    found, is_whole = measured_source(kept, None)
+    assert (found.source, is_whole) == ("text:kept", True)
+    assert measured_source(kept, "validation")[1]
+    assert measured_source(kept, "a") == (mixture[0], False)
+    assert measured_source(DataSpec(), None) == (DataSpec().sources[0], False)

@@ -14,7 +14,7 @@ from node.hugging_face.export import NOTHING_MEASURED, export, spec_without_fold
 from node.hugging_face.weights import DTYPES
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
-from protocol.spec.sections import DataSpec
+from protocol.spec.data import DataSpec
 from tests.support.hugging_face import GB, imported
 from tests.support.models import PLAIN, random_model
 

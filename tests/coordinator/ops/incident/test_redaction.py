@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +22,9 @@ from coordinator.run.state import commands, events
 from coordinator.run.state.apply import replay
 from coordinator.run.state.state import State
 from coordinator.store.event_codec import decode, encode
+from protocol.spec.change import changed
 from protocol.spec.run import RunSpec
-from protocol.types import Part, Reachability, Role
+from protocol.types import Part, Reachability, Role, RunChange
 from tests.builders import former_log, keyed, spec_of
 from tests.support.coordinator_run import Run, attest, pass_time, play_round
 
@@ -44,12 +45,17 @@ def test_every_text_of_a_specification_is_known() -> None:
         for name, field in model.model_fields.items():
             if hasattr(field.annotation, "model_fields"):
                 found |= texts(field.annotation, f"{path}{name}.")
-            elif field.annotation is str:
+            elif has_text(field.annotation):
                 found.add(f"{path}{name}")
         return found
 
-    # one of a few names of this program
-    validated = {"outer.quantizer", "link.dtype", "link.gradient_dtype"}
+    def has_text(annotation: Any) -> bool:
+        is_open = get_origin(annotation) is not Literal
+        is_text = annotation is str or hasattr(annotation, "model_fields")
+        return is_text or (is_open and any(map(has_text, get_args(annotation))))
+
+    # one of a few names of this program, and hashes
+    validated = {"outer.quantizer", "link.dtype", "link.gradient_dtype", "initial", "began_as"}
     assert texts(RunSpec) - validated == {"preset", *(f"data.{name}" for name in DATA_TEXTS)}
 
 
@@ -160,6 +166,16 @@ def test_nothing_that_peers_or_the_operator_said_is_in_the_file_and_what_was_dec
     ]
     plans = ([(p.epoch, [r.weight for r in p.replicas]) for p in state.plans] for state in (before, after))
     assert next(plans) == next(plans)
+
+
+def test_a_change_of_data_stays_one_that_a_run_can_have() -> None:
+    secret = '[{"name":"zq","source":"text:/home/zq"}]'
+    told = RunChange(3, (f"data.source={secret}", 'data.validation="text:/zq"', "inner.steps=7"), "zq", 96)
+    (found,) = redacted_log([events.RunChanged(1.0, told)])
+    assert isinstance(found, events.RunChanged)
+    assert not any("zq" in text for text in texts_in(found))
+    spec = changed(redacted_spec(spec_of()), [found.change])
+    assert (spec.data.source, spec.data.validation, spec.inner.steps) == ("builtin", "", 7)
 
 
 def test_equal_texts_stay_equal_and_a_hostile_one_is_a_label() -> None:

@@ -37,7 +37,7 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usa
 
 # Hypothesis' deadline per example is a wall-clock assertion, which a busy machine would fail. The gate has
 # the same examples in each run, and `make search` others, and more of them.
-settings.register_profile("hetnode", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("hetnode", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("search", deadline=None, print_blob=True, max_examples=100)
 settings.load_profile("hetnode")
 

@@ -29,8 +29,8 @@ def test_a_newcomer_refuses_corrupt_checkpoints_loads_another_and_replays_the_re
         swarm.start("late")
 
     late = {"late": Role.REPLICA}
-    swarm = play.to_the_end(damaged, FULL, rounds=14, later=late, **{"recovery.keep_rounds": 6})
-    assert contributions(swarm, "late")[-1] == 14
+    swarm = play.to_the_end(damaged, FULL, rounds=12, later=late, **{"recovery.keep_rounds": 6})
+    assert contributions(swarm, "late")[-1] == 12
     assert min(contributions(swarm, "late")) > 9
 
 
@@ -66,9 +66,9 @@ def test_a_node_waits_for_a_part_of_a_checkpoint_that_no_peer_serves_yet(
         swarm.start("b")
 
     monkeypatch.setattr(VirtualTransport, "fetch_checkpoint", fetch_checkpoint)
-    swarm = play.to_the_end(away, TWO, rounds=28, **{"recovery.keep_rounds": 6})
+    swarm = play.to_the_end(away, TWO, rounds=24, **{"recovery.keep_rounds": 6})
     assert len(refused) == 9
-    assert contributions(swarm, "b")[-1] == 28
+    assert contributions(swarm, "b")[-1] == 24
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_flipped_bit_in_an_anchor_is_found_within_a_round_and_a_failure_does_n
         swarm.damage_anchor("b", stage=0)
 
     monkeypatch.setattr(CoordinatorClient, "locate", locate)
-    swarm = play.to_the_end(damaged, rounds=9)
+    swarm = play.to_the_end(damaged, rounds=7)
     assert failed == [code]
     assert {event.peer for event in swarm.diverged()} == {swarm.peer("b")}
     assert {event.round_number for event in swarm.diverged()} <= {3, 4}
-    assert contributions(swarm, "b")[-1] == 9
+    assert contributions(swarm, "b")[-1] == 7

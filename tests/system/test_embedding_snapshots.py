@@ -80,7 +80,7 @@ def test_members_that_are_killed_come_back_with_the_active_snapshot(play: Play, 
         await swarm.until_round(8)
         swarm.start(*names)
 
-    swarm = play.to_the_end(killed, MIXED, 16, **{"link.embedding_every": 5})
+    swarm = play.to_the_end(killed, MIXED, 12, **{"link.embedding_every": 5})
     assert all(contributions(swarm, name)[-1] > 8 for name in MIXED)
 
 
@@ -138,9 +138,9 @@ def test_a_pipeline_that_gets_no_snapshot_follows_and_trains_again_with_the_next
         for name in "abp":
             del swarm.trainer(name).embedding_snapshot
 
-    swarm = play.to_the_end(without_majority, MIXED, 10, **EVERY_2)
+    swarm = play.to_the_end(without_majority, MIXED, 8, **EVERY_2)
     assert 4 not in contributions(swarm, "p")
-    assert contributions(swarm, "p")[-1] == 10
+    assert contributions(swarm, "p")[-1] == 8
 
 
 def test_a_host_that_lost_a_snapshot_makes_it_again_of_its_checkpoint(play: Play) -> None:

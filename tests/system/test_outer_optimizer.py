@@ -17,7 +17,7 @@ from tests.support.running_replica import spec_of
 from tests.virtual.scenario import MIXED, Play, contributions, return_after
 from tests.virtual.swarm import VirtualSwarm
 
-ROUNDS = 11
+ROUNDS = 9
 
 
 def final_tensors(swarm: VirtualSwarm, name: str) -> dict[str, Tensor]:
@@ -28,13 +28,13 @@ def final_tensors(swarm: VirtualSwarm, name: str) -> dict[str, Tensor]:
 
 
 def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, plan: FaultPlan) -> None:
-    plan.fail_at("b", 0, 3, Moment.DECIDED, Action.KILL)
-    plan.fail_at("q", None, 5, Moment.INNER_STEP, Action.KILL)
+    plan.fail_at("b", 0, 2, Moment.DECIDED, Action.KILL)
+    plan.fail_at("q", None, 4, Moment.INNER_STEP, Action.KILL)
 
     async def disturbed(swarm: VirtualSwarm) -> None:
         await return_after(swarm, "b", 5)  # from its checkpoint, and by replay
         await return_after(swarm, "q", 5)  # follows the embedding, with its momentum
-        await swarm.until_round(7)
+        await swarm.until_round(5)
         swarm.start("late")  # from a checkpoint of others
 
     settings = {"outer.optimizer": "nesterov", "inner.microbatches": 1}

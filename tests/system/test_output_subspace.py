@@ -40,7 +40,7 @@ def test_kills_a_rollback_and_late_joiners_leave_all_anchors_equal_and_in_the_su
     async def disturbed(swarm: VirtualSwarm) -> None:
         await return_after(swarm, "q", 5)  # from its checkpoint, and by replay
         await return_after(swarm, "r", 5)
-        await swarm.until_round(6)
+        await swarm.until_round(5)
         number = await roll_back(swarm, 2)
         await swarm.until(attested(number, 2), "the rollback")
         await resume(swarm)
@@ -50,12 +50,12 @@ def test_kills_a_rollback_and_late_joiners_leave_all_anchors_equal_and_in_the_su
     swarm = play.to_the_end(
         disturbed,
         PIPELINES,
-        rounds=11,
+        rounds=9,
         later={"late": Role.REPLICA},
         **{"recovery.checkpoint_every": 1, "outer.overlap": overlap, **MUON},
     )
     assert not swarm.diverged()
-    assert all(contributions(swarm, name)[-1] == 11 for name in (*PIPELINES, "late"))
+    assert all(contributions(swarm, name)[-1] == 9 for name in (*PIPELINES, "late"))
     hosts = [swarm.trainer(name) for name in swarm.nodes if 0 in swarm.trainer(name).stages]
     assert len(hosts) == 3
     for trainer in hosts:

@@ -109,10 +109,10 @@ def test_a_node_that_is_killed_in_overlapping_steps_comes_back_and_all_peers_agr
         assert (3, 0) not in records[name].applied
         await return_after(swarm, name, 5)
 
-    spec = spec_of(MIXED, rounds=7, **{"inner.microbatches": 3, **LOSSLESS})
+    spec = spec_of(MIXED, rounds=6, **{"inner.microbatches": 3, **LOSSLESS})
     swarm = play.to_the_end(killed, MIXED, spec=spec)
     assert swarm.committed(0) == swarm.committed(1) == contributions(swarm, "a") == swarm.rounds
-    assert contributions(swarm, name)[-1] == 7
+    assert contributions(swarm, name)[-1] == 6
     # The other nodes have lost nothing, also the neighbour of the killed node.
     assert_balanced(swarm, records, *sorted(MIXED.keys() - {name}))
 

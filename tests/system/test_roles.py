@@ -53,7 +53,7 @@ def test_a_full_replica_becomes_a_stage_peer_and_a_full_replica_again(play: Play
         {"a": RoleWish.REPLICA, "b": RoleWish.AUTO},
         later={"s": RoleWish.STAGE},
         ending="ab",
-        spec=swarm_spec({"a": Role.REPLICA}, 40, **{"recovery.checkpoint_every": 1}),
+        spec=swarm_spec({"a": Role.REPLICA}, 32, **{"recovery.checkpoint_every": 1}),
     )
     assert [event.role for event in swarm.happened(RoleChanged)] == [Role.STAGE, Role.REPLICA]
     reason = f"since {short(swarm.peer('b'))} is a stage peer now"

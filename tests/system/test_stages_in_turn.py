@@ -56,7 +56,7 @@ def test_full_and_pipeline_replicas_exchange_the_stages_in_turn(play: Play) -> N
 
 def test_who_is_killed_comes_back_by_replay(play: Play, plan: FaultPlan) -> None:
     plan.fail_at("b", 0, 4, Moment.DECIDED, Action.KILL)
-    assert_turns(play.to_the_end(lambda swarm: return_after(swarm, "b", 6), rounds=10, **TURNS))
+    assert_turns(play.to_the_end(lambda swarm: return_after(swarm, "b", 6), rounds=8, **TURNS))
 
 
 def test_an_aborted_round_of_a_due_stage_loses_nothing(

@@ -210,7 +210,7 @@ def swarms(draw: st.DrawFn, most: int = 6) -> tuple[RunSpec, Survey, list[Peer],
     return spec, survey(peers, links), peers, pipelines
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(swarms(most=20))
 def test_pipelines_are_admissible_within_memory_and_use_no_peer_twice(
     case: tuple[RunSpec, Survey, list[Peer], int],
@@ -239,7 +239,7 @@ def test_the_order_of_the_peers_does_not_matter(
     assert form_pipelines(spec, known, shuffled, pipelines) == form_pipelines(spec, known, peers, pipelines)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(swarms(most=5), st.data())
 def test_among_few_peers_more_bandwidth_of_any_peer_never_makes_a_step_longer(
     case: tuple[RunSpec, Survey, list[Peer], int], data: st.DataObject

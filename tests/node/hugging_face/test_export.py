@@ -157,7 +157,7 @@ def bytes_of_theirs(exported: Path) -> PreTrainedTokenizerBase:
     return _load_tokenizer(exported)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(text=st.text() | st.text(alphabet="Ġ <|endoftext|>\n\r\t é😀Ċ\u200b"))
 def test_any_text_has_the_ids_of_its_bytes(bytes_of_theirs: PreTrainedTokenizerBase, text: str) -> None:
     well_formed = text.encode(errors="replace").decode()
@@ -167,7 +167,7 @@ def test_any_text_has_the_ids_of_its_bytes(bytes_of_theirs: PreTrainedTokenizerB
     assert bytes_of_theirs.decode(ours) == well_formed
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(content=st.binary(max_size=40))
 def test_any_ids_decode_as_ours_do(bytes_of_theirs: PreTrainedTokenizerBase, content: bytes) -> None:
     assert bytes_of_theirs.decode(list(content)) == ByteTokenizer().decode(list(content))

@@ -40,7 +40,6 @@ def pairs(schedule: Schedule) -> list[tuple[PeerId, PeerId]]:
     return [(owner, member) for owner in members for member in members if owner != member]
 
 
-@settings(max_examples=50)
 @given(swarms, seeds)
 def test_every_payload_has_a_way_from_its_owner_to_every_member(
     lines: dict[PeerId, MemberLine], seed: str
@@ -58,7 +57,6 @@ def test_every_payload_has_a_way_from_its_owner_to_every_member(
         assert at == owner
 
 
-@settings(max_examples=50)
 @given(swarms, seeds)
 def test_no_members_wait_for_each_other_whatever_sources_fail(
     lines: dict[PeerId, MemberLine], seed: str
@@ -73,7 +71,6 @@ def test_no_members_wait_for_each_other_whatever_sources_fail(
             waits = {member: sources for member, sources in waits.items() if member not in free}
 
 
-@settings(max_examples=50)
 @given(swarms, seeds)
 def test_the_quotas_are_what_the_members_send(lines: dict[PeerId, MemberLine], seed: str) -> None:
     if (schedule := schedule_of(seed, lines)) is None:
@@ -82,7 +79,6 @@ def test_the_quotas_are_what_the_members_send(lines: dict[PeerId, MemberLine], s
     assert tuple(sent[member] for member in schedule.members) == schedule.copies
 
 
-@settings(max_examples=50)
 @given(swarms, seeds)
 def test_a_member_that_others_cannot_dial_sends_its_own_payload_once(
     lines: dict[PeerId, MemberLine], seed: str
@@ -93,7 +89,6 @@ def test_a_member_that_others_cannot_dial_sends_its_own_payload_once(
         assert lines[member].is_open or copies == 1
 
 
-@settings(max_examples=50)
 @given(swarms, seeds, st.randoms(use_true_random=False))
 def test_all_members_find_the_same_schedule(
     lines: dict[PeerId, MemberLine], seed: str, rng: random.Random
@@ -106,7 +101,6 @@ def test_all_members_find_the_same_schedule(
         assert [one.sources(*pair) for pair in pairs(one)] == [other.sources(*pair) for pair in pairs(one)]
 
 
-@settings(max_examples=50)
 @given(swarms, seeds)
 @example(named(*[MemberLine(875_000, 0, True)] * 3, MemberLine(5_000_000, 0, True)), "0")
 def test_the_load_on_an_uplink_is_in_proportion_to_its_rate(

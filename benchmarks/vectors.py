@@ -47,6 +47,7 @@ from protocol.math.sampling import sample_range
 from protocol.math.subspace import orthonormal_basis, perpendicular_table
 from protocol.math.topk import sparsify
 from protocol.run_files.resolve import resolve
+from protocol.spec.change import changed, settings_text
 from protocol.spec.fixed import PLAIN_CLIP
 from protocol.spec.outer import OuterSpec
 from protocol.spec.run import RunSpec
@@ -54,7 +55,7 @@ from protocol.trust import envelope
 from protocol.trust.invite import Invite
 from protocol.trust.names import tls_name
 from protocol.trust.run_id import run_id_of
-from protocol.types import Member, PayloadDescriptor, PeerId, Plan, Replica, StageRange
+from protocol.types import Member, PayloadDescriptor, PeerId, Plan, Replica, RunChange, StageRange
 
 FOLDER = Path(__file__).parents[1] / "docs" / "protocol" / "vectors"
 _TINY = {"vocabulary": 11, "width": 8, "layers": 2, "heads": 2, "feed_forward": 12, "context": 6}
@@ -309,13 +310,11 @@ def samples() -> dict[str, Any]:
 
 def _mixture() -> dict[str, Any]:
     """From which source the samples of a run come that changes its mixture."""
-    weights = [("a", 5), ("b", 2), ("c", 1)]
-    past = [
-        {"source": "text:b", "samples": 11},
-        {"source": [_source("c", 1), _source("a", 3)], "samples": 30},
-    ]
-    spec = _spec(seed=9, **{"data.source": [_source(*each) for each in weights], "data.past": past})
-    data, counts = spec.data, tuple(weight for _, weight in weights)
+    mixtures = [[("c", 1), ("a", 3)], [("a", 5), ("b", 2), ("c", 1)]]
+    told = [settings_text({"data.source": [_source(*each) for each in mixture]}) for mixture in mixtures]
+    changes = [RunChange(2, told[0], "", 11), RunChange(3, told[1], "", 41)]
+    spec = changed(_spec(seed=9, **{"data.source": "text:b"}), changes)
+    data, counts = spec.data, tuple(weight for _, weight in mixtures[-1])
     first, begins = begun(data.sources, data, spec.seed)
     places = [place_of(n - first, counts, spec.seed) for n in range(first, first + 20)]
     return {

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 """Documents, and characters but for those of the last one, that are encoded together, on all cores."""
 _MOST_QUIET = 2**26
+MOST_PASSES = 4
+"""As good as new text, nearly, says "Scaling data-constrained language models" (2023) of so many."""
 TOKEN_BYTES = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 
@@ -94,11 +96,25 @@ def open_stream(
     held_out = [each.held_out for each in measured]
     for split in (*(each.training for each in trained), *held_out):
         split.read(range(1))
+    _tell_passes(spec, [each.training for each in trained])
     return SampleStream(
         mixed([each.training for each in trained], data.sources, spec.seed, data),
         # Validation windows do not depend on the seed: runs with equal data are comparable.
-        mixed(held_out, data.all_sources[-len(held_out) :], 0, None),
+        mixed(held_out, data.measured, 0, None),
     )
+
+
+def _tell_passes(spec: RunSpec, splits: Sequence[Split]) -> None:
+    """Warn of sources of a mixture that a run of the planned size reads more than MOST_PASSES times."""
+    data = spec.data
+    samples = spec.total_steps * spec.global_batch - sum(each.samples for each in data.past or ())
+    whole = sum(each.weight for each in data.sources)
+    for source, split in zip(data.sources, splits, strict=True):
+        if not isinstance(split, LoadedSplit):
+            continue
+        passes = samples * source.weight / whole / split.size
+        if source.name and passes > MOST_PASSES:
+            log.warning("%s has %d samples: this run uses each %.0f times", source.name, split.size, passes)
 
 
 def _of_source(origin: TextSource, encoder: Tokenizer, spec: RunSpec, is_trained: bool) -> SampleStream:
@@ -219,13 +235,13 @@ class LoadedSplit:
     """
 
     def __init__(self, tokens: np.ndarray, context: int, seed: int, name: str) -> None:
-        self._size = max(len(tokens) - 1, 0) // context
+        self.size = max(len(tokens) - 1, 0) // context
         self._tokens, self._context, self._seed, self._name = tokens, context, seed, name
 
     def read(self, ordinals: Ordinals) -> Samples:
-        if not self._size:
+        if not self.size:
             raise too_small(self._name, len(self._tokens), self._context)
-        windows = np.array([window_of(j, self._size, self._seed)[1] for j in ordinals], dtype=np.int64)
+        windows = np.array([window_of(j, self.size, self._seed)[1] for j in ordinals], dtype=np.int64)
         at = windows[:, None] * self._context + np.arange(self._context + 1)
         samples: Samples = self._tokens[at].astype(np.int32)
         return samples

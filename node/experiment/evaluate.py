@@ -35,7 +35,7 @@ from node.generate import whole_model
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
-from protocol.spec.data import DataSource, DataSpec, listed
+from protocol.spec.data import DataSource, DataSpec
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import SwarmSpec
 
@@ -137,7 +137,7 @@ def measured_source(data: DataSpec, chosen: str | None) -> tuple[DataSource, boo
     `chosen` is the name of one of the run's sources, or another source. Raises HetnodeError BAD_OPTION
     without it, where the run is measured on several.
     """
-    measured = listed(data.validation, "validation") or data.sources
+    measured = data.measured
     if chosen is None and len(measured) > 1:
         names = ", ".join(each.name for each in measured)
         cause, remedy = f"The run has several sources: {names}.", f"Choose: --data {measured[0].name}."

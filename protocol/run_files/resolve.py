@@ -45,7 +45,9 @@ def resolve(
                 branch = {part: branch}
             tree = _merge(tree, branch)
     refuse_removed(tree)
-    tree.pop("began_as", None)  # of a run that was changed: this one begins anew
+    # What was set when a run was changed: this one begins anew.
+    tree.pop("began_as", None)
+    tree = {**tree, "data": {name: each for name, each in tree.get("data", {}).items() if name != "past"}}
     source = tree.get("data", {}).get("source")
     if isinstance(source, str) and (meant := likely_source(source)):
         raise HetnodeError(ErrorCode.BAD_SPEC, f"The data source '{source}' has no kind.", f"Use {meant}.")

@@ -2,8 +2,7 @@
 
 What a change may concern is no part of the state that nodes keep: shapes, codecs, the tokenizer and the split
 into stages stay as they are. A schedule goes on as if the run had begun with the new values: with rounds
-doubled, a cosine that was half over is a quarter over. Sources of data go on where each of them stood, so the
-specification then tells how many samples came from which data before.
+doubled, a cosine that was half over is a quarter over. A source of data goes on where it stood (`data.past`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from protocol.spec.sections import Section
 
 SOURCE_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
-_NOT_NAMES = ("any", "validation")
+_NOT_NAMES = ("", "any", "validation")
 _KNOWN_SOURCES = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
 
 
@@ -69,9 +69,7 @@ class DataSpec(Section):
         "builtin", description="or a mixture: a list of `{name, source, weight}`, and `text_field` if unlike"
     )
     validation: Sources = Field("", description="all of such sources; '': a part of `source` is held out")
-    past: tuple[PastData, ...] | None = Field(
-        None, description="set where the run was changed: what was trained before"
-    )
+    past: tuple[PastData, ...] | None = Field(None, description="set by changes of the run: what was before")
     text_field: str = Field("text", min_length=1, description="key of the text in records")
     tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
     tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
@@ -84,6 +82,11 @@ class DataSpec(Section):
         return listed(self.source)
 
     @property
+    def measured(self) -> tuple[DataSource, ...]:
+        """What validation is measured on: all of these in `validation`, or the held-out part of these."""
+        return listed(self.validation, "validation") or self.sources
+
+    @property
     def all_sources(self) -> tuple[DataSource, ...]:
         """What is trained, and then what is measured where that is no part of it."""
         return self.sources + listed(self.validation, "validation")
@@ -91,11 +94,9 @@ class DataSpec(Section):
     @property
     def text(self) -> str:
         """What is trained, in words."""
-        whole = sum(each.weight for each in self.sources)
-        return ", ".join(
-            f"{100 * each.weight / whole:.3g} % {each.name} ({each.source})" if each.name else each.source
-            for each in self.sources
-        )
+        whole = sum(each.weight for each in self.sources) / 100
+        named = ((f"{each.weight / whole:.3g} % {each.name} (", each) for each in self.sources)
+        return ", ".join(f"{text}{each.source})" if each.name else each.source for text, each in named)
 
     @model_validator(mode="after")
     def _sources_are_sound(self) -> DataSpec:
@@ -110,7 +111,7 @@ class DataSpec(Section):
         for what, found in (("name", names), ("text", places)):
             if twice := sorted({each for each in found if found.count(each) > 1}):
                 raise ValueError(f"two sources have the {what} '{twice[0]}': each has its own")
-        if wrong := [name for name in names if name in ("", *_NOT_NAMES)]:
+        if wrong := [name for name in names if name in _NOT_NAMES]:
             raise ValueError(f"'{wrong[0]}' is no name of a source: each of a mixture has one, such as 'web'")
         if self.end_token and self.tokenizer == "byte":
             raise ValueError("the byte tokenizer has no end_token")

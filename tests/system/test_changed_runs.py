@@ -129,6 +129,23 @@ def test_what_is_told_before_the_run_begins_holds_from_its_round_on(
     play(scenario, FULL, swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=5))
 
 
+def test_a_node_whose_owner_has_not_named_the_new_data_ends_and_the_others_go_on(
+    play: Play, annealing: tuple[str, ...]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.nodes["b"].own_data = (CORPUS,)
+        swarm.start("a", "b", "c")
+        await swarm.until_round(2)
+        await change(swarm, *annealing, from_round=4)
+        await swarm.until_over("a", "c")
+        swarm.assert_all_agree("a", "c")
+        assert [error.code for error in swarm.nodes["b"].errors] == [ErrorCode.DATA_NOT_NAMED]
+        assert "--data maths=" in swarm.nodes["b"].errors[0].remedy
+
+    members = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
+    play(scenario, members, swarm_spec(members, rounds=8))
+
+
 def test_a_node_that_was_away_reads_the_same_samples_and_a_rollback_brings_the_data_back(
     play: Play, annealing: tuple[str, ...]
 ) -> None:

@@ -40,6 +40,7 @@ class VirtualNode:
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     rules: tuple[GuestRule, ...] = ()
     memory_limit: int = 0
+    own_data: tuple[str, ...] = ("any",)
     guest: Guest | None = None
     worker: VirtualWorker | None = None
     errors: list[HetnodeError] = field(default_factory=list)

@@ -321,7 +321,7 @@ class VirtualSwarm:
             advertise=None if node.dial_only else node.name,
             dial_only=node.dial_only,
             memory_limit=node.memory_limit,
-            own_data=("any",),
+            own_data=node.own_data,
         )
         try:
             node.guest = Guest(node.folder, node.rules)

@@ -14,6 +14,7 @@ from statistics import median
 
 from coordinator.run.state.state import State
 from protocol.math.batch import work_of
+from protocol.spec.data import DataSource
 from protocol.status import Measurement
 from protocol.types import PeerId, entries_of
 
@@ -56,6 +57,7 @@ class MeasuredRound:
         payloads: those that were measured.
         error_shares: of each member (Measurement.error_share).
         changes: how many changes of the run hold; other rates or steps make other payloads.
+        measured_on: the text on which the losses are; on another one they are not comparable.
     """
 
     round_number: int
@@ -67,6 +69,7 @@ class MeasuredRound:
     turn: int = 0
     untrained_loss: float = math.inf
     changes: int = 0
+    measured_on: tuple[DataSource, ...] = ()
 
     @cached_property
     def by_stage(self) -> dict[int, list[PayloadFigures]]:
@@ -114,6 +117,7 @@ def measured_round(
         round_number % state.spec.outer.turns,
         math.log(state.spec.model.vocabulary),
         len(plan.changes),
+        state.spec_under(plan).data.measured,
     )
 
 

@@ -41,8 +41,9 @@ def judge(rounds: Sequence[MeasuredRound]) -> Judgement:
     """The health of the last of `rounds`, in ascending order. Never raises, whatever the figures are."""
     *before, now = rounds
     window = before[-WINDOW:]
+    comparable = [each for each in window if each.measured_on == now.measured_on]
     found = (
-        *judge_losses(window, now),
+        *judge_losses(comparable, now),
         *judge_payloads(
             [each for each in window if (each.turn, each.changes) == (now.turn, now.changes)], now
         ),
@@ -50,7 +51,7 @@ def judge(rounds: Sequence[MeasuredRound]) -> Judgement:
     sizes = len(now.work), len(now.by_stage)
     findings = tuple(replace(each, sentence=sentence(now.round_number, each, *sizes)) for each in found)
     is_alarm = any(each.raises_alarm for each in findings)
-    last_healthy = last_calm(window, now) if is_alarm else now.round_number
+    last_healthy = last_calm(comparable, now) if is_alarm else now.round_number
     return Judgement(now.round_number, findings, last_healthy)
 
 

@@ -148,6 +148,16 @@ def test_where_sources_stand_follows_from_the_specification(tmp_path: Path) -> N
     assert before[0] == counts_until(42, (3, 1), spec.seed)[1] in (10, 11)
 
 
+def test_a_source_that_is_used_many_times_is_named_before_the_run_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = mixture(tmp_path, a=1, b=1)
+    text_of(tmp_path, "a", 40_000)
+    open_stream(spec_of(sources).model_copy(update={"rounds": 200}))
+    [warning] = [each.getMessage() for each in caplog.records if "this run uses each" in each.getMessage()]
+    assert warning.startswith("b has ")
+
+
 def code_of(spec: RunSpec, *own: str, is_own_run: bool = False) -> tuple[ErrorCode, str]:
     with pytest.raises(HetnodeError) as caught:
         open_stream(spec, own, is_own_run=is_own_run)
@@ -241,3 +251,12 @@ def test_a_mixture_survives_a_run_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(to_toml(spec))
     assert resolve(file=file) == spec
+
+
+def test_a_run_that_begins_with_the_settings_of_a_changed_one_begins_anew(tmp_path: Path) -> None:
+    spec = changed(spec_of(MIXED), [RunChange(2, settings_text({"data.source": "text:c"}), "", 10)])
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(spec))
+    again = resolve(file=file)
+    assert spec.data.past
+    assert (again.data.past, again.began_as, again.data.source) == (None, None, "text:c")

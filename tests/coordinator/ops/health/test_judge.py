@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.ops.health.figures import MeasuredRound, PayloadFigures
 from coordinator.ops.health.judge import WINDOW, Judgement, judge
+from protocol.spec.data import DataSpec
 from protocol.status import Sign
 from protocol.types import PeerId
 from tests.coordinator.ops.health.rounds import (
@@ -238,6 +239,17 @@ def test_payloads_are_compared_with_those_of_the_same_settings(is_changed: bool)
     if is_changed:
         rounds = [replace(each, changes=each.round_number // 21) for each in rounds]
     assert bool(alarms_of(judged(rounds), Sign.NORM)) is not is_changed
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["same", "other"])
+def test_losses_are_compared_with_those_on_the_same_text(is_other: bool) -> None:
+    """Text of another kind is harder to predict: a phase of the run is no accident."""
+    rounds = with_losses(healthy(24), 12, dict.fromkeys(range(4), 4.5))
+    rounds = [replace(each, untrained_loss=5.5) for each in rounds]
+    if is_other:
+        texts = [DataSpec(source=f"text:{name}").measured for name in "ab"]
+        rounds = [replace(each, measured_on=texts[each.round_number // 12]) for each in rounds[:22]]
+    assert bool(alarms_of(judged(rounds), Sign.LOSS)) is not is_other
 
 
 @pytest.mark.parametrize("payloads", [2, 3])

@@ -1,6 +1,7 @@
 """How much more homes train in stage pools than in chains, where they come and go: no messages, only times.
 
     python -m benchmarks.pools              # homes of 4 : 2 : 1
+    python -m benchmarks.pools --placement  # production chains against those of like speed
     python -m benchmarks.pools --goodput    # 16 equal replicas that fail every two hours
 
 Homes have speeds 4 : 2 : 1 and uplinks of 20, 50 or 100 Mb/s, and each is on and off for times drawn as in
@@ -17,10 +18,11 @@ homes that are on at a moment could train together, if each were always busy.
                 first. A share of the homes is kept as spares, that of which most is trained
     moved       as replaced, and all homes load a stage anew at the start of each round, so that as many
                 homes of like speed as there are form chains
-    pools       the slowest stage sets the pace, and nobody waits for anybody. Paths and queues cost nothing
+    paused      pools, of which the slowest stage sets the pace; where a home goes, all paths wait for 20 s
+    pools       the same, and nobody waits: the step has other microbatches for these seconds
 
-In the chains of the production placement a fast home has several stages; by the cost model they are as fast
-as those of like speed.
+Pools lie between the last two; queues cost nothing in both. In the chains of the production placement fast
+homes have several stages.
 """
 
 from __future__ import annotations
@@ -33,17 +35,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 
 from benchmarks.simulation import Churn
 from benchmarks.tables import Table, machine
 from coordinator.placement.cost_model import Costs, Survey
+from coordinator.placement.start import initial_plan
 from coordinator.run.state.records import Peer
 from node.cli.plan import capacity
 from node.core.model.shapes import parameter_shapes
 from protocol.math.flops import microbatch_flops
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Lifecycle, PeerId, Role, StageRange
+from protocol.types import Lifecycle, Member, PeerId, Plan, Role, StageRange
 
 SHAPES = {
     "1b, 4 stages": ("1b", {"swarm.stages": 4, "link.k": 96}),
@@ -69,7 +73,7 @@ LINKED_SECONDS = 20.0
 """Until a loss is noticed and a spare is linked in."""
 STATE_BYTES = 8
 """Of a parameter, for a home that comes: anchor and momentum."""
-SPARES = (0.0, 0.05, 0.1, 0.2)
+SPARES = (0.0, 0.05)
 FAILING, FAILS_SECONDS = 16, 2 * 3600.0
 """Replicas, and the mean time to a failure of each."""
 BACK_SECONDS, BACK_LOAD = 120.0, 90.0
@@ -197,6 +201,7 @@ class Stages:
         return None
 
 
+@cache
 def stays_of(setting: Setting, moves: Moves) -> list[Stay]:
     """The stages of all homes. At the first moment all that are on have theirs.
 
@@ -318,8 +323,8 @@ def _work_of(setting: Setting, begun: list[Chain], spares: list[Stay] | None, en
     return done
 
 
-def pools(setting: Setting) -> float:
-    """What pools train, in microbatches."""
+def pools(setting: Setting, pause: float = 0.0) -> float:
+    """What pools train, in microbatches; where a home goes, all wait for a `pause` in seconds."""
     changes = list[tuple[float, int, Stay]]()
     for stay in stays_of(setting, Moves.BY_SUM):
         changes += [(stay.since, 1, stay), (stay.until, -1, stay)]
@@ -329,15 +334,16 @@ def pools(setting: Setting) -> float:
     for at, sign, stay in changes:
         if at >= last:
             break
-        done += max(0.0, min(sums)) * (at - now)
-        now = at
+        pace = max(0.0, min(sums))
+        done += pace * max(0.0, at - now)
+        now = max(now, at)
         if sign < 0 and not stay.moves:
             # Who goes was as busy as its stage.
             since = max(stay.since, at // setting.seconds * setting.seconds)
-            busy = max(0.0, min(sums)) / sums[stay.stage]
-            done -= busy * stay.rate * (at - since) / setting.stages
+            done -= pace / sums[stay.stage] * stay.rate * (at - since) / setting.stages
+            now = max(now, at + pause)
         sums[stay.stage] += sign * stay.rate
-    return done + max(0.0, min(sums)) * (last - now)
+    return done + max(0.0, min(sums)) * max(0.0, last - now)
 
 
 def spec_of(shape: str, nodes: int) -> RunSpec:
@@ -399,28 +405,68 @@ def table(shapes: Sequence[str], nodes: Sequence[int], hours: Sequence[float], s
         drawn = [setting_of(shape, number, each, rounds, seed) for seed in range(seeds)]
         most = sum(one.most for one in drawn)
         found = [sum(chains(one, None) for one in drawn), replaced(drawn), replaced(drawn, moved=True)]
-        found.append(sum(map(pools, drawn)))
-        figures = [f"{one / most:.0%}" for one in found]
-        gain = f"{found[-1] / max(found[:-1]) - 1:+.0%}"
-        rows.append((shape, f"{number}", f"{each:g}", *figures, gain))
+        pooled = [sum(pools(one, pause) for one in drawn) for pause in (LINKED_SECONDS, 0.0)]
+        figures = [f"{one / most:.0%}" for one in (*found, *pooled)]
+        gains = [f"{one / max(found) - 1:+.0%}" for one in pooled]
+        rows.append((shape, f"{number}", f"{each:g}", *figures, *gains))
     return Table(
         "Chains and pools of homes that come and go",
         "python -m benchmarks.pools",
         (
-            *("model", "homes", "round, h", "chains", "replaced", "moved", "pools"),
-            "pools against the best chains",
+            *("model", "homes", "round, h", "chains", "replaced", "moved", "paused", "pools"),
+            *("paused against the best chains", "pools against them"),
         ),
         tuple(rows),
     )
 
 
-def failing(stages: int, spares: int, minutes: float, hours: float, seed: int) -> Setting:
-    """16 equal replicas, each of which fails every two hours in the mean, and `spares` for each stage.
+def placed(shape: str, nodes: int, seed: int) -> tuple[float, float]:
+    """Microbatches in a second by the cost model, with fill and drain: production chains; of like speed."""
+    spec, peers = spec_of(shape, nodes), peers_of(nodes, seed)
+    costs = Costs(spec, Survey({peer.peer: peer.capacity for peer in peers}))
+    plan, count = initial_plan(peers, spec), spec.inner.microbatches
+    assert isinstance(plan, Plan), plan
+    peers.sort(key=lambda peer: -rate_of(spec, peer))
+    size, links = spec.swarm.stages, [spec.link.k] * (spec.swarm.stages - 1)
+    alike = [
+        [
+            Member(peer.peer, StageRange(i, i + 1), "here")
+            for i, peer in enumerate(peers[first : first + size])
+        ]
+        for first in range(0, nodes // size * size, size)
+    ]
+    return (
+        sum(
+            count / costs.step(r.members, [link.k for link in r.links], count).seconds for r in plan.replicas
+        ),
+        sum(count / costs.step(members, links, count).seconds for members in alike),
+    )
 
-    A home is back after BACK_SECONDS.
+
+def placement(shapes: Sequence[str], nodes: Sequence[int], seeds: int) -> Table:
+    rows = []
+    for shape, number in itertools.product(shapes, nodes):
+        if number < 2 * spec_of(shape, number).swarm.stages:
+            continue
+        found, alike = map(sum, zip(*(placed(shape, number, seed) for seed in range(seeds)), strict=True))
+        rows.append(
+            (shape, f"{number}", f"{found / seeds:.2f}", f"{alike / seeds:.2f}", f"{found / alike:.2f}")
+        )
+    return Table(
+        "Chains of the production placement, where nobody goes",
+        "python -m benchmarks.pools --placement",
+        ("model", "homes", "microbatches/s", "chains of like speed", "ratio"),
+        tuple(rows),
+    )
+
+
+def failing(stages: int, minutes: float, hours: float, seed: int) -> Setting:
+    """16 equal replicas without spares, each of which fails every two hours in the mean: one home of it.
+
+    It is back after BACK_SECONDS.
     """
     chance, seconds, homes = random.Random(seed), 60 * minutes, []
-    for _ in range((FAILING + spares) * stages):
+    for _ in range(FAILING * stages):
         now, sessions = 0.0, []
         while now < 3600 * hours:
             end = now + chance.expovariate(1 / (FAILS_SECONDS * stages))
@@ -432,16 +478,16 @@ def failing(stages: int, spares: int, minutes: float, hours: float, seed: int) -
 
 def goodput(minutes: Sequence[float], seeds: int) -> Table:
     rows, hours = [], 240.0
-    for stages, spares, each in itertools.product((1, 4), (0, 1), minutes):
-        drawn = [failing(stages, spares, each, hours, seed) for seed in range(seeds)]
-        found = sum(chains(one, None) for one in drawn), replaced(drawn), sum(map(pools, drawn))
+    for stages, each in itertools.product((1, 4), minutes):
+        drawn = [failing(stages, each, hours, seed) for seed in range(seeds)]
+        pooled = [sum(pools(one, pause) for one in drawn) for pause in (LINKED_SECONDS, 0.0)]
+        found = sum(chains(one, None) for one in drawn), replaced(drawn), *pooled
         all_of = FAILING * 3600 * hours * seeds
-        figures = [f"{min(one / all_of, 1):.0%}" for one in found]
-        rows.append((f"{stages}", f"{spares}", f"{each:g}", *figures))
+        rows.append((f"{stages}", f"{each:g}", *(f"{one / all_of:.0%}" for one in found)))
     return Table(
         "16 replicas with a failure each per two hours",
         "python -m benchmarks.pools --goodput",
-        ("stages", "spares of each", "round, min", "chains", "replaced", "pools"),
+        ("stages", "round, min", "chains", "replaced", "paused", "pools"),
         tuple(rows),
         ("of what 16 replicas train that never fail; an asynchronous method: 93 %",),
     )
@@ -455,13 +501,15 @@ def main() -> None:
     parser.add_argument("--hours", type=float, nargs="+", default=(0.25, 1.0, 4.0))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--goodput", action="store_true", help="of 16 replicas, by the minutes of a round")
+    parser.add_argument("--placement", action="store_true", help="what the first plan makes of the homes")
     options = parser.parse_args()
     print(machine())
-    found = (
-        goodput((5, 10, 20, 60), options.seeds)
-        if options.goodput
-        else table(list(SHAPES), options.nodes, options.hours, options.seeds)
-    )
+    if options.goodput:
+        found = goodput((5, 10, 20, 60), options.seeds)
+    elif options.placement:
+        found = placement(list(SHAPES), options.nodes, options.seeds)
+    else:
+        found = table(list(SHAPES), options.nodes, options.hours, options.seeds)
     print(found.markdown)
 
 

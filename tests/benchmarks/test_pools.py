@@ -36,6 +36,13 @@ def test_who_goes_takes_along_what_its_stage_has_learned_from_it() -> None:
     assert chains(one, None) == pools(one) == 400 * (1 - 1 / 2)
 
 
+def test_all_pools_may_wait_where_a_home_goes() -> None:
+    one = setting(always(1.0), always(1.0), (1.0, -1.0, 400.0), always(1.0))
+    # 2 microbatches a second in all, then 1; the half of 400 that one stage has learned is lost.
+    assert pools(one) == 2 * 400 - 400 / 2 + 600
+    assert pools(one, pause=20.0) == pools(one) - 20
+
+
 @pytest.mark.parametrize("spare", [always(1.0), (1.0, 300.0, math.inf)])
 def test_a_spare_takes_the_seat_as_soon_as_it_is_linked(spare: tuple[float, float, float]) -> None:
     one = setting(always(1.0), (1.0, -1.0, 600.0), spare)

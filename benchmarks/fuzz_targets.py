@@ -33,10 +33,10 @@ from benchmarks.fuzz_seeds import (
     sign,
 )
 from coordinator.store import event_codec
+from node.checkpoint import snapshot_codec
 from node.net.group_reports import GroupReports
 from protocol.codec import activation as activation_codec
 from protocol.codec import payload as payload_codec
-from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import HetnodeError
 from protocol.math.clipping import clipping_scales, outliers, payload_norm
 from protocol.pb import hetnode_pb2 as pb

@@ -24,9 +24,10 @@ from benchmarks.simulated_lines import (
     reduction_seconds,
     result_seconds,
 )
+from coordinator.api.closing_time import ClosingTime
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.reduction.traffic import result_ratio
-from coordinator.run.rounds.deadlines import ClosingTime, decide_seconds
+from coordinator.run.rounds.deadlines import decide_seconds
 from coordinator.run.state import commands, events
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State

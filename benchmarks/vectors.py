@@ -21,6 +21,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from node.checkpoint import snapshot_codec
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_shapes
 from node.core.model.stage import Stage, next_token_loss
@@ -33,7 +34,6 @@ from node.data.sources import open_source
 from node.data.stream import open_stream
 from node.data.streamed import order_of, turns_of
 from node.generate import WholeModel
-from protocol.codec import snapshot as snapshot_codec
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.codec.payload import decode, encode
 from protocol.math.clipping import clipping_scales, payload_norm

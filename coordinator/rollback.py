@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator.base.phrases import listed
 from coordinator.changing import last_round, undo_changes
 from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
-from coordinator.phrases import listed
 from coordinator.run.rounds.attestation import record_of, settled_digest
 from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch

@@ -468,7 +468,7 @@ class Pause:
 class Part(StrEnum):
     """The part of a stage in a checkpoint record: the whole stage, or the embedding of stage 0 alone.
 
-    SNAPSHOT is the embedding as links use it (protocol.codec.snapshot), and COPY what a peer without
+    SNAPSHOT is the embedding as links use it (protocol.math.embedding_snapshot), and COPY what a peer without
     stage 0 has fetched of it, under which no bytes are served.
     """
 

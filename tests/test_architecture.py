@@ -34,7 +34,7 @@ LAYERS = (
     "protocol.server",
     "protocol.relay",
     # the coordinator: pure decisions, then IO, then its composition root
-    "coordinator.phrases",
+    "coordinator.base",
     "coordinator.run.state",
     "coordinator.placement",
     "coordinator.membership",
@@ -87,7 +87,7 @@ PURE = [
     "protocol.reduction",
     "protocol.trust",
     "protocol.status",
-    "coordinator.phrases",
+    "coordinator.base",
     "coordinator.run.state",
     "coordinator.membership",
     "coordinator.placement",

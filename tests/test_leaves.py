@@ -74,7 +74,11 @@ LEAVES = {
             "node/runtime.py": (
                 "from node.snapshots.embedding_snapshots import EmbeddingSnapshots",
                 "EmbeddingSnapshots: Any = None",
-            )
+            ),
+            "node/worker/process.py": (
+                "from node.snapshots.snapshot_calls import SnapshotCalls",
+                "SnapshotCalls: Any = lambda worker: None",
+            ),
         },
     ),
     "relay": Leaf(

@@ -19,6 +19,7 @@ import grpc
 from google.protobuf.message import Message
 
 from coordinator.api.access import AccessControl
+from coordinator.api.closing_time import ClosingTime
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
@@ -43,7 +44,6 @@ from coordinator.run.command_loop import (
     group_topic,
 )
 from coordinator.run.rounds.attestation import locate, record_of, required_digest
-from coordinator.run.rounds.deadlines import ClosingTime
 from coordinator.run.state import commands
 from coordinator.run.state.state import State
 from coordinator.status.run_status import run_status

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from coordinator.phrases import counted
+from coordinator.base.persistent_map import PersistentMap
+from coordinator.base.phrases import counted
 from coordinator.run.state.commands import Attest
 from coordinator.run.state.events import PeerSeen
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.types import Part, PeerId

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from coordinator.base.phrases import lacking_text
 from coordinator.membership.invites import permitted_role
 from coordinator.membership.reachability import check_claims
 from coordinator.membership.validation import (
@@ -12,7 +13,6 @@ from coordinator.membership.validation import (
     check_not_finished,
     check_peer_id,
 )
-from coordinator.phrases import lacking_text
 from coordinator.placement.cost_model import relay_uplinks
 from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.placement.roles import role_of_newcomer, roles_at_start

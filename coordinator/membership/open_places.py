@@ -16,8 +16,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from statistics import fmean
 
+from coordinator.base.phrases import counted
 from coordinator.membership.validation import check_not_excluded, check_not_finished, check_peer_id
-from coordinator.phrases import counted
 from coordinator.run.state.commands import AskPlace
 from coordinator.run.state.events import PlaceAsked
 from coordinator.run.state.records import OpenPlace

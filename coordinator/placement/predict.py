@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.placement.schedule import StepTime
 from protocol.spec.run import RunSpec

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from coordinator.phrases import change_text, listed, member_text, short, stages_of
+from coordinator.base.phrases import change_text, listed, member_text, short, stages_of
 from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
 from coordinator.placement.rules import (
     are_parted,

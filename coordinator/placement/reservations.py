@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from coordinator.phrases import stages_of
+from coordinator.base.phrases import stages_of
 from coordinator.placement.rules import (
     apart_until,
     fits,

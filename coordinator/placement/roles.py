@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from coordinator.phrases import short, stages_of
+from coordinator.base.phrases import short, stages_of
 from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, stage_parameters, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy

@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State

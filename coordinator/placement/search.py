@@ -23,7 +23,7 @@ from functools import cache
 from itertools import pairwise
 from math import inf
 
-from coordinator.phrases import listed, short
+from coordinator.base.phrases import listed, short
 from coordinator.placement.chains import Chain, ChainSearch
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import can_be_neighbours, links_between

@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from itertools import combinations
 from math import comb, inf
 
-from coordinator.phrases import counted, listed, short
+from coordinator.base.phrases import counted, listed, short
 from coordinator.placement.chains import Chain, ChainSearch, even_cuts, members_along
 from coordinator.placement.cost_model import Survey, has_memory, memory_needed, with_relays
 from coordinator.placement.predict import predict

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import floor
 
-from coordinator.phrases import listed, short
+from coordinator.base.phrases import listed, short
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import links_between
 from protocol.math.batch import batch_of, equal_shares, whole_batch, with_shares

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.base.phrases import counted, listed, short
 from coordinator.membership.validation import max_payload_bytes
-from coordinator.phrases import counted, listed, short
 from coordinator.reduction.reducers import Bench, failed_reducers, is_benched, with_benches
 from coordinator.run.state.commands import Report
 from coordinator.run.state.lines import uplink_of, with_most_uplink

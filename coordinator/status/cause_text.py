@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.phrases import counted, lacking_text, listed, member_text, short, stages_text
+from coordinator.base.phrases import counted, lacking_text, listed, member_text, short, stages_text
 from protocol.status import STALLS, Cause, CauseCode, RunStatus
 from protocol.types import Pause, PausedBy, PeerId
 

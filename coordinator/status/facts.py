@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.phrases import change_text, counted
+from coordinator.base.phrases import change_text, counted
 from protocol.math.batch import batch_of
 from protocol.status import RunStatus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import assert_never
 
-from coordinator.phrases import change_text, counted, listed, short, stages_of
+from coordinator.base.phrases import change_text, counted, listed, short, stages_of
 from coordinator.run.state import events
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State

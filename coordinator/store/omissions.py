@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.phrases import counted, short
+from coordinator.base.phrases import counted, short
 from coordinator.store.history_tables import Contribution, Kind, Omission, Standing
 
 

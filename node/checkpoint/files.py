@@ -25,8 +25,8 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from node.checkpoint import snapshot_codec
 from node.checkpoint.durable import flush
-from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import size_of
 from protocol.math.outer_step import tensor_bytes

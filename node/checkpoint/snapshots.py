@@ -1,7 +1,7 @@
 """The snapshots of the token embedding on this node's disk.
 
 A snapshot is one file whose name has its round and its digest, so that a reader can verify it after a
-restart, when nobody else remembers the digest. The file has the bytes of :mod:`protocol.codec.snapshot`
+restart, when nobody else remembers the digest. The file has the bytes of :mod:`.snapshot_codec`
 and nothing else: a donor serves it as it is. The main process imports this module, so it avoids torch.
 """
 

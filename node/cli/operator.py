@@ -12,7 +12,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from node import command_runner
 from node.cli.family import CommandFamily
 from node.cli.known_runs import only_coordinator

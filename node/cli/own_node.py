@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from platformdirs import user_config_path
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from node import command_runner
 from node.cli import known_runs
 from node.cli.known_runs import node_name

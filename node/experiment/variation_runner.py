@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from node.checkpoint.snapshot_codec import snapshot
 from node.core.optimizer.muon import project_outputs
 from node.core.worker.factories import TrainerFactories, run_basis
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
-from protocol.codec.snapshot import snapshot
 from protocol.math.batch import with_equal_shares
 from protocol.math.embedding_snapshot import active_snapshot
 from protocol.math.output_subspace import OUTPUTS

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.phrases import change_text
+from coordinator.base.phrases import change_text
 from coordinator.status.cause_text import cause_text, status_text
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id

@@ -1,4 +1,4 @@
-"""The worker process, put together: the calls of training, and those about the machine.
+"""The worker process, put together: the calls of training, those about the machine, and those of leaves.
 
 ``python -m node.worker.process FD`` answers them.
 """
@@ -17,6 +17,7 @@ from node.agreement.probe import AgreementProbe
 from node.core.worker.worker import Worker
 from node.ipc.channel import serve
 from node.machine.machine import OwnMachine
+from node.snapshots.snapshot_calls import SnapshotCalls
 from protocol.server.terminal import log_as
 from protocol.wire.typed_calls import Handler, handlers
 
@@ -35,7 +36,7 @@ class NodeWorker(Worker):
 
     def handlers(self) -> dict[str, Handler]:
         """What answers each call."""
-        return {**handlers(self.machine), **handlers(self)}
+        return {**handlers(self.machine), **handlers(self), **handlers(SnapshotCalls(self))}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from node.command_runner import VERBOSE
 from node.exchange.transport import Entry
 from node.net.coordinator_client import CoordinatorClient

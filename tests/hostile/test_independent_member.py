@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.hostile.link import Link, number

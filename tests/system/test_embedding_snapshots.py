@@ -12,7 +12,7 @@ import torch
 from coordinator.run.rounds.attestation import record_of
 from coordinator.run.state.events import DigestAttested
 from coordinator.run.state.state import State
-from protocol.codec.snapshot import encode, snapshot_digest
+from node.checkpoint.snapshot_codec import encode, snapshot_digest
 from protocol.types import Part, PeerId
 from tests.virtual.scenario import MIXED, PIPE, Play, contributions, roll_back_and_resume
 from tests.virtual.swarm import VirtualSwarm

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 import pytest
 from hivemind.proto.averaging_pb2 import AveragingData
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from node.exchange.hive.reduction.part_check import PartCheck
 from node.exchange.hive.reduction.part_reducer import PartReducer
 from protocol.pb.payload_pb2 import SignReply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement.cost_model import memory_needed
 from coordinator.run.state.events import RoleChanged
 from coordinator.run.state.state import State

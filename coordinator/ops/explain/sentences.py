@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
+from coordinator.base.phrases import counted, listed, short
 from coordinator.ops.explain.statements import Code, printable
-from coordinator.phrases import counted, listed, short
 from coordinator.placement.predict import Bottleneck
 from coordinator.status.cause_text import cause_text
 from protocol.roles import POLICIES

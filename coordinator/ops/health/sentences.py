@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.phrases import listed, short
+from coordinator.base.phrases import listed, short
 from protocol.status import HealthFinding, Sign
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.membership.ahead import note_ahead
 from coordinator.membership.validation import bad_request, behind, live_peer
 from coordinator.run.state.commands import Attest
 from coordinator.run.state.events import AnchorDiverged, DigestAttested
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.state import KEPT_CHECKPOINTS, KEPT_ROUNDS, State
 from coordinator.run.state.transaction import Transaction
 from protocol.math.embedding_snapshot import is_snapshot_round

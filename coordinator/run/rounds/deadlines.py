@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import inf
-from operator import is_not
 
 from coordinator.run.rounds.phases import expected_seconds, half_time
 from coordinator.run.state.settlement import settlement_of
@@ -70,28 +69,6 @@ def _least_window(state: State, replicas: Collection[Replica]) -> float:
     is_first = bool(state.plans) and state.plan_for(state.current_round).from_round == state.current_round
     is_open = any(each.index not in state.answered for each in replicas)
     return max(LEAST_WINDOW_SECONDS, FIRST_SECONDS) if is_first and is_open else LEAST_WINDOW_SECONDS
-
-
-class ClosingTime:
-    """:func:`closes_at` of the newest state. Every heartbeat asks for it, and few events change it."""
-
-    def __init__(self) -> None:
-        self._basis: tuple[object, ...] = ()
-        self._closes_at: float | None = None
-
-    def of(self, state: State) -> float | None:
-        basis = (
-            state.answered,
-            state.opened_at,
-            state.absent,
-            state.plans,
-            state.started_at,
-            state.estimates,
-        )
-        # By identity: an event that changes a mapping makes another one.
-        if not self._basis or any(map(is_not, basis, self._basis)):
-            self._basis, self._closes_at = basis, closes_at(state)
-        return self._closes_at
 
 
 def gather_seconds(state: State, stage: int, nbytes: int) -> float:

@@ -11,10 +11,10 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 
+from coordinator.base.phrases import counted, listed
 from coordinator.membership.silence import part_barren, remove_silent
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, check_host, check_run, live_peer
-from coordinator.phrases import counted, listed
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import complete_a_pipeline, move_spares, reserve_assignments
 from coordinator.placement.roles import change_roles

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any, get_args
 
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.run.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.run.state.events import Event
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Alarm, LastSeen
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import State

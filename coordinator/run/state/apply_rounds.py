@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.run.state import events
 from coordinator.run.state.apply_peers import follow, mark_absent
 from coordinator.run.state.apply_plans import with_lifecycles, with_settings
 from coordinator.run.state.lines import lines_of
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Barren, Contest, Round, Silence
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.settlement import settlement_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from coordinator.phrases import stages_of
-from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.base.persistent_map import PersistentMap
+from coordinator.base.phrases import stages_of
 from protocol.roles import POLICIES, RolePolicy
 from protocol.status import Wait
 from protocol.types import (

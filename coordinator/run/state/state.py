@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.run.state.records import (
     Alarm,
     Assignment,

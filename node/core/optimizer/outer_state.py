@@ -19,7 +19,6 @@ from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
 from node.ranks.parameters import OwnedParameters
 from node.ranks.remote_tensors import SharedTensor, with_all
-from protocol.codec.snapshot import snapshot
 from protocol.math.outer_step import anchor_digest
 from protocol.spec.run import RunSpec
 
@@ -101,14 +100,6 @@ class OuterState(Mapping[int, OuterStage]):
         if self.follower is not None:
             return anchor_digest(self.follower.committed)
         return with_all(self.group, embedding_of(self.shared_committed(0)), anchor_digest) or ""
-
-    def embedding_snapshot(self, round_number: int) -> Tensor | None:
-        """TE after `round_number`, which is the last one, as a snapshot carries it; on other ranks None."""
-        assert self.embedding_round == round_number, f"the embedding is after round {self.embedding_round}"
-        if self.follower is not None:
-            return snapshot(self.embedding)
-        shared = {EMBEDDING: self.shared_committed(0)[EMBEDDING]}
-        return with_all(self.group, shared, lambda tensors: snapshot(tensors[EMBEDDING]))
 
     def begin_round(self) -> None:
         """Start a round in which no training has continued beyond a proposal yet."""

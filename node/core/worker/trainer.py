@@ -38,6 +38,7 @@ from node.checkpoint.files import read_part
 from node.checkpoint.node_checkpoint import Restored
 from node.checkpoint.private_state import StageState, TableState
 from node.checkpoint.rank_checkpoint import Key, handed_out, named, private_of, shared_state
+from node.checkpoint.snapshot_codec import snapshot
 from node.core.model.link_table import LINK_TABLE
 from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.core.optimizer.inner import InnerOptimizer, Moments
@@ -55,7 +56,6 @@ from node.ipc.worker_calls import InnerResult, Message
 from node.ranks.group import RankGroup
 from node.ranks.remote_tensors import with_all
 from node.ranks.sharding import shard
-from protocol.codec.snapshot import snapshot
 from protocol.errors import HetnodeError
 from protocol.math.outer_optimizer import committed_shapes
 from protocol.math.output_subspace import output_basis
@@ -293,11 +293,16 @@ class Trainer:
         return digest
 
     def embedding_snapshot(self, round_number: int) -> Tensor | None:
-        """As OuterState.embedding_snapshot. Every member makes that of round 0 itself, at any time."""
+        """TE after `round_number`, the last one of stage 0, as a snapshot carries it; on other ranks None.
+
+        Every member makes that of round 0 itself, at any time.
+        """
         if round_number == 0:
             initial_vd = self._factories.initial(self.spec, 0)[EMBEDDING]
             return snapshot(initial_vd) if self.group.is_first else None
-        return self.outer.embedding_snapshot(round_number)
+        assert self.outer.rounds[0] == round_number, f"the embedding is after round {self.outer.rounds[0]}"
+        shared = {EMBEDDING: self.outer.shared_committed(0)[EMBEDDING]}
+        return with_all(self.group, shared, lambda tensors: snapshot(tensors[EMBEDDING]))
 
     # Start, recovery and checkpoints
 

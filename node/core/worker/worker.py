@@ -14,8 +14,7 @@ from typing import Protocol
 
 import torch
 
-from node.checkpoint import snapshots
-from node.checkpoint.files import read_snapshot
+from node.checkpoint import snapshot_codec
 from node.checkpoint.initial import initial_from, require_initial
 from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
 from node.core.optimizer.outcome import Outcome, agreed_results
@@ -28,7 +27,6 @@ from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
 from node.ipc.stored_payload import StoredPayload
 from node.ranks.group import RankGroup
-from protocol.codec import snapshot as snapshot_codec
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import header_of, size_of
 from protocol.math.outer_optimizer import committed_shapes
@@ -208,28 +206,6 @@ class Worker:
 
     def load_part(self, call: calls.LoadPart) -> str:
         return self.trainer.load_part(call.stage, call.part, call.round_number, call.file)
-
-    def write_snapshot(self, call: calls.WriteSnapshot) -> str:
-        """Write the snapshot of the embedding below `folder`, that of the checkpoints.
-
-        Raises HetnodeError DISK_FULL; nothing has changed.
-        """
-        snapshot_vd = self.trainer.embedding_snapshot(call.round_number)
-        if snapshot_vd is None:
-            return ""
-        data = snapshot_codec.encode(snapshot_vd)
-        digest = snapshot_codec.snapshot_digest(data, *snapshot_vd.shape)
-        snapshots.write(call.folder, call.round_number, digest, data)
-        return digest
-
-    def use_snapshot(self, call: calls.UseSnapshot) -> None:
-        """Derive T_perp of this member's links from a snapshot, between two rounds, until the next call.
-
-        Raises HetnodeError CHECKPOINT_CORRUPT; nothing has changed.
-        """
-        model = self.trainer.spec.model
-        shape = model.vocabulary, model.width
-        self.trainer.hosted.use_snapshot(read_snapshot(call.file, call.digest, shape))
 
     def restore(self, call: calls.Restore) -> calls.RestoredCheckpoint | None:
         if (found := self.trainer.restore(call.folder)) is None:

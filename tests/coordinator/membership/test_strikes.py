@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.base.phrases import short
 from coordinator.membership.strikes import STRIKES_TO_QUARANTINE
-from coordinator.phrases import short
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import Attest, Heartbeat, Offer, Report, Start, Tick, Unban
 from coordinator.run.state.events import PayloadRejected, PeerQuarantined, PeerStruck, PlanAdopted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement import search, tuning
 from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import MOST_SHARE

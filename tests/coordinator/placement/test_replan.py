@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement.replan import next_plan
 from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay

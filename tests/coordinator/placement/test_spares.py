@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.placement.cost_model import memory_needed
 from coordinator.run.state.events import PlanAdopted
 from coordinator.status.causes import peer_cause

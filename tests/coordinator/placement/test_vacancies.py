@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.reservations import Vacancies, reserve_assignments
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Attest, Ban, Leave, Start
 from coordinator.run.state.events import AssignmentReserved
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.transaction import Transaction
 from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.base.persistent_map import PersistentMap
 from coordinator.reduction.reducers import FIRST_BENCH, LONGEST_BENCH, failed_reducers, with_benches
-from coordinator.run.state.persistent_map import PersistentMap
 from coordinator.run.state.records import Round
 from protocol.types import ExchangeGroup, MemberLine, PeerId, ResultClaim
 from tests.builders import keyed, spec_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.phrases import short
+from coordinator.base.phrases import short
 from coordinator.run.state.commands import Leave, PauseRun, RaiseAlarm, Start
 from coordinator.status.cause_text import cause_text, status_text
 from coordinator.status.messages import run_message, stall_message

@@ -9,7 +9,7 @@ import torch
 
 from node.checkpoint import parts, snapshots
 from node.checkpoint.files import read_snapshot
-from protocol.codec.snapshot import encode, snapshot, snapshot_digest, snapshot_header
+from node.checkpoint.snapshot_codec import encode, snapshot, snapshot_digest, snapshot_header
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import HASH_BYTES, digest_of
 from protocol.types import Part

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.api.closing_time import ClosingTime
 from coordinator.run.rounds.deadlines import (
     FIRST_SECONDS,
     LEAST_GATHER_SECONDS,
-    ClosingTime,
     closes_at,
     decide_seconds,
     gather_seconds,

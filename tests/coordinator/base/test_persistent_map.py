@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.run.state.persistent_map import PersistentMap
+from coordinator.base.persistent_map import PersistentMap
 
 KEYS = st.sampled_from("abcdefgh")
 CHANGES = st.lists(

@@ -9,12 +9,13 @@ import torch
 
 from node.checkpoint import parts, snapshots
 from node.checkpoint.layout import round_folder
+from node.checkpoint.snapshot_codec import snapshot
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream, open_stream
 from node.ipc.worker_calls import Digests, UseSnapshot, WriteSnapshot
+from node.snapshots.snapshot_calls import SnapshotCalls
 from node.worker.process import NodeWorker
-from protocol.codec.snapshot import snapshot
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd
 from protocol.types import Part
@@ -62,7 +63,7 @@ def run_round(members: list[Trainer], round_number: int) -> None:
 
 
 def use(worker: NodeWorker, stored: snapshots.StoredSnapshot) -> None:
-    worker.use_snapshot(UseSnapshot(stored.path, stored.digest))
+    SnapshotCalls(worker).use_snapshot(UseSnapshot(stored.path, stored.digest))
 
 
 def expansion(end: ReceivingEnd | None) -> torch.Tensor:
@@ -75,26 +76,25 @@ def link_of(table_vd: torch.Tensor) -> ReceivingEnd:
     return ReceivingEnd(SPEC.link.k, run_basis(SPEC, 1), table_vd)
 
 
-def test_hosts_of_stage_0_and_all_others_make_the_same_snapshot(stream: SampleStream, tmp_path: Path) -> None:
-    """With it a member has the snapshot of round 0, and of a round that it followed, without a download."""
-    members = chain(stream, 2)
-    for round_number in (0, 1):
-        if round_number:
-            run_round(members, round_number)
-        digests = {
-            worker.write_snapshot(WriteSnapshot(tmp_path / str(i), round_number))
-            for i, worker in enumerate(workers_of(members))
-        }
-        kept = [snapshots.held(tmp_path / str(i))[round_number] for i in range(2)]
-        assert digests == {each.digest for each in kept}
-        assert len(digests) == 1
+def test_hosts_of_stage_0_and_all_others_make_the_same_first_snapshot(
+    stream: SampleStream, tmp_path: Path
+) -> None:
+    """So all members have the snapshot of round 0 without a download."""
+    workers = workers_of(chain(stream, 2))
+    folders = [tmp_path / str(i) for i in range(2)]
+    digests = {
+        SnapshotCalls(worker).write_snapshot(WriteSnapshot(folder, 0))
+        for worker, folder in zip(workers, folders, strict=True)
+    }
+    assert digests == {snapshots.held(folder)[0].digest for folder in folders}
+    assert len(digests) == 1
 
 
 def test_a_link_keeps_its_snapshot_over_commits_and_new_plans(stream: SampleStream, tmp_path: Path) -> None:
     members = chain(stream, 2)
     first, last = workers_of(members)
     initial_vd = members[0].outer.embedding.clone()
-    first.write_snapshot(WriteSnapshot(tmp_path, 0))
+    SnapshotCalls(first).write_snapshot(WriteSnapshot(tmp_path, 0))
     use(last, snapshots.held(tmp_path)[0])
     expected = expansion(link_of(initial_vd.to(torch.bfloat16)))
     run_round(members, 1)
@@ -102,7 +102,7 @@ def test_a_link_keeps_its_snapshot_over_commits_and_new_plans(stream: SampleStre
     assert torch.equal(expansion(members[1].hosted.upstream), expected)
     members[1].connect(SPEC.link.k, None)
     assert torch.equal(expansion(members[1].hosted.upstream), expected)
-    first.write_snapshot(WriteSnapshot(tmp_path, 1))
+    SnapshotCalls(first).write_snapshot(WriteSnapshot(tmp_path, 1))
     use(last, snapshots.held(tmp_path)[1])
     of_round_1 = link_of(members[0].outer.embedding.to(torch.bfloat16))
     assert torch.equal(expansion(members[1].hosted.upstream), expansion(of_round_1))
@@ -118,20 +118,22 @@ def test_the_snapshot_of_round_0_can_be_made_in_every_round(stream: SampleStream
     for round_number in (0, 1):
         if round_number:
             run_round(members, round_number)
-        digests += [each.write_snapshot(WriteSnapshot(tmp_path, 0)) for each in workers_of(members)]
+        digests += [
+            SnapshotCalls(each).write_snapshot(WriteSnapshot(tmp_path, 0)) for each in workers_of(members)
+        ]
     assert len(set(digests)) == 1
 
 
 def test_a_wrong_file_leaves_the_link_as_it_was(stream: SampleStream, tmp_path: Path) -> None:
     members = chain(stream, 2)
     first, last = workers_of(members)
-    digest = first.write_snapshot(WriteSnapshot(tmp_path, 0))
+    digest = SnapshotCalls(first).write_snapshot(WriteSnapshot(tmp_path, 0))
     stored = snapshots.held(tmp_path)[0]
     use(last, stored)
     before = expansion(members[1].hosted.upstream)
     stored.path.write_bytes(b"\x01" * stored.path.stat().st_size)
     with pytest.raises(HetnodeError) as refused:
-        last.use_snapshot(UseSnapshot(stored.path, digest))
+        SnapshotCalls(last).use_snapshot(UseSnapshot(stored.path, digest))
     assert refused.value.code is ErrorCode.CHECKPOINT_CORRUPT
     assert torch.equal(expansion(members[1].hosted.upstream), before)
 
@@ -160,7 +162,7 @@ def test_where_links_use_snapshots_a_member_without_stage_0_holds_its_stages_alo
     assert torch.equal(expansion(pair[1].hosted.upstream), expansion(of_round_0))
     inner_phase(pair, 1)
     commit_hosted(pair, 1)
-    first.write_snapshot(WriteSnapshot(tmp_path, 1))
+    SnapshotCalls(first).write_snapshot(WriteSnapshot(tmp_path, 1))
     use(last, snapshots.held(tmp_path)[1])
     of_round_1 = link_of(snapshot(pair[0].outer.embedding))
     assert torch.equal(expansion(pair[1].hosted.upstream), expansion(of_round_1))

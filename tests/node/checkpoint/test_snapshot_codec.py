@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protocol.codec.snapshot import decode, encode, nbytes_of, snapshot, snapshot_digest
+from node.checkpoint.snapshot_codec import decode, encode, nbytes_of, snapshot, snapshot_digest
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import CHUNK_BYTES
 from protocol.math.subspace import ReceivingEnd, orthonormal_basis

@@ -56,6 +56,7 @@ from protocol.wire.convert.fields import (
     public_name_from_pb,
     role_from_pb,
     sentence_from_pb,
+    setting_from_pb,
 )
 from protocol.wire.convert.payloads import (
     decision_from_pb,
@@ -287,7 +288,7 @@ def _decode_text(data: bytes) -> None:
     """A field of text, by the first byte."""
     readers = (
         *(name_from_pb, sentence_from_pb, peer_from_pb, endpoint_from_pb, role_from_pb, part_from_pb),
-        public_name_from_pb,
+        *(public_name_from_pb, setting_from_pb),
     )
     readers[(data[0] if data else 0) % len(readers)](data[1:].decode(errors="replace"))
 

@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 
 from node.agreement.comparing import comparison_of
-from node.core.train.cancellation import LeaveRequested, cancel_when_leaving
 from node.core.train.node_loop import End, NodeLoop
 from node.core.train.services import Services
 from node.exchange.transport import Entry, Transport, transport_in_use
@@ -25,6 +24,7 @@ from node.ipc.worker_client import WorkerClient
 from node.measure.measure import LinkProber, measure_before_join, measure_speed, own_capacity
 from node.monitoring.figures import NodeFigures
 from node.net.addresses import ClaimedPorts
+from node.net.cancellation import LeaveRequested, cancel_when_leaving
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.directory import Directory
 from node.net.joining import (

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from coordinator.store.history_sql import COLUMNS, CREATED, INSERTED
 from coordinator.store.history_tables import TABLES, BegunAnew, Change, RunTotals, TableRow
+from coordinator.store.store import transaction
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
 
@@ -114,7 +115,7 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
         remove_history(self._path)
         self._db = self._connect()
         self._configure()
-        with self._transaction():
+        with transaction(self._db, "IMMEDIATE"):
             for table in TABLES:
                 for statement in CREATED[table]:
                     self._db.execute(statement)
@@ -132,7 +133,7 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
         self, changes: Iterable[Changes], sequence: int = 0, at: float | None = None, measured: int = 0
     ) -> None:
         """Add `changes`, all or none. The other arguments say how far the history is with them."""
-        with self._transaction():
+        with transaction(self._db, "IMMEDIATE"):
             for group in changes:
                 for change in group:
                     if not self._add(change):
@@ -149,17 +150,6 @@ class HistoryFile(AbstractContextManager["HistoryFile"]):
         kind: type[TableRow] = type(change)
         found = self._db.execute(INSERTED[kind], _VALUES[kind](change))
         return not kind.IS_ONCE or found.rowcount == 1
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself rolls back after some errors, like a full disk
-                self._db.execute("ROLLBACK")
-            raise
 
     def _connect(self) -> sqlite3.Connection:
         # As private as the event log: only the owner of the folder reads what peers did.

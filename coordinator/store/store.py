@@ -47,6 +47,19 @@ _ROWS_AT_ONCE = 500
 """Rows of the log that are read before an append gets its turn."""
 
 
+@contextmanager
+def transaction(database: sqlite3.Connection, lock: str) -> Iterator[None]:
+    """All that is written meanwhile, or nothing of it. `lock`: IMMEDIATE or EXCLUSIVE."""
+    database.execute(f"BEGIN {lock}")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite itself rolls back after some errors, like a full disk
+            database.execute("ROLLBACK")
+        raise
+
+
 class Store(Protocol):
     """An event log. Every method raises STORE_CORRUPT where the log cannot be used.
 
@@ -153,7 +166,7 @@ class SqliteStore:
         self._turn = threading.Lock()
         with self._reporting():
             # No waiting for a lock: another coordinator holds it until it ends. Autocommit, because
-            # `_transaction` begins and ends transactions. Appends come from worker threads, one at a time.
+            # `transaction` begins and ends transactions. Appends come from worker threads, one at a time.
             self._db = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             with self._reporting():
@@ -194,7 +207,7 @@ class SqliteStore:
                 yield self._event(*row)
 
     def begin(self, spec_json: str) -> None:
-        with self._reporting(), self._transaction():
+        with self._reporting(), transaction(self._db, "EXCLUSIVE"):
             self._db.execute("INSERT INTO run VALUES (1, ?)", (spec_json,))
             # Before the commit: from then on, a log without a head has lost it.
             self.head.create(0, first_hash(spec_json))
@@ -203,7 +216,7 @@ class SqliteStore:
     def append(self, events: Sequence[Event]) -> None:
         encoded = [(kind, pack_body(body)) for kind, body in map(encode, events)]
         with self._turn, self._reporting():
-            with self._transaction():
+            with transaction(self._db, "EXCLUSIVE"):
                 length, row_hash = self._end()
                 rows = []
                 for kind, body in encoded:
@@ -284,7 +297,7 @@ class SqliteStore:
         run("PRAGMA synchronous = FULL")  # WAL alone may lose the newest commits in a power failure
         if application:
             return
-        with self._transaction():
+        with transaction(self._db, "EXCLUSIVE"):
             for statement in SCHEMA:
                 run(statement)
             run(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -330,17 +343,6 @@ class SqliteStore:
                 self.path, f"the rows up to row {signed} are not those that this coordinator wrote"
             )
         return rows, row_hash
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN EXCLUSIVE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself rolls back after some errors, like a full disk
-                self._db.execute("ROLLBACK")
-            raise
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

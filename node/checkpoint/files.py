@@ -211,14 +211,19 @@ def write_bytes(path: Path, content: bytes) -> None:
     flush(path)
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a file. Raises OSError, and ValueError for more than `most` bytes."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it is larger than {most} bytes")
+    return content
+
+
 def read_text(path: Path) -> str:
     """The text of a small file. Raises CHECKPOINT_CORRUPT."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_JSON_LIMIT + 1)
-        if len(content) > _JSON_LIMIT:
-            raise ValueError(f"it is larger than {_JSON_LIMIT} bytes")
-        return content.decode()
+        return read_bytes(path, _JSON_LIMIT).decode()
     except (OSError, ValueError) as error:
         raise corrupt(path, str(error)) from None
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from node.checkpoint.files import Shapes
+from node.checkpoint.files import Shapes, read_bytes
 from node.hugging_face.architecture import unsupported
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -173,11 +173,7 @@ class Weights:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of an untrusted folder. Raises HetnodeError UNSUPPORTED_MODEL."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_JSON_LIMIT + 1)
-        if len(content) > _JSON_LIMIT:
-            raise ValueError(f"it is larger than {_JSON_LIMIT} bytes")
-        tree = json.loads(content)
+        tree = json.loads(read_bytes(path, _JSON_LIMIT))
     except (OSError, ValueError, RecursionError) as error:
         raise unsupported(path, str(error).rstrip(".")) from None
     if not isinstance(tree, dict):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from node.core.train.anchor_files import AnchorFiles
-from node.core.train.cancellation import run_to_the_end
 from node.core.train.commits import Commits
 from node.core.train.link_snapshots import LinkSnapshots, MakeSnapshots
 from node.core.train.round_gates import RoundGates
@@ -25,6 +24,7 @@ from node.exchange.transport import RoundEnd
 from node.ipc.stored_payload import StoredPayload
 from node.ipc.worker_calls import Digests, LoadInitialPart, LoadPart, StageInfo
 from node.net.attestations import Attestations
+from node.net.cancellation import run_to_the_end
 from node.net.membership import RunView, until_answered
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import OUTAGE_SECONDS

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from node.checkpoint import parts
 from node.checkpoint.layout import round_folder
-from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.core.train.link_snapshots import MakeSnapshots
 from node.core.train.member_anchors import MemberAnchors, reservation_in, run_is_over
 from node.core.train.recovery import Recovery
@@ -27,6 +26,7 @@ from node.exchange.transport import ServedStages
 from node.folder import keep_only_stages
 from node.ipc.worker_calls import Abandon, Build, LocalData, WriteCheckpoint
 from node.monitoring.figures import Activity
+from node.net.cancellation import LeaveRequested, cancel_when, cancel_when_leaving
 from node.net.link import FrameRefused
 from node.net.membership import PeerAssignment, RunView, jittered, until_answered
 from protocol.errors import ErrorCode, HetnodeError, first_error

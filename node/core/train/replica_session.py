@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from node.core.train.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
 from node.core.train.inner_phase import InnerLoop, empty_measurement
 from node.core.train.member_anchors import MemberAnchors
@@ -23,6 +22,7 @@ from node.core.train.replica_links import have_same_links, open_links
 from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
 from node.ipc.worker_calls import Abandon, Connect, KeepTraining
+from node.net.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.net.measurements import Measurements
 from node.net.membership import PeerAssignment, RunView
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer

@@ -76,9 +76,7 @@ def link_of(table_vd: torch.Tensor) -> ReceivingEnd:
     return ReceivingEnd(SPEC.link.k, run_basis(SPEC, 1), table_vd)
 
 
-def test_hosts_of_stage_0_and_all_others_make_the_same_first_snapshot(
-    stream: SampleStream, tmp_path: Path
-) -> None:
+def test_all_members_make_the_same_first_snapshot(stream: SampleStream, tmp_path: Path) -> None:
     """So all members have the snapshot of round 0 without a download."""
     workers = workers_of(chain(stream, 2))
     folders = [tmp_path / str(i) for i in range(2)]

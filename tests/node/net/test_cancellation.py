@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from node.core.train.cancellation import run_to_the_end
+from node.net.cancellation import run_to_the_end
 
 
 async def test_work_goes_on_when_its_caller_is_cancelled_and_its_later_failure_is_not_reported(

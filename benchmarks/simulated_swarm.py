@@ -24,7 +24,7 @@ from benchmarks.simulated_lines import (
     reduction_seconds,
     result_seconds,
 )
-from coordinator.api.closing_time import ClosingTime
+from coordinator.api.remembered import closing_time
 from coordinator.placement.cost_model import Costs, Survey
 from coordinator.reduction.traffic import result_ratio
 from coordinator.run.rounds.deadlines import decide_seconds
@@ -138,7 +138,7 @@ class SimulatedSwarm:
         self._phases: dict[int, Phase] = {}
         self._news: list[Event] = []
         self._once = cache(lambda step: step)
-        self._closing_time = ClosingTime()
+        self._closing_time = closing_time()
 
     @property
     def digest(self) -> str:

@@ -19,11 +19,11 @@ import grpc
 from google.protobuf.message import Message
 
 from coordinator.api.access import AccessControl
-from coordinator.api.closing_time import ClosingTime
 from coordinator.api.dial_back import DialBack
 from coordinator.api.enrollment import renew
 from coordinator.api.large_answers import LargeAnswers
 from coordinator.api.measuring import believed, check_place, possible
+from coordinator.api.remembered import closing_time, heartbeat_interval
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
@@ -31,7 +31,6 @@ from coordinator.api.watch import Announcements, Watcher
 from coordinator.authority import Authority
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.open_places import CLOSED, OpenTerms
-from coordinator.membership.presence import HeartbeatInterval
 from coordinator.membership.scores import Scores
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded, live_peer, unknown_round
@@ -134,7 +133,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             *(self._run, sign, sources, relay, records.resting),
             stall=RunNews(command_loop, records.resting).stall,
         )
-        self._closing_time, self._interval = ClosingTime(), HeartbeatInterval()
+        self._closing_time, self._interval = closing_time(), heartbeat_interval()
         self._messages, self._large_answers = RoundMessages(), LargeAnswers()
         self._probes = ProbeDoor(_PROBES_AT_ONCE, command_loop.now)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.membership.invites import open_invites_of
@@ -10,8 +9,6 @@ from coordinator.membership.open_places import keep_place
 from coordinator.membership.validation import check_peer_id, live_peer
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
-from coordinator.run.state.records import Peer
-from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.types import Estimates, PeerId
 
@@ -19,21 +16,6 @@ _LEAST_PAUSE, _LONGEST_PAUSE = 2.0, 20.0
 """Seconds between two recorded reports of a peer: longer after each report. Nodes wait at least as long."""
 FINISHED = "finished"
 """The reason that a peer gives when it leaves because its work is done."""
-
-
-class HeartbeatInterval:
-    """Seconds between two heartbeats of a peer, by the number of live peers; each one asks for it."""
-
-    def __init__(self) -> None:
-        self._peers: Mapping[PeerId, Peer] | None = None
-        self._seconds = 0.0
-
-    def of(self, state: State) -> float:
-        # By identity: an event that changes the peers makes another mapping.
-        if state.peers is not self._peers:
-            self._peers = state.peers
-            self._seconds = state.spec.timing.heartbeat_of(state.live)
-        return self._seconds
 
 
 def heartbeat(transaction: Transaction, command: Heartbeat) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.api.closing_time import ClosingTime
+from coordinator.api.remembered import closing_time
 from coordinator.run.rounds.deadlines import (
     FIRST_SECONDS,
     LEAST_GATHER_SECONDS,
@@ -190,14 +190,14 @@ class TestMinorities:
         assert window(min(honest)) <= closes <= window(max(honest))
 
     def test_the_time_of_heartbeats_is_that_of_the_rule(self, five: Run) -> None:
-        closing_time = ClosingTime()
+        remembered = closing_time()
         for peer in (D, E, A, B):
             five.now += 5
             offers(five, peer)
             five.accept(Heartbeat(peer.peer, 1, 0))
-            assert closing_time.of(five.state) == closes_at(five.state)
+            assert remembered.of(five.state) == closes_at(five.state)
         five.accept(Leave(C.peer, "interrupted"))
-        assert closing_time.of(five.state) == closes_at(five.state)
+        assert remembered.of(five.state) == closes_at(five.state)
 
 
 class TestGathering:

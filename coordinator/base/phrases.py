@@ -25,10 +25,15 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+_MOST_TOLD = 200
+"""Characters of a setting: a mixture may have thousands."""
+
+
 def change_text(change: RunChange) -> str:
     """Such as "inner.steps=20 from round 8 on: links are slow"."""
     why = f": {change.reason}" if change.reason else ""
-    return f"{listed(change.settings)} from round {change.from_round} on{why}"
+    told = [each if len(each) <= _MOST_TOLD else f"{each[:_MOST_TOLD]}..." for each in change.settings]
+    return f"{listed(told)} from round {change.from_round} on{why}"
 
 
 def short(peer: PeerId) -> str:

@@ -116,11 +116,12 @@ def run_change(
 
 
 def _check_data(folder: Path, told: Sequence[str]) -> None:
-    """Open the new data where all nodes are on this machine; else say what their owners have to name.
+    """Open the new data, or that of the hub where nodes are elsewhere; say what their owners have to name.
 
     Raises HetnodeError: as :func:`open_stream`; BAD_SPEC.
     """
-    from node.data.sources import names_files  # noqa: PLC0415
+    from node.data.own import option_for  # noqa: PLC0415
+    from node.data.sources import names_files, open_source  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     now = command_runner.run(fetch_status(*load_operator(folder))).spec
@@ -132,12 +133,16 @@ def _check_data(folder: Path, told: Sequence[str]) -> None:
         open_stream(spec, tokenizer=find_tokenizer(spec.data, folder))
         return
     known = {each.source for each in now.data.all_sources}
-    paths = [each for each in spec.data.all_sources if each.source not in known and names_files(each.source)]
-    for each in paths:
-        option = f"{each.name}={each.source}" if each.name else each.source
-        log.warning(
-            "nodes that were not started with --data %s, or their own copy, end at the change", option
-        )
+    new = [each for each in spec.data.all_sources if each.source not in known]
+    if paths := [option_for(each) for each in new if names_files(each.source)]:
+        log.warning("nodes without --data %s, or their own copies, end at the change", ", ".join(paths))
+    for each in (each for each in new if each.source.startswith("hf:") and not names_files(each.source)):
+        try:  # a wrong name would end all nodes
+            next(open_source(each.source, each.text_field or spec.data.text_field).documents(), None)
+        except HetnodeError as error:
+            if error.code is not ErrorCode.MISSING_EXTRA:
+                raise
+            log.warning("%s was not tried: %s", each.source, error.cause)
 
 
 @run_app.command("backup")

@@ -1,7 +1,8 @@
 """What the owner of a machine has named with ``--data``: where this machine has the sources of a run.
 
-A text is ``NAME=SOURCE`` for a source of a mixture (or ``validation=SOURCE``), a SOURCE that the run names,
-too, or ANY. A SOURCE that the run does not name is a copy of the one without a name with which the run began.
+A text is ``NAME=SOURCE`` for a source of a mixture (for others ``data=`` or ``validation=``), a SOURCE that
+the run names, too, or ANY. A SOURCE that the run does not name is a copy of the one without a name with which
+the run began.
 """
 
 from __future__ import annotations
@@ -15,6 +16,15 @@ from protocol.spec.data import SOURCE_NAME, DataSource, DataSpec
 
 ANY = "any"
 """Every path that the run names, now or after a change."""
+
+
+UNNAMED = "data"
+"""The name of a source that has none."""
+
+
+def option_for(source: DataSource) -> str:
+    """What --data says of a source that is where the run says it."""
+    return f"{source.name}={source.source}" if source.name else source.source
 
 
 def named(text: str) -> tuple[str, str]:
@@ -36,8 +46,8 @@ def location_of(source: DataSource, data: DataSpec, own: Sequence[str], is_own_r
     Raises HetnodeError BAD_OPTION where it cannot be told which of several of `own` is meant.
     """
     places = dict(map(named, own))
-    if source.name in places and source.name:
-        return places[source.name], True
+    if (name := source.name or UNNAMED) in places:
+        return places[name], True
     plain = [place for name, place in map(named, own) if not name and place != ANY]
     if source.source in plain:
         return source.source, True
@@ -56,6 +66,5 @@ def checked_locations(data: DataSpec, own: Sequence[str], is_own_run: bool) -> l
     found = [location_of(each, data, own, is_own_run) for each in data.all_sources]
     for source, (place, may_open_files) in zip(data.all_sources, found, strict=True):
         if not may_open_files and names_files(place):
-            option = f"{source.name}={place}" if source.name else place
-            raise not_named(f"its data from {place}", "--data", option)
+            raise not_named(f"its data from {place}", "--data", option_for(source))
     return found

@@ -65,8 +65,16 @@ class SampleStream:
         return self.held_out.read(range(count))
 
 
+KeptStreams = dict[tuple[str, str, bool], SampleStream]
+"""The sources of a run that this process has read, by place, key of the text, and whether it is trained."""
+
+
 def open_stream(
-    spec: RunSpec, own: Sequence[str] = (), tokenizer: str | None = None, is_own_run: bool = True
+    spec: RunSpec,
+    own: Sequence[str] = (),
+    tokenizer: str | None = None,
+    is_own_run: bool = True,
+    kept: KeptStreams | None = None,
 ) -> SampleStream:
     """Open the data of a run and make sure that each source has a window, and what is measured another.
 
@@ -76,22 +84,26 @@ def open_stream(
         tokenizer: the path of the run's tokenizer.json on this node; None: ``spec.data.tokenizer``.
         is_own_run: whether the owner of this machine has named what is in `spec`. A run of somebody else
             opens only `own`, `tokenizer`, what is built in, and the hub.
+        kept: what was open before the run changed, and then what this call has opened: it need not be read
+            again.
 
     Raises:
         HetnodeError: DATA_NOT_NAMED before anything is read; BAD_OPTION; DATA_UNREADABLE, DATA_TOO_SMALL,
             TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH or MISSING_EXTRA.
     """
-    data, places = spec.data, checked_locations(spec.data, own, is_own_run)
-    origins = [
-        open_source(place, source.text_field or data.text_field, may_open_files)
-        for source, (place, may_open_files) in zip(data.all_sources, places, strict=True)
-    ]
+    data, count = spec.data, len(spec.data.sources)
+    places, found = checked_locations(data, own, is_own_run), []
+    for index, (source, (place, may_open_files)) in enumerate(zip(data.all_sources, places, strict=True)):
+        field = source.text_field or data.text_field
+        found.append(((place, field, index < count), open_source(place, field, may_open_files)))
     if not is_own_run and tokenizer is None and data.tokenizer != BYTES:
         raise not_named(f"its tokenizer from {data.tokenizer}", "--tokenizer", data.tokenizer)
-    encoder, count = check_tokenizer(spec, tokenizer), len(data.sources)
-    streams = [
-        _of_source(origin, encoder, spec, is_trained=index < count) for index, origin in enumerate(origins)
-    ]
+    encoder, before = check_tokenizer(spec, tokenizer), dict(kept or {})
+    opened = [(key, before.get(key) or _of_source(origin, encoder, spec, key[2])) for key, origin in found]
+    if kept is not None:
+        kept.clear()
+        kept.update(opened)
+    streams = [stream for _, stream in opened]
     trained, measured = streams[:count], streams[count:] or streams
     held_out = [each.held_out for each in measured]
     for split in (*(each.training for each in trained), *held_out):

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -34,7 +34,7 @@ Loss = Annotated[float | None, AfterValidator(lambda loss: None if loss is None 
 
 
 _READ = {
-    ("data", "source"): str,
+    ("data", "source"): str | list,
     ("data", "text_field"): str,
     ("data", "tokenizer"): str,
     ("data", "tokenizer_sha256"): str,
@@ -86,7 +86,7 @@ class Result(BaseModel):
     def _can_be_read(cls, spec: Mapping[str, Any]) -> Mapping[str, Any]:
         for (section, name), kind in _READ.items():
             value = spec[section].get(name) if isinstance(spec.get(section), Mapping) else None
-            if type(value) is not kind or (isinstance(value, int) and value < 0):
+            if type(value) not in (get_args(kind) or (kind,)) or (isinstance(value, int) and value < 0):
                 raise ValueError(f"{section}.{name} of its specification is {value!r:.40}")
         return spec
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from protocol.spec.sections import Section
 
 SOURCE_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
-_NOT_NAMES = ("", "any", "validation")
+_NOT_NAMES = ("", "any", "data", "validation")
 _KNOWN_SOURCES = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
 
 

@@ -22,7 +22,7 @@ from node.core.optimizer.outer_stage import CommitProbe
 from node.core.worker.compute import Compute, memory_in_use
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.trainer import Trainer
-from node.data.stream import open_stream
+from node.data.stream import KeptStreams, open_stream
 from node.data.tokenizer import find_tokenizer
 from node.ipc import worker_calls as calls
 from node.ipc.stored_payload import StoredPayload
@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(self, machine: Machine, make_probe: MakeProbe) -> None:
         self._machine, self._make_probe = machine, make_probe
-        self._computed = 0.0  # seconds of computing since the round began
+        self._computed, self._kept = 0.0, KeptStreams()  # seconds of computing since the round began; data
 
     def require_initial(self, call: calls.RequireInitial) -> None:
         """Raise HetnodeError unless the parameters from which the run starts are here."""
@@ -79,8 +79,8 @@ class Worker:
         compute, is_sharded = self._machine.place(spec, stages, local.compute)
         stream = None
         if 0 in stages:
-            found = find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
-            stream = open_stream(spec, local.own_data, local.tokenizer or found, is_own_run=False)
+            found = local.tokenizer or find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
+            stream = open_stream(spec, local.own_data, found, is_own_run=False, kept=self._kept)
         factories = TrainerFactories(initial=initial_from(local.initial))
         self.trainer = Trainer(spec, stages, compute, stream, factories, group, is_sharded)
         parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}

@@ -206,6 +206,25 @@ def test_a_change_whose_round_had_no_plan_holds_from_the_next_plan_on() -> None:
     assert [each.from_round for each in run.state.changes] == [2]
 
 
+def test_data_change_at_the_first_sample_of_their_plan_and_later_plans_keep_that_sample() -> None:
+    run = started_and_attested(1, 1)
+    told = 'data.source="text:other"'
+    run.accept(ChangeRun((told,), 3, ""))
+    play_rounds(run, 3)
+    plan = run.state.plans[-1]
+    assert (plan.from_round, plan.first_sample) == (3, 2 * 2 * run.spec.samples_per_round())
+    [change] = plan.changes
+    assert change.first_sample == plan.first_sample
+    [past] = run.state.spec_under(plan).data.past or ()
+    assert (past.source, past.samples) == (run.spec.data.source, plan.first_sample)
+    leave(run, B)
+    play_rounds(run, 2)
+    later = run.state.plans[-1]
+    assert later.epoch > plan.epoch
+    assert later.changes == plan.changes
+    assert run.state.spec.data == run.state.spec_under(plan).data
+
+
 def test_a_new_member_must_stay_be_reserved_fit_and_have_followed_the_rounds() -> None:
     run = started_and_attested(1, 1)
     plan = replace(run.state.plans[-1], epoch=2)

@@ -25,6 +25,7 @@ from protocol.types import Pause, PausedBy, Role
 from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, refusal_of, running
+from tests.support.hub_server import NAME, hub_with
 
 A, B, C = (keyed(i) for i in range(3))
 
@@ -33,6 +34,15 @@ async def hetnode(*arguments: str) -> tuple[int, str, str]:
     """Status, standard output and standard error of the command; this process serves the coordinator."""
     result = await asyncio.to_thread(commands.hetnode, *arguments)
     return result.returncode, result.stdout, result.stderr
+
+
+def toml_of(value: object) -> str:
+    """A text, or a list of tables, as TOML has them."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_of, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in value.items())}}}"
+    return json.dumps(value)
 
 
 @pytest.fixture
@@ -337,6 +347,38 @@ async def test_a_run_is_paused_and_goes_on(run: Running) -> None:
     assert (await run.status()).pause == Pause(2, PausedBy.OPERATOR, "a [bold]spike[/]")
     assert await hetnode("run", "resume", folder) == (0, "the run goes on\n", "")
     assert await hetnode("run", "resume", folder) == (0, "the run was not paused\n", "")
+
+
+async def test_other_data_of_a_run_are_tried_before_they_are_told(
+    run: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A wrong name would end all nodes."""
+    pytest.importorskip("datasets")
+    await run.join(A)
+    await run.join(B)
+    lines = "".join(json.dumps({"text": f"text {n} " * 50}) + "\n" for n in range(200)).encode()
+    with hub_with({"data/part-0.jsonl": lines}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+
+        async def changed(source: object) -> tuple[int, str, str]:
+            told = f"data.source={toml_of(source)}"
+            return await hetnode("run", "change", str(run.folder), "--set", told, "--from", "3")
+
+        status, _, errors = await changed("hf:owner/none")
+        assert (status, "[data-unreadable]" in errors) == (3, True)
+        status, _, errors = await changed([{"name": "web", "source": "text:/x", "weight": 0}])
+        assert (status, "[bad-spec]" in errors) == (2, True)
+        assert not (await run.status()).changes
+        web, code = (
+            {"name": "web", "source": f"hf:{NAME}", "weight": 7},
+            {"name": "code", "source": "text:/x"},
+        )
+        status, out, errors = await changed([web, code])
+    assert (status, out.startswith("from round 3 on: data.source=[")) == (0, True)
+    assert "nodes without --data code=text:/x, or their own copies, end at the change" in errors
+    [change] = (await run.status()).changes
+    assert json.loads(change.settings[0].partition("=")[2]) == [web, code]
 
 
 async def test_only_the_operator_pauses_a_run(run: Running, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.data.mixture import begun, counts_until, place_of
-from node.data.stream import SampleStream, open_stream
+from node.data.stream import KeptStreams, SampleStream, open_stream
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.change import changed, settings_text
@@ -138,6 +138,24 @@ def test_sources_go_on_where_they_stood_when_the_mixture_changes(tmp_path: Path)
     assert [each for each in found if source_of(each) == "a"] == alone
 
 
+def test_what_is_open_is_not_read_again_after_a_change(tmp_path: Path) -> None:
+    spec, kept = spec_of(mixture(tmp_path, a=1, b=1)), KeptStreams()
+    before = open_stream(spec, kept=kept)
+    told = settings_text({"data.source": mixture(tmp_path, b=1, c=1)})
+    first = dict(kept)
+    after = open_stream(changed(spec, [RunChange(2, told, "", 20)]), kept=kept)
+    assert len(kept) == 2
+    assert {id(each) for each in kept.values()} & {id(each) for each in first.values()}
+    [b] = kept.keys() & first.keys()
+    assert b[0].endswith("b.txt")
+    fresh = open_stream(changed(spec, [RunChange(2, told, "", 20)]))
+    assert windows(after, range(20, 40)) == windows(fresh, range(20, 40))
+    assert windows(before, range(20)) == windows(open_stream(spec), range(20))
+    # Text that is measured whole is another split of the same place.
+    open_stream(spec_of(text_of(tmp_path, "a"), validation=text_of(tmp_path, "b")), kept=kept)
+    assert [key[2] for key in kept] == [True, False]
+
+
 def test_where_sources_stand_follows_from_the_specification(tmp_path: Path) -> None:
     spec = changed(
         spec_of(mixture(tmp_path, a=3, b=1)),
@@ -212,6 +230,9 @@ def test_a_copy_of_the_first_data_is_none_of_later_data(tmp_path: Path) -> None:
     )
     assert source_of(windows(open_stream(back, [copy], is_own_run=False), range(20, 21))[0]) == "c"
     assert code_of(spec, copy, second)[0] is ErrorCode.BAD_OPTION
+    # The owner may still say which text stands for data that has no name.
+    stand_in = open_stream(later, [f"data={copy}"], is_own_run=False)
+    assert source_of(windows(stand_in, range(10, 11))[0]) == "c"
 
 
 MIXED = [{"name": "a", "source": "text:a"}, {"name": "b", "source": "text:b"}]
@@ -230,6 +251,7 @@ MIXED = [{"name": "a", "source": "text:a"}, {"name": "b", "source": "text:b"}]
         (MIXED, [MIXED[0] | {"source": "text:c"}], "two sources have the name 'a'"),
         ([{"source": "text:a"}], "", "is no name of a source"),
         ([MIXED[0] | {"name": "any"}], "", "is no name of a source"),
+        ([MIXED[0] | {"name": "data"}], "", "is no name of a source"),
         ([MIXED[0] | {"name": "A b"}], "", "should match pattern"),
         ([MIXED[0] | {"source": "a.txt"}], "", "unknown data source 'a.txt'"),
         ([MIXED[0] | {"part": 1}], "", "not permitted"),

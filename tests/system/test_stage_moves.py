@@ -140,7 +140,7 @@ def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admissi
 
 
 @pytest.mark.slow  # its pieces are tested by themselves
-def test_a_node_that_is_refused_before_it_hears_of_its_move_moves(
+def test_a_node_that_hears_late_of_its_move_is_not_refused_and_moves(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, attest = CoordinatorClient.watch, CoordinatorClient.attest
@@ -167,7 +167,7 @@ def test_a_node_that_is_refused_before_it_hears_of_its_move_moves(
         is_late = True
         other = await move(swarm, "s")
         await until_built(swarm, "s", other)
-        assert refused == [ErrorCode.BAD_REQUEST]
+        assert not refused
         await swarm.until_over()
         assert not swarm.nodes["s"].errors
 

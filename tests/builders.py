@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,7 +47,7 @@ class Keyed:
     number: int
     key: Ed25519PrivateKey = field(repr=False, compare=False)
 
-    @property
+    @cached_property
     def peer(self) -> PeerId:
         return peer_id_of(self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
 
@@ -94,7 +94,9 @@ class Keyed:
         return sign_descriptor(unsigned, self.key.sign)
 
 
+@cache
 def keyed(number: int) -> Keyed:
+    """The same for the same number: tests ask 200,000 times for some thousand peers."""
     seed = hashlib.sha256(f"test peer {number}".encode()).digest()
     return Keyed(number, Ed25519PrivateKey.from_private_bytes(seed))
 

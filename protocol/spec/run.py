@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from functools import cached_property
+from typing import Annotated, Any, Self
 
 import pydantic_core
 from pydantic import Field, ValidationError, model_validator
@@ -121,10 +122,16 @@ class RunSpec(Section):
     def canonical_json(self) -> str:
         return json.dumps(self.tree, sort_keys=True, separators=(",", ":"))
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """sha-256 (hex) of the canonical JSON."""
         return hashlib.sha256(self.canonical_json.encode()).hexdigest()
+
+    def __copy__(self) -> Self:
+        """Without the hash: pydantic gives the copy other fields afterwards."""
+        copied = super().__copy__()
+        copied.__dict__.pop("hash", None)
+        return copied
 
     @property
     def identity(self) -> str:

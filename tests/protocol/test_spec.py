@@ -329,3 +329,12 @@ def test_a_name_that_no_file_of_settings_can_hold_is_refused(name: str) -> None:
         resolve("nano", overrides={name: "text:n\udcff.txt"})
     assert caught.value.code is ErrorCode.BAD_SPEC
     str(caught.value).encode()
+
+
+def test_a_copy_with_other_settings_has_its_own_hash() -> None:
+    spec = resolve("nano")
+    before = spec.hash
+    copied = spec.model_copy(update={"rounds": spec.rounds + 1})
+    assert copied.hash == resolve("nano", overrides={"rounds": spec.rounds + 1}).hash != before
+    assert spec.hash == before
+    assert spec == resolve("nano"), "a hash that is known makes no difference"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import platform
 import subprocess
 import sys
@@ -32,7 +31,8 @@ def test_a_coordinator_seldom_collects_all_objects_and_soon_gives_way_to_its_eve
     result = ran(f"{PREPARE}\nprint(sys.getswitchinterval(), *gc.get_threshold())")
     seconds, *thresholds = map(float, result.stdout.split())
     assert seconds < 0.001 < sys.getswitchinterval()
-    assert thresholds[0] >= 10 * gc.get_threshold()[0]
+    usual = ran("import gc; print(gc.get_threshold()[0])")  # the tests have another one
+    assert thresholds[0] >= 10 * float(usual.stdout)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives threads heaps of their own")

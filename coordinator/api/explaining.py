@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from coordinator.run.command_loop import CommandLoop
-from coordinator.store.history import SqliteHistory
-from coordinator.store.store import Store
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Explanation
 
 
 class NoExplainer:
-    """Stands in for explanations where they are no part of the program. Arguments as those of the leaf."""
+    """Stands in for explanations where they are no part of the program. It takes whatever the leaf takes."""
 
-    def __init__(self, command_loop: CommandLoop, store: Store, history: SqliteHistory) -> None:
+    def __init__(self, *_: object) -> None:
         pass
 
     async def explain(self, caller: str, question: str) -> Explanation:

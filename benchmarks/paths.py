@@ -2,6 +2,7 @@
 
     python -m benchmarks.paths --out FILE --seeds 0 1 2      # a stop continues where FILE ends
     python -m benchmarks.paths --out FILE --seeds            # the table of FILE
+    python -m benchmarks.paths --out FILE --warm 500 --total 300
 
 Four holders of each of four stages train a small model through dithered links. Each holder is a participant
 of its stage's round: own local weights, moments and error feedback, and a payload with the weight of the
@@ -192,10 +193,11 @@ def base(seed: int, steps: int) -> Anchors:
     return {stage: dict(replica.host_of(stage).outer[stage].committed) for stage in range(STAGES)}
 
 
-def read(file: Path) -> dict[tuple[str, int, int], dict[str, float]]:
-    """What is in `file`, by row, H and seed; all with the same --total and --warm."""
+def read(file: Path, warm: int) -> dict[tuple[str, int, int], dict[str, float]]:
+    """What is in `file` with these steps before, by row, H and seed."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return {(each["row"], each["steps"], each["seed"]): each for each in map(json.loads, lines)}
+    found = [each for each in map(json.loads, lines) if each["warm"] == warm]
+    return {(each["row"], each["steps"], each["seed"]): each for each in found}
 
 
 def table(found: dict[tuple[str, int, int], dict[str, float]], lengths: Iterable[int]) -> Table:
@@ -204,15 +206,17 @@ def table(found: dict[tuple[str, int, int], dict[str, float]], lengths: Iterable
         seeds = sorted(
             {seed for _, _, seed in found if {(mine, steps, seed), (other, steps, seed)} <= found.keys()}
         )
+        if not seeds:
+            continue
         cells = []
         for loss in ("loss", "plain"):
             deltas = [
                 100 * (found[mine, steps, seed][loss] / found[other, steps, seed][loss] - 1) for seed in seeds
             ]
             interval = interval_of(deltas)
-            cells.append(f"{sum(deltas) / len(deltas):+.2f} %" if deltas else "")
+            cells.append(f"{sum(deltas) / len(deltas):+.2f} %")
             cells.append("" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}")
-        mean = sum(found[other, steps, seed]["loss"] for seed in seeds) / max(1, len(seeds))
+        mean = sum(found[other, steps, seed]["loss"] for seed in seeds) / len(seeds)
         rows.append((str(steps), mine, other, f"{mean:.3f}", str(len(seeds)), *cells))
     columns = "H", "paths", "against", "its loss", "seeds", "difference", "95 %", "plain model", "95 %"
     title = "Loss of stage pools against chains, paired by seed"
@@ -231,7 +235,7 @@ def main() -> None:
     torch.set_num_threads(1)
     bases = dict[int, Anchors]()
     for seed, steps, row in product(arguments.seeds, arguments.steps, ROWS):
-        if row.name not in arguments.rows or (row.name, steps, seed) in read(arguments.out):
+        if row.name not in arguments.rows or (row.name, steps, seed) in read(arguments.out, arguments.warm):
             continue
         if arguments.warm and seed not in bases:
             bases = {seed: base(seed, arguments.warm)}
@@ -244,7 +248,7 @@ def main() -> None:
         with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(line, flush=True)
-    print(table(read(arguments.out), arguments.steps).markdown)
+    print(table(read(arguments.out, arguments.warm), arguments.steps).markdown)
 
 
 if __name__ == "__main__":

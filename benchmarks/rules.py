@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.coordinator import STAGES, spec_of
 from benchmarks.tables import Table, machine
+from coordinator.placement.phases import earliest
 from coordinator.run.decide import decide
-from coordinator.run.rounds.phases import earliest
 from coordinator.run.state import commands
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, NewType, TypeAlias
 
@@ -180,7 +180,8 @@ class Replica:
     """An ordered list of members that covers all stages. ``len(links) == len(members) - 1``.
 
     `weight` is the weight of its payloads in a round; a descriptor with another weight is refused.
-    `microbatches` is the number that it computes in one inner step; 0 means the spec's number.
+    `microbatches` is the number that it computes in one inner step; 0 means the spec's number. `resumes_at`
+    is the inner step (0-based) at which it goes on in the first round of its plan, with other members.
     """
 
     index: int
@@ -188,6 +189,8 @@ class Replica:
     links: tuple[Link, ...]
     weight: float = 1.0
     microbatches: int = 0
+    # Logs of runs before have none; saved swarms contain a digest of their plan's repr.
+    resumes_at: Annotated[int, Field(exclude_if=lambda step: not step)] = field(default=0, repr=False)
 
     @property
     def name(self) -> str:
@@ -247,6 +250,9 @@ class Plan:
 
     `first_sample` is the ordinal of the first training sample of `from_round` (protocol.math.sampling).
     `reason` is a sentence for people. `changes` are all of the run up to `from_round`, in their order.
+
+    A plan with `repairs` goes on with the round that has begun under the plan of that epoch: it differs in
+    replicas that were broken, and what the others do in that round stays valid.
     """
 
     epoch: int
@@ -254,8 +260,18 @@ class Plan:
     first_sample: int
     replicas: tuple[Replica, ...]
     reason: str
-    # Most runs have none, and logs of runs before have no such field.
+    # Most runs have none, and logs of runs before have no such fields.
     changes: Annotated[tuple[RunChange, ...], Field(exclude_if=lambda changes: not changes)] = ()
+    repairs: Annotated[int, Field(exclude_if=lambda epoch: not epoch)] = field(default=0, repr=False)
+
+    @property
+    def lasting(self) -> tuple[Replica, ...]:
+        """The replicas as they begin later rounds than the first, which is at the first step."""
+        return tuple(replace(each, resumes_at=0) if each.resumes_at else each for each in self.replicas)
+
+    def goes_on_from(self, epoch: int) -> bool:
+        """Whether its first round has begun under the plan of `epoch`, and goes on under this one."""
+        return 0 < self.repairs <= epoch < self.epoch
 
     @property
     def size(self) -> int:

@@ -34,6 +34,7 @@ from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.scores import Scores
 from coordinator.membership.sources import MemberSources
 from coordinator.membership.validation import check_not_excluded, live_peer, unknown_round
+from coordinator.placement.repair import seconds_to_repair
 from coordinator.run.command_loop import (
     ADMISSION_TOPIC,
     RUN_TOPIC,
@@ -284,8 +285,11 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Retreat(self, request: pb.RetreatRequest, context: Context) -> pb.RetreatReply:
         peer = self._access.peer(context, request.peer)
-        await self._command_loop.execute(commands.Retreat(peer, request.epoch, _printable(request.reason)))
-        return pb.RetreatReply()
+        steps = request.steps if request.HasField("steps") else None
+        told = request.epoch, _printable(request.reason), request.round, steps
+        await self._command_loop.execute(commands.Retreat(peer, *told))
+        state, now = self._command_loop.state, self._command_loop.now()
+        return pb.RetreatReply(seconds=seconds_to_repair(state, peer, now))
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         peer = self._access.peer(context, request.peer)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from coordinator.membership.invites import open_invites_of
 from coordinator.membership.open_places import keep_place
 from coordinator.membership.validation import check_peer_id, live_peer
+from coordinator.placement.repair import is_worth_it
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
 from coordinator.run.state.transaction import Transaction
@@ -80,15 +81,23 @@ def drain(transaction: Transaction, command: Drain) -> None:
 
 def retreat(transaction: Transaction, command: Retreat) -> None:
     """The peer gives up its assignment under a plan. No effect after that plan, or without an assignment.
-    Raises UNKNOWN_PEER.
+
+    A peer that has done steps, and can go on, loses nothing while a repair is possible; if none is, nothing
+    changes, and the peer retreats again when it has offered what it has. Raises UNKNOWN_PEER.
     """
-    state = transaction.state
-    live_peer(state, command.peer)
+    state, peer = transaction.state, command.peer
+    live_peer(state, peer)
+    epoch = state.standing_epoch(peer, command.epoch) if state.plans else 0
     # The plan of the current round, or the newest one, which may be for the next round.
-    runs = state.plans and state.plan_for(state.current_round).epoch <= command.epoch <= state.plans[-1].epoch
-    is_assigned = command.peer in state.assignments.get(command.epoch, {})
-    if runs and is_assigned and command.peer not in state.absent.get(command.epoch, ()):
-        transaction.add(events.PeerRetreated(transaction.now, command.peer, command.epoch, command.reason))
+    runs = state.plans and state.plan_for(state.current_round).epoch <= epoch <= state.plans[-1].epoch
+    assignment = state.assignments.get(epoch, {}).get(peer)
+    if not runs or assignment is None or peer in state.absent.get(epoch, ()):
+        return
+    # Who loses nothing may enter the next round, too, whatever it has done in this one.
+    steps = command.steps if command.round_number == state.current_round or not command.steps else None
+    if command.steps and (steps is None or not is_worth_it(state, assignment.replica, steps)):
+        return
+    transaction.add(events.PeerRetreated(transaction.now, peer, epoch, command.reason, steps))
 
 
 def ban(transaction: Transaction, command: Ban) -> None:

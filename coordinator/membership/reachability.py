@@ -85,23 +85,20 @@ def report_link(transaction: Transaction, command: ReportLink) -> None:
     """
     state, peer = transaction.state, command.peer
     live_peer(state, peer)
-    if not state.plans or command.epoch not in (
-        state.plan_for(state.current_round).epoch,
-        state.plans[-1].epoch,
-    ):
+    if not state.plans:
         return
-    assignment = state.assignments[command.epoch].get(peer)
+    epoch = state.standing_epoch(peer, command.epoch)
+    if epoch not in (state.plan_for(state.current_round).epoch, state.plans[-1].epoch):
+        return
+    assignment = state.assignments[epoch].get(peer)
     members = assignment.replica.members if assignment else ()
     position = assignment.position if assignment else 0
     around = [each.peer for each in members[max(0, position - 1) : position + 2] if each.peer != peer]
     if command.neighbour not in around:
         raise bad_request(f"{peer} reports a link to {command.neighbour}, which is not its neighbour")
     # Who was lost under this plan comes back with another address, to which no link has failed.
-    is_over = bool(command.address) and command.neighbour in state.absent.get(command.epoch, ())
+    is_over = bool(command.address) and command.neighbour in state.absent.get(epoch, ())
     known = state.failed_links.get((peer, command.neighbour))
-    if not is_over and (known is None or known.epoch != command.epoch):
-        transaction.add(
-            LinkFailed(
-                transaction.now, peer, command.epoch, command.neighbour, command.address, command.reason
-            )
-        )
+    if not is_over and (known is None or known.epoch != epoch):
+        told = command.neighbour, command.address, command.reason
+        transaction.add(LinkFailed(transaction.now, peer, epoch, *told))

@@ -82,7 +82,7 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     # A change whose round had no plan holds from this one on: the rounds between were trained without it.
     late = state.changes_until(from_round)[len(newest.changes) :]
     changes = (*newest.changes, *(replace(c, from_round=from_round, first_sample=sample) for c in late))
-    if is_same and replicas == list(newest.replicas) and changes == newest.changes:
+    if is_same and replicas == list(newest.lasting) and changes == newest.changes:
         return None
     reasons += map(change_text, changes[len(newest.changes) :])
     if first < from_round:
@@ -93,11 +93,10 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
 
 def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
-    # A member that was absent under this plan breaks its replica even when it is back.
-    absent = state.absent.get(newest.epoch, frozenset())
+    absent = state.absent.get(newest.epoch, frozenset())  # of them also those that are back
     unbroken = (
         _at_present_addresses(state, replica)
-        for replica in newest.replicas
+        for replica in newest.lasting
         if not any(member.peer in absent or has_moved(state, replica, member) for member in replica.members)
         and (is_lenient or not are_parted(state, replica.members))
         and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
@@ -141,7 +140,7 @@ def _select(
         spares = [reservation for reservation in ready.values() if reservation.replica in later]
         # Incomplete replicas give first, the last of them before others, since they train last in any case.
         spares.sort(key=lambda each: (each.replica in complete, -later[each.replica], each.position))
-        chain = _rebuilt_chain(state, index, ready, spares, is_lenient)
+        chain = rebuilt_chain(state, index, ready, spares, is_lenient)
         if chain is None:
             rebuilt |= (mixed := _mixed(state, index, ready, kept))
             kept = {other: replica for other, replica in kept.items() if other not in mixed}
@@ -165,7 +164,7 @@ def _is_ready(state: State, reservation: ReservedAssignment, from_round: int, is
     return has_rested and is_staying and is_synced(state, reservation, from_round)
 
 
-def _rebuilt_chain(
+def rebuilt_chain(
     state: State,
     index: int,
     ready: Mapping[tuple[int, int], ReservedAssignment],
@@ -244,7 +243,8 @@ def _rebuilt_replica(state: State, index: int, chain: ReservedChain) -> Replica:
     former = next((each for each in state.plans[-1].replicas if each.index == index), None)
     if former is None:
         return Replica(index, members, links_between(members, state.spec.link.k))
-    return replace(former, members=members, links=links_between(members, [link.k for link in former.links]))
+    links = links_between(members, [each.k for each in former.links])
+    return replace(former, members=members, links=links, resumes_at=0)
 
 
 def _improved(

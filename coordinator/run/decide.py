@@ -15,6 +15,7 @@ from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.membership.open_places import ask_place
 from coordinator.membership.scores import weigh
+from coordinator.placement.repair import repair
 from coordinator.placement.reservations import reserve_assignments
 from coordinator.rollback import roll_back
 from coordinator.run.rounds import pausing
@@ -137,10 +138,13 @@ def _follow_up(transaction: Transaction, command: Command) -> None:
     has_diverged = isinstance(command, commands.Attest) and events.AnchorDiverged in kinds
     is_unlinked = not kinds.isdisjoint({events.PeerRetreated, events.LinkFailed})
     if membership_changed or has_diverged or is_unlinked or isinstance(command, commands.Tick):
+        repair(transaction)
         # A round does not wait for a peer that is gone, has diverged or retreated, nor beyond a deadline.
         for stage in range(transaction.state.stages):
             advance(transaction, stage)
-    elif not isinstance(command, commands.Attest):
+    elif isinstance(command, commands.Attest):
+        repair(transaction)  # a peer that has caught up can take the seat of a lost member
+    else:
         return  # nothing else can end a stall or the run, and these checks cost time on every heartbeat
     resume(transaction)
     _finish(transaction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from statistics import median
 
-from coordinator.run.rounds.phases import expected_seconds, half_time
+from coordinator.placement.phases import expected_seconds, half_time
 from coordinator.run.rounds.rounds import is_stalled
 from coordinator.run.state.state import State
 from protocol.status import RunPhase

@@ -123,7 +123,7 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
         case events.PlanAdopted(plan=plan):
             size = len(plan.replicas), plan.size
             yield AdoptedPlan(plan.epoch, sequence, event.at, plan.from_round, *size, cut(plan.reason))
-            if plan.from_round == after.current_round:
+            if plan.from_round == after.current_round and not plan.repairs:
                 # Offers of the former plan are void: its samples were divided among other replicas.
                 yield BegunAnew(plan.from_round)
                 yield _begin(plan.from_round, plan.epoch, event.at, sequence)

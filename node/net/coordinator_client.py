@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 _CALL_SECONDS = 15.0
 _LONGEST_SLEEP = 600.0  # certificates also expire while a machine is suspended
 _RETRY_SECONDS = 0.3
-_LONGEST_HEARTBEAT = 600.0
+_LONGEST_HEARTBEAT = _LONGEST_WAIT = 600.0
 
 
 @dataclass(frozen=True)
@@ -322,9 +322,17 @@ class CoordinatorClient:
         )
         await self._call("ReportLink", request)
 
-    async def retreat(self, epoch: int, reason: str) -> None:
-        """Report that this peer's replica cannot continue under plan `epoch`. A later plan may include it."""
-        await self._call("Retreat", pb.RetreatRequest(peer=self._peer, epoch=epoch, reason=reason[:200]))
+    async def retreat(self, epoch: int, reason: str, round_number: int, steps: int | None) -> float:
+        """Report that this peer's replica cannot continue under plan `epoch`. A later plan may include it.
+
+        `steps` of `round_number` are done, and the peer can go on from there with other neighbours; None: it
+        cannot. Returns for how many seconds it should wait for that; 0 after steps: it has not retreated yet.
+        """
+        request = pb.RetreatRequest(
+            peer=self._peer, epoch=epoch, reason=reason[:200], round=round_number, steps=steps
+        )
+        reply = await self._call("Retreat", request)
+        return min(max(0.0, reply.seconds), _LONGEST_WAIT) if isfinite(reply.seconds) else 0.0
 
     async def locate(
         self, stage: int, part: Part, round_number: int | None = None

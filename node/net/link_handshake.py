@@ -14,7 +14,8 @@ from protocol.wire.framing import CHUNK_BYTES
 from protocol.wire.link_message import LinkMessage
 from protocol.wire.versions import OLDEST_PROTOCOL, common_version
 
-KEEPALIVE_SECONDS = 20.0  # gRPC's pings on an idle link find dead neighbours, and routers keep the connection
+# gRPC's pings on an idle link find dead neighbours within twice as long, and routers keep the connection.
+KEEPALIVE_SECONDS = 5.0
 SERVICE = "hetnode.v1.StageLink"
 
 
@@ -26,7 +27,7 @@ def stream_options() -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.keepalive_time_ms", keepalive),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", keepalive),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.http2.max_pings_without_data", 0),  # no limit: a link is idle while its replica waits

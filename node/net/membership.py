@@ -59,6 +59,10 @@ class PeerAssignment:
     replica: Replica
     position: int
 
+    def first_step(self, round_number: int) -> int:
+        """The inner step (0-based) with which the replica begins in a round under this plan."""
+        return self.replica.resumes_at if round_number == self.plan.from_round else 0
+
     @property
     def is_first(self) -> bool:
         return self.position == 0

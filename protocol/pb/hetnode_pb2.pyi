@@ -357,18 +357,20 @@ class Link(_message.Message):
     def __init__(self, k: _Optional[int] = ..., dialer: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("index", "members", "links", "weight", "microbatches")
+    __slots__ = ("index", "members", "links", "weight", "microbatches", "resumes_at")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_AT_FIELD_NUMBER: _ClassVar[int]
     index: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     links: _containers.RepeatedCompositeFieldContainer[Link]
     weight: float
     microbatches: int
-    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ...) -> None: ...
+    resumes_at: int
+    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ..., resumes_at: _Optional[int] = ...) -> None: ...
 
 class RunChange(_message.Message):
     __slots__ = ("from_round", "settings", "reason", "first_sample")
@@ -383,20 +385,22 @@ class RunChange(_message.Message):
     def __init__(self, from_round: _Optional[int] = ..., settings: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., first_sample: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason", "changes")
+    __slots__ = ("epoch", "from_round", "first_sample", "replicas", "reason", "changes", "repairs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REPAIRS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     from_round: int
     first_sample: int
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     reason: str
     changes: _containers.RepeatedCompositeFieldContainer[RunChange]
-    def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[RunChange, _Mapping]]] = ...) -> None: ...
+    repairs: int
+    def __init__(self, epoch: _Optional[int] = ..., from_round: _Optional[int] = ..., first_sample: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., reason: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[RunChange, _Mapping]]] = ..., repairs: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("peer", "replica", "position", "stages")
@@ -529,18 +533,24 @@ class ReportLinkReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RetreatRequest(_message.Message):
-    __slots__ = ("peer", "epoch", "reason")
+    __slots__ = ("peer", "epoch", "reason", "round", "steps")
     PEER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     epoch: int
     reason: str
-    def __init__(self, peer: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    round: int
+    steps: int
+    def __init__(self, peer: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., round: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class RetreatReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
 
 class PayloadDescriptor(_message.Message):
     __slots__ = ("run", "stage", "round", "owner", "anchor_digest", "codec", "weight", "nbytes", "sha256", "signature", "epoch")

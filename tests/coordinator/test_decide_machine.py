@@ -245,9 +245,22 @@ class RandomRun(CheckedMachine):
             self.measure(peer, flops=1e9 if seed >> i & 1 else 1e8, bandwidth=1e7, seconds=0.0)
 
     @precondition(lambda self: self.run.state.plans)
-    @rule(peer=peers, older=st.sampled_from([0, 0, 1]))
-    def retreat(self, peer: Keyed, older: int) -> None:
-        self.run.send(Retreat(peer.peer, self.run.state.epoch - older, "a test"))
+    @rule(peer=peers, older=st.sampled_from([0, 0, 1]), steps=st.sampled_from([None, 0, 1]))
+    def retreat(self, peer: Keyed, older: int, steps: int | None = None) -> None:
+        self.run.send(Retreat(peer.peer, self.run.state.epoch - older, "a test", self.number, steps))
+
+    @precondition(lambda self: 1 <= self.number <= ROUNDS)
+    @rule(dead=few, steps=st.sampled_from([0, 1]))
+    def chains_break(self, dead: set[Keyed], steps: int) -> None:
+        """Some peers are silent, members of pipelines tell of it, and a repair takes seats if it can."""
+        for peer, role in zip(PEERS, ROLES, strict=True):
+            if role is Role.STAGE and peer not in dead:
+                self.retreat(peer, 0, steps)
+        self.run.now += 4 * self.run.spec.timing.heartbeat
+        for peer in PEERS:
+            if peer not in dead:
+                self.run.send(Heartbeat(peer.peer, self.number, 0))
+        self.run.accept(Tick())
 
     @precondition(lambda self: self.number > 0)
     @rule(peer=peers)

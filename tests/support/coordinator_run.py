@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from coordinator.placement.phases import earliest
 from coordinator.run.decide import Outcome, decide
-from coordinator.run.rounds.phases import earliest
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import (
     Attest,

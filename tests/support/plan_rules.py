@@ -30,6 +30,8 @@ def violations(before: State, plan: Plan) -> Iterator[str]:
     for replica in plan.replicas:
         members, same = peers_of(replica), running.get(replica.index)
         yield from (f"{replica.name} {what}" for what in chain_violations(spec, replica))
+        if plan.repairs and replica == same:
+            continue  # it stays as it is in this round, also if it is broken
         if gone := [peer for peer in members if not before.peers[peer].is_live]:
             yield f"{replica.name} has the members {gone}, which are gone"
         if same is None or members != peers_of(same) or absent.intersection(members):

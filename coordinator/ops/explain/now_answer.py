@@ -9,9 +9,9 @@ from coordinator.ops.explain.known import SHORT, Known, RoundTimes
 from coordinator.ops.explain.predictions import predictions
 from coordinator.ops.explain.round_story import first_offers
 from coordinator.ops.explain.statements import Code, say
+from coordinator.placement.phases import expected_seconds
 from coordinator.placement.reservations import is_spare
 from coordinator.run.rounds.deadlines import closes_at
-from coordinator.run.rounds.phases import expected_seconds
 from coordinator.run.rounds.rounds import is_stalled
 from coordinator.status.causes import alarm_cause, run_cause
 from coordinator.status.messages import run_message

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
-from coordinator.run.rounds.phases import expected_seconds, half_time
+from coordinator.placement.phases import expected_seconds, half_time
 from coordinator.run.state.settlement import settlement_of
 from coordinator.run.state.state import State
 from protocol.spec.fixed import LEAST_WINDOW_SECONDS

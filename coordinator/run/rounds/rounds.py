@@ -15,6 +15,8 @@ from coordinator.base.phrases import counted, listed
 from coordinator.membership.silence import part_barren, remove_silent
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, check_host, check_run, live_peer
+from coordinator.placement.phases import check_not_early, earliest
+from coordinator.placement.repair import awaits_repair
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import complete_a_pipeline, move_spares, reserve_assignments
 from coordinator.placement.roles import change_roles
@@ -28,7 +30,6 @@ from coordinator.run.rounds.arbitration import (
 )
 from coordinator.run.rounds.attestation import note_divergence, settled_digest
 from coordinator.run.rounds.deadlines import closes_at, decide_seconds, gather_seconds
-from coordinator.run.rounds.phases import check_not_early, earliest
 from coordinator.run.rounds.skipping import check_due, skip_others
 from coordinator.run.state import events
 from coordinator.run.state.commands import Arbitrate, Await, Offer, Report
@@ -132,7 +133,7 @@ def withhold(transaction: Transaction, command: Await) -> None:
         return
     assignment = state.assignment(sender, round_number)
     hosts_stage = assignment is not None and stage in assignment.member.stages
-    is_current_plan = command.withheld == state.plan_for(round_number).epoch
+    is_current_plan = state.standing_epoch(sender, command.withheld) == state.plan_for(round_number).epoch
     if hosts_stage and is_current_plan and state.takes_part(sender, round_number):
         transaction.add(events.PayloadWithheld(transaction.now, stage, round_number, sender))
         advance(transaction, stage, in_time=True)
@@ -201,6 +202,8 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
         return
     round_state = state.round_of(stage, round_number)
     if round_state.group is None:
+        if awaits_repair(state, transaction.now):
+            return
         is_complete = all_have_answered(state, stage, round_number)
         # Before an offer at any stage there is no deadline: an inner phase may take any time.
         closes = None if is_complete or in_time else closes_at(state)
@@ -253,6 +256,8 @@ def resume(transaction: Transaction) -> None:
     round_number, newest = state.current_round, state.plans[-1]
     # Without this pause, members that cannot reach each other would get plans and retreat in a busy loop.
     if newest.from_round == round_number and transaction.now < state.began_at + state.spec.timing.heartbeat:
+        return
+    if awaits_repair(state, transaction.now):
         return
     successor = next_plan(state, round_number)
     if isinstance(successor, Plan) and any(map(state.has_weight, successor.replicas)):

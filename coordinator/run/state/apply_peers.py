@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from coordinator.run.state import events
-from coordinator.run.state.records import FailedLink, Invitation, LastSeen, OpenPlace, Peer
+from coordinator.run.state.records import Break, FailedLink, Invitation, LastSeen, OpenPlace, Peer
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import APART_ROUNDS, State
 from protocol.roles import POLICIES
@@ -47,6 +47,7 @@ def join(state: State, event: events.PeerJoined) -> State:
         synced=state.synced.without(event.peer),
         diverged=frozenset(found for found in state.diverged if found[0] != event.peer),
         failed_links=_without(state, event.peer),
+        breaks={peer: each for peer, each in state.breaks.items() if peer != event.peer},
     )
 
 
@@ -160,6 +161,7 @@ def retreat(state: State, event: events.PeerRetreated) -> State:
     if is_newest and has_links and has_peers and event.peer not in absent:
         state = count_failure(state, event.peer)
     state = mark_absent(state, event.peer, event.epoch)
+    state = replace(state, breaks={**state.breaks, event.peer: Break(event.at, event.steps, state.epoch)})
     times, last = state.retreats.get(replica.index, (0, 0))
     if last != state.current_round:  # the members of one replica retreat one after the other: count them once
         retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from coordinator.base.persistent_map import PersistentMap
 from coordinator.run.state import events
 from coordinator.run.state.apply_peers import count_failure
-from coordinator.run.state.records import Assignment, Peer, peers_of
+from coordinator.run.state.records import Assignment, FailedLink, Peer, peers_of
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from protocol.status import RunPhase
@@ -70,7 +70,7 @@ def with_shared_replicas(plan: Plan, former: Plan | None) -> Plan:
 
 
 def adopt(state: State, event: events.PlanAdopted) -> State:
-    """The first plan starts round 1. A plan for the current round starts that round anew."""
+    """The first plan starts round 1. A plan for the current round starts that round anew, or repairs it."""
     plan = with_shared_replicas(event.plan, state.plans[-1] if state.plans else None)
     assignments = {
         member.peer: Assignment(replica, position)
@@ -81,7 +81,10 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
     # in it stays TRAINING until it has finished the current round.
     is_later = plan.from_round > state.current_round > 0
     busy = {each for each in state.peers if is_later and state.takes_part(each, state.current_round)}
-    peers = with_lifecycles(state, assignments.keys(), assignments.keys() | busy)
+    still_absent = _still_absent(state, plan, assignments)
+    peers = with_lifecycles(
+        state, assignments.keys() - still_absent, assignments.keys() - still_absent | busy
+    )
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
     # Another chain has another speed.
     former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
@@ -99,13 +102,16 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         barren={key: each for key, each in state.barren.items() if key[0] in kept},
         rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
         current_round=state.current_round or plan.from_round,
+        absent={**state.absent, plan.epoch: still_absent} if still_absent else state.absent,
+        failed_links=_failed_under(state, plan),
     )
     round_number = state.current_round
-    if plan.from_round == round_number:
+    if plan.from_round == round_number and not plan.repairs:
         state = with_settings(state)
         # Offers of the former plan are void: its samples were divided among other replicas.
         rounds = {key: round_state for key, round_state in state.rounds.items() if key[1] != round_number}
         state = replace(state, began_at=event.at, opened_at=None, answered=PersistentMap(), rounds=rounds)
+        state = replace(state, breaks={})
         if state.pause is not None:  # a round that starts anew would be a new inner phase
             pause = replace(state.pause, from_round=min(round_number, state.pause.from_round))
             state = replace(state, pause=pause)
@@ -118,6 +124,26 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         # Which members were absent under a plan no longer matters when its last round is over.
         absent={epoch: each for epoch, each in state.absent.items() if epoch >= running},
     )
+
+
+def _still_absent(state: State, plan: Plan, assignments: Mapping[PeerId, Assignment]) -> frozenset[PeerId]:
+    """The members that are absent under `plan` from its beginning: of replicas that it does not repair."""
+    if not plan.repairs:
+        return frozenset()
+    former, absent = state.assignments[state.epoch], state.absent.get(state.epoch, frozenset())
+    return frozenset(peer for peer in absent if former.get(peer) == assignments.get(peer) is not None)
+
+
+def _failed_under(state: State, plan: Plan) -> Mapping[tuple[PeerId, PeerId], FailedLink]:
+    """The failed links; those of replicas that a repair leaves broken fail under `plan`, too."""
+    if not plan.repairs or not state.failed_links:
+        return state.failed_links
+    former = {each.index: each for each in state.plans[-1].replicas}
+    left = {each.index for each in plan.replicas if former.get(each.index) == each}
+    return {
+        ends: replace(link, epoch=plan.epoch) if link.epoch == state.epoch and link.replica in left else link
+        for ends, link in state.failed_links.items()
+    }
 
 
 def with_settings(state: State) -> State:

@@ -165,6 +165,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
         round_durations=_durations(state, at),
         opened_at=None,
         answered=PersistentMap(),
+        breaks={},
         rounds={key: round_state for key, round_state in state.rounds.items() if key[1] >= oldest},
         decisions=state.decisions.keep(lambda key, _: key[1] >= oldest_decision),
     )

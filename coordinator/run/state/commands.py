@@ -178,11 +178,16 @@ class Drain:
 
 @dataclass(frozen=True)
 class Retreat:
-    """`peer` cannot train under the plan of `epoch`, for example after two members lost their link."""
+    """`peer` cannot train under the plan of `epoch`, for example after two members lost their link.
+
+    In `round_number` it has done `steps` inner steps, and can go on with other neighbours; None: it cannot.
+    """
 
     peer: PeerId
     epoch: int
     reason: str
+    round_number: int = 0
+    steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
 
 from protocol.status import Wait
 from protocol.types import (
@@ -146,11 +148,15 @@ class PeerLost(_Event):
 
 @dataclass(frozen=True)
 class PeerRetreated(_Event):
-    """`peer` cannot train under plan `epoch`: it follows until a later plan assigns it."""
+    """`peer` cannot train under plan `epoch`: it follows until a later plan assigns it.
+
+    `steps`: those that it has done in the open round, if it can go on from there with other neighbours.
+    """
 
     peer: PeerId
     epoch: int
     reason: str
+    steps: Annotated[int | None, Field(exclude_if=lambda steps: steps is None)] = None
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,18 @@ class Contest:
 
 
 @dataclass(frozen=True)
+class Break:
+    """When a member of a broken replica retreated in the open round, and the inner steps that it had done.
+
+    `steps` is None where it cannot go on with other neighbours. `epoch` is that of the newest plan then.
+    """
+
+    at: float
+    steps: int | None
+    epoch: int
+
+
+@dataclass(frozen=True)
 class FailedLink:
     """A link of `replica` that could not be opened at `address` under plan `epoch`, in that round.
 

@@ -17,6 +17,7 @@ from coordinator.run.state.records import (
     Alarm,
     Assignment,
     Barren,
+    Break,
     FailedLink,
     Invitation,
     LastSeen,
@@ -76,6 +77,7 @@ class State:
         assigned_replicas: the replicas that were in a plan at least once.
         absent: by epoch, the members that were lost, retreated or diverged since the plan was made. Their
             replicas are broken under that plan even when they are back.
+        breaks: by peer, of those that have retreated in the current round.
         synced: by peer and stage, the last round of which it attested the right digest since it joined.
         retreats: by replica, the number of rounds in which it retreated since its last committed payload, and
             the last of them.
@@ -141,6 +143,7 @@ class State:
     assignments: Mapping[int, Mapping[PeerId, Assignment]] = field(default_factory=dict)
     assigned_replicas: frozenset[int] = frozenset()
     absent: Mapping[int, frozenset[PeerId]] = field(default_factory=dict)
+    breaks: Mapping[PeerId, Break] = field(default_factory=dict)
     synced: PersistentMap[PeerId, Mapping[int, int]] = field(default_factory=PersistentMap)
     retreats: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     failures: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
@@ -295,6 +298,15 @@ class State:
     def assignment(self, peer: PeerId, round_number: int) -> Assignment | None:
         """The assignment of `peer` in `round_number`; None without one, or for a round that is not kept."""
         return self.assignments.get(self.plan_for(round_number).epoch, {}).get(peer) if self.plans else None
+
+    def standing_epoch(self, peer: PeerId, epoch: int) -> int:
+        """The epoch under which an assignment of `peer` in plan `epoch` stands.
+
+        It is that of the current round's plan where that plan repairs the other and leaves the assignment.
+        """
+        plan = self.plan_for(self.current_round)
+        former, newer = (self.assignments.get(each, {}).get(peer) for each in (epoch, plan.epoch))
+        return plan.epoch if plan.goes_on_from(epoch) and former == newer is not None else epoch
 
     def takes_part(self, peer: PeerId, round_number: int) -> bool:
         """Whether `peer` is assigned in `round_number` and was never absent since its plan was made."""

@@ -125,7 +125,7 @@ class RoundExchange:
     async def _propose(self, stage: int, round_number: int, share: float) -> bytes | None:
         """The payload; empty where the replica has trained too little or is late, None if it has diverged."""
         if share < LEAST_SHARE or self.services.membership.run_view.round_number > round_number:
-            log.warning("round %d closed without this node: its progress counts in a later one", round_number)
+            log.warning("round %d ends without a payload of this node, and a later one has it", round_number)
             return b""
         async with self.anchors.between_steps:
             payload = await self.services.worker.call(Propose(stage, share))

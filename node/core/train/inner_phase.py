@@ -42,10 +42,16 @@ class InnerLoop:
         self._beyond_seconds = 0.0
 
     async def begin(self, assignment: PeerAssignment, round_number: int) -> None:
-        """Begin the inner phase of a round. Call :meth:`train` next."""
+        """Begin the inner phase of a round, at the step of its replica. Call :meth:`train` next."""
         self._assignment, self._samples = assignment, self._samples_of(assignment, round_number)
         await self._services.worker.call(BeginRound(round_number, self._samples))
         self._start(round_number)
+        self._done = assignment.first_step(round_number)
+
+    def go_on(self, assignment: PeerAssignment, pipeline: Pipeline) -> None:
+        """Continue the phase with other neighbours, at the first step that no member has finished."""
+        self._assignment, self._pipeline = assignment, pipeline
+        self._done = assignment.first_step(self.round_number)
 
     async def resume(self, assignment: PeerAssignment) -> None:
         """Continue the phase that was begun ahead, under a plan that may have changed since.
@@ -56,6 +62,11 @@ class InnerLoop:
         if samples != self._samples:
             self._samples = samples
             await self._services.worker.call(AssignSamples(samples))
+
+    @property
+    def done(self) -> int:
+        """The first step of the phase, 0-based, that is not done."""
+        return self._done
 
     def is_ahead_of(self, round_number: int) -> bool:
         """Whether any step of a later round than `round_number` is trained."""

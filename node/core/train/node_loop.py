@@ -2,6 +2,8 @@
 
 A node follows the log of decisions until a plan assigns it to a replica. It trains under that plan until the
 plan ends or its replica, its links or the coordinator fail. Then it follows again.
+
+One file because each failure, wherever it arises, leads back to the log of decisions.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from node.core.train.link_snapshots import MakeSnapshots
 from node.core.train.member_anchors import MemberAnchors, reservation_in, run_is_over
 from node.core.train.recovery import Recovery
 from node.core.train.remedies import Remedy, code_of, is_final_after_the_run, remedy_for, when_disk_has_room
-from node.core.train.replica_session import ReplicaSession, Superseded
+from node.core.train.replica_session import UNLINKED, ReplicaSession, Superseded
 from node.core.train.services import Services
 from node.exchange.transport import ServedStages
 from node.folder import keep_only_stages
@@ -320,7 +322,9 @@ class NodeLoop:
             # The newest copy does not know what this coordinator is told, nor this one what was given up.
             self._assignment, self._given_up_epoch = None, 0
         if self._assignment is not None:
-            await self._give_up(self._assignment, failure)
+            # Who has lost its links alone can enter a chain at any step of the round.
+            steps = 0 if code_of(failure) in UNLINKED else None
+            await self._give_up(self._assignment, failure, steps)
             self._assignment = None
         match remedy_for(failure):
             case Remedy.REJOIN:
@@ -347,21 +351,29 @@ class NodeLoop:
         async with self._anchors.between_steps:
             await self._services.worker.call(Abandon())
 
-    async def _give_up(self, assignment: PeerAssignment, reason: BaseException) -> None:
-        """Tell the coordinator that this node's replica cannot go on, until the coordinator knows."""
+    async def _give_up(
+        self, assignment: PeerAssignment, reason: BaseException, steps: int | None = None
+    ) -> float:
+        """Tell the coordinator that this node's replica cannot go on, until the coordinator knows.
+
+        `steps` of the open round are done, and this node can go on from there with other neighbours. Returns
+        for how many seconds it waits for that. 0 after `steps`: the coordinator waits for their payload.
+        """
         # The coordinator would wait for this replica in every round.
-        epoch = assignment.plan.epoch
+        epoch, position, calls = assignment.plan.epoch, self._anchors.position, self._services.coordinator
         if epoch <= self._given_up_epoch:
-            return
-        code = code_of(reason)
-        text = str(reason) if code is None else code.label
+            return 0.0
+        code, seconds = code_of(reason), 0.0
+        told = epoch, str(reason) if code is None else code.label, position + 1, steps
         if isinstance(reason, FrameRefused):  # the two ends are not neighbours again for a while
-            told = epoch, reason.sender, "", reason.cause
+            refused = epoch, reason.sender, "", reason.cause
             with suppress(HetnodeError):
-                await until_answered(lambda: self._services.coordinator.report_link(*told), _RETRY_SECONDS)
+                await until_answered(lambda: calls.report_link(*refused), _RETRY_SECONDS)
         with suppress(HetnodeError):  # a coordinator that took this node for lost does not wait for it
-            await until_answered(lambda: self._services.coordinator.retreat(epoch, text), _RETRY_SECONDS)
-        self._given_up_epoch = epoch
+            seconds = await until_answered(lambda: calls.retreat(*told), _RETRY_SECONDS)
+        if seconds or not steps:
+            self._given_up_epoch = epoch
+        return seconds
 
     # Checkpoints
 

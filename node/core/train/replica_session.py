@@ -2,7 +2,10 @@
 
 Read :meth:`ReplicaSession.run` top to bottom. It ends with the run, with a plan that changes this replica, or
 when this node has to leave. It raises every other failure, and nothing of an unfinished inner step counts.
-Where the chain breaks, this member ends the round alone: the steps that it has finished count in that round.
+Where the chain breaks, this member waits until another peer has the seat of the one that is lost, and goes on
+with the steps that it has finished. If none comes, it ends the round alone: these steps count in that round.
+
+One file because a chain may break at every wait of a round, and each of them ends in the same way.
 """
 
 from __future__ import annotations
@@ -10,22 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from node.core.train.chain import OpenChain
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
 from node.core.train.inner_phase import InnerLoop, empty_measurement
 from node.core.train.member_anchors import MemberAnchors
-from node.core.train.pipeline import Pipeline
-from node.core.train.replica_links import have_same_links, open_links
+from node.core.train.replica_links import have_same_links
 from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
-from node.ipc.worker_calls import Abandon, Connect, KeepTraining
+from node.ipc.worker_calls import Abandon, KeepTraining
 from node.net.cancellation import LeaveRequested, cancel_when, cancel_when_failed, cancel_when_leaving
 from node.net.measurements import Measurements
 from node.net.membership import PeerAssignment, RunView
-from protocol.errors import ErrorCode, HetnodeError, faulty_peer
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.fixed import EXTRA_STEPS
 from protocol.status import Measurement, Wait
 from protocol.types import Plan
@@ -40,7 +43,9 @@ _OFFER_SECONDS = 1.0
 """An offer reaches the coordinator within these. After a retreat the round no longer waits for it."""
 _BREAKS = (ErrorCode.NEIGHBOUR_LOST, ErrorCode.FRAME_CORRUPT, ErrorCode.FRAME_TOO_LARGE)
 """What ends the links of a replica, and leaves its members with what they have learned."""
-GiveUp: TypeAlias = Callable[[PeerAssignment, BaseException], Awaitable[None]]
+UNLINKED = (*_BREAKS, ErrorCode.NEIGHBOUR_UNREACHABLE)
+"""What leaves a member able to go on with other neighbours."""
+GiveUp: TypeAlias = Callable[[PeerAssignment, BaseException, int | None], Awaitable[float]]
 
 
 class Superseded(Exception):
@@ -54,11 +59,14 @@ class ReplicaSession:
         assignment: training starts in the round after the position of `anchors`.
         leaving: set when this node has to leave: it then trains to the end of the round.
         after_round: called after every round, to write a checkpoint where one is due.
-        give_up: tells the coordinator that the replica of an assignment cannot go on, and why.
+        give_up: tells the coordinator that the replica of an assignment cannot go on, and why. With the steps
+            that this member has done in the round, it returns for how many seconds to wait for a repair.
 
     Attributes:
         assignment: under the newest plan that has kept the replica.
     """
+
+    _inner: InnerLoop
 
     def __init__(
         self,
@@ -74,40 +82,33 @@ class ReplicaSession:
         self._exchange = RoundExchange(services, anchors)
         self._leaving, self._after_round, self._give_up = leaving, after_round, give_up
         self._measurements = Measurements(self._tell, lambda: self.assignment.plan.size)
+        self._chain = OpenChain(services)
         self._last: int | None = None  # the round after which this node leaves
         self._broken: HetnodeError | None = None  # what has broken the chain
+        self._entered = 0  # the round within which this member has taken its seat
 
     async def run(self) -> None:
         """Train until the run is over, a plan changes this replica, or this node leaves.
 
         Raises Superseded, or HetnodeError (alone or in an ExceptionGroup) where the replica cannot go on.
         """
-        spec, assignment, peer = self._spec, self.assignment, self._services.identity.peer
-        first = self._anchors.position + 1
+        spec, peer = self._spec, self._services.identity.peer
+        first, changes = self._anchors.position + 1, self.assignment.plan.changes
         async with AsyncExitStack() as stack:
             stack.callback(self._measurements.drop)
-            opening, waits = (
-                open_links(self._services, assignment, first, stack),
-                self._services.figures.waits,
-            )
-            with waits.on(Wait.LINKS):
-                links = await self._cancel_when_superseded(opening, first, is_opening=True)
-            await self._connect()
-            own = assignment.plan, assignment.replica, assignment.position, self._services.worker
-            pipeline = Pipeline(spec, *own, *links, waits)
-            if first == 1:
-                before = empty_measurement(assignment, 0)
-                await self._measure(replace(before, validation_loss=await pipeline.validate(0)))
-            inner = InnerLoop(self._services, pipeline, self._anchors.between_steps)
+            await stack.enter_async_context(self._chain)
+            await self._open_chain(first)
+            if first == 1 and not self.assignment.first_step(first):
+                before = empty_measurement(self.assignment, 0)
+                await self._measure(replace(before, validation_loss=await self._chain.pipeline.validate(0)))
+            self._inner = InnerLoop(self._services, self._chain.pipeline, self._anchors.between_steps)
             for round_number in range(first, spec.rounds + 1):
                 may_begin = self._until_not_held(round_number)
                 if not await self._cancel_when_superseded(may_begin, round_number):
-                    await pipeline.part(_PARTING_SECONDS)
+                    await self._chain.pipeline.part(_PARTING_SECONDS)
                     return
                 # Where other replicas have another anchor, training from it is of no use.
-                training = cancel_when(
-                    self._anchors.attestations.failure(), self._train_round(pipeline, inner, round_number)
-                )
+                training = cancel_when(self._anchors.attestations.failure(), self._train_round(round_number))
                 outcome = await self._cancel_when_superseded(training, round_number)
                 await self._after_round(round_number)
                 if self._broken is not None:
@@ -117,19 +118,23 @@ class ReplicaSession:
                 plan = await self._cancel_when_superseded(self._plan(outcome.next_epoch), round_number)
                 if plan.epoch != self.assignment.plan.epoch:
                     log.info("%s", plan.reason)
-                replica = plan.replica_of(peer)
-                is_changed = plan.changes != assignment.plan.changes
+                replica, is_changed = plan.replica_of(peer), plan.changes != changes
                 if replica is None or is_changed or not have_same_links(replica, self.assignment.replica):
                     break
-                if self._leaving.is_set() and round_number >= self._last_round(inner, round_number):
+                if self._leaving.is_set() and round_number >= self._last_round(round_number):
                     # The next plan was made before the request to leave, and counts on this node: the
                     # neighbours will find the links closed. Their validation still needs the links now.
-                    await pipeline.part(_PARTING_SECONDS)
+                    await self._chain.pipeline.part(_PARTING_SECONDS)
                     return
-                await self._adopt(PeerAssignment(plan, replica, assignment.position), pipeline)
-            await pipeline.part()
+                self.assignment = PeerAssignment(plan, replica, self.assignment.position)
+                await self._chain.adopt(self.assignment)
+            await self._chain.pipeline.part()
             await self._measurements.told()
         await self._anchors.attestations.told()
+
+    async def _open_chain(self, round_number: int) -> None:
+        opening = self._chain.open(self.assignment, round_number)
+        await self._cancel_when_superseded(opening, round_number, is_opening=True)
 
     async def _until_not_held(self, round_number: int) -> bool:
         """Wait for the end of a pause of the run. False where this node has to leave before that.
@@ -148,37 +153,12 @@ class ReplicaSession:
             except LeaveRequested:
                 return False
 
-    def _last_round(self, inner: InnerLoop, round_number: int) -> int:
+    def _last_round(self, round_number: int) -> int:
         """The round after which this node leaves although the next plan counts on it."""
         if self._last is None:
             # Steps of the next round that are trained already would else not count until this node is back.
-            self._last = round_number + 1 if inner.is_ahead_of(round_number) else round_number
+            self._last = round_number + 1 if self._inner.is_ahead_of(round_number) else round_number
         return self._last
-
-    async def _connect(self) -> None:
-        """Tell the worker how wide both links are."""
-        assignment = self.assignment
-        links = assignment.replica.links
-        if any(link.k > self._spec.model.width for link in links):
-            raise faulty_peer(
-                f"Plan {assignment.plan.epoch} has a link whose k exceeds the model's width of "
-                f"{self._spec.model.width}."
-            )
-        k_upstream = None if assignment.is_first else links[assignment.position - 1].k
-        k_downstream = None if assignment.is_last else links[assignment.position].k
-        await self._services.worker.call(Connect(k_upstream, k_downstream, assignment.replica.index))
-
-    async def _adopt(self, assignment: PeerAssignment, pipeline: Pipeline) -> None:
-        """Go on in the same chain under the next plan, whose links may have another k.
-
-        Both ends change k between the same two rounds, when no frame is under way, so the link stays open.
-        """
-        now, then = self.assignment.replica, assignment.replica
-        has_other_links = (now.index, now.links) != (then.index, then.links)
-        self.assignment = assignment
-        if has_other_links:
-            await self._connect()
-        pipeline.adopt(assignment.plan, assignment.replica)
 
     async def _plan(self, epoch: int) -> Plan:
         """The plan of `epoch`, as soon as it is here. Raises Superseded where a later plan replaced it."""
@@ -196,12 +176,13 @@ class ReplicaSession:
     ) -> T:
         """The result of `work`. Raises Superseded when the assignment does not count in the round any more.
 
-        With `is_opening` nothing is trained yet, so it also ends when the round is decided.
+        With `is_opening` the links are not open yet, so it also ends when the round is decided.
         """
         membership, peer = self._services.membership, self._services.identity.peer
-        epoch, session = self.assignment.plan.epoch, membership.run_view.session
+        session = membership.run_view.session
 
         def superseded(run_view: RunView) -> Superseded | None:
+            epoch = self.assignment.plan.epoch
             if run_view.session != session:
                 return Superseded("this node has joined again")
             if is_opening and run_view.round_number > round_number:
@@ -212,30 +193,42 @@ class ReplicaSession:
             if reserved and run_view.plans and not ends_alone:
                 return Superseded(f"plan {epoch} no longer counts on this node")
             plan = run_view.plan_for(round_number)
-            if plan is not None and plan.epoch > epoch:
+            if plan is not None and plan.epoch > epoch and not self._goes_on_under(plan):
                 return Superseded(f"plan {plan.epoch} replaces plan {epoch} in round {round_number}")
             return None
 
         return await cancel_when(membership.until(superseded), work)
 
-    async def _train_round(self, pipeline: Pipeline, inner: InnerLoop, round_number: int) -> RoundOutcome:
+    def _goes_on_under(self, plan: Plan) -> bool:
+        """Whether the round that this member trains goes on under `plan`, which repairs replicas in it."""
+        own, replica = self.assignment, plan.replica_of(self._services.identity.peer)
+        is_own = replica is not None and replica.index == own.replica.index
+        # A member of a broken chain waits for such a plan, or ends the round alone.
+        return plan.goes_on_from(own.plan.epoch) and is_own and (replica == own.replica or bool(self._broken))
+
+    async def _train_round(self, round_number: int) -> RoundOutcome:
         """One round: the rest of its inner phase, the exchange and the training beside it, the validation."""
+        inner = self._inner
         if inner.round_number < round_number:
             # The others do not wait for a snapshot that does not come, and it may never come.
             preparing = self._anchors.prepare_links(round_number)
             await self._cancel_when_superseded(preparing, round_number, is_opening=True)
             await inner.begin(self.assignment, round_number)
+            self._entered = round_number if inner.done else self._entered
         else:  # the overlap with the round before has begun it
             await inner.resume(self.assignment)
-        await self._unless_broken(pipeline, inner.train())
-        if self._broken is not None and len(self.assignment.plan.replicas) == 1:
-            raise self._broken  # the round waits for peers, and a later payload has what was learned
+        await self._unless_broken(inner.train())
+        while self._broken is not None and await self._is_repaired(round_number):
+            await self._unless_broken(inner.train())
+        is_alone = len(self.assignment.plan.replicas) == 1  # the round waits for peers then
+        if self._broken is not None and (is_alone or not inner.done):
+            raise self._broken  # a later payload has what was learned
         measured = await inner.end()
-        outcome, measured = await self._exchange_and_train(pipeline, inner, round_number, measured)
+        outcome, measured = await self._exchange_and_train(round_number, measured)
         if self._broken is not None:
             return outcome
-        pipeline.drop_frames_before(round_number)
-        validation_loss = await pipeline.validate(round_number)
+        self._chain.pipeline.drop_frames_before(round_number)
+        validation_loss = await self._chain.pipeline.validate(round_number)
         await self._measure(
             replace(
                 measured,
@@ -250,8 +243,61 @@ class ReplicaSession:
         )
         return outcome
 
+    async def _is_repaired(self, round_number: int) -> bool:
+        """Whether the chain has broken, and goes on in this round with the peers that a new plan gives it.
+
+        What this member has finished stays. A step that another member has finished, and this one has not, is
+        over; it takes nothing of it.
+        """
+        while self._broken is not None and self._inner.done and not self._leaving.is_set():
+            done = self._inner.done
+            seconds = await self._give_up(self.assignment, self._broken, done)
+            found = await self._repaired_assignment(round_number, seconds)
+            if found is None or found.first_step(round_number) < done:
+                return False
+            log.info("%s", found.plan.reason)
+            self.assignment = found
+            try:
+                await cancel_when(self._no_chain(round_number), self._chain.open(found, round_number))
+            except Superseded:
+                if self._repaired_now(round_number) is None:
+                    raise
+            except HetnodeError as error:
+                if error.code not in UNLINKED:
+                    raise
+                self._broken = error
+            else:
+                self._inner.go_on(found, self._chain.pipeline)
+                self._broken = None
+        return self._broken is None
+
+    async def _repaired_assignment(self, round_number: int, seconds: float) -> PeerAssignment | None:
+        """The assignment under the next plan that repairs this replica in the round; None in vain."""
+        if not seconds:
+            return self._repaired_now(round_number)
+        repaired = self._services.membership.until(lambda _: self._repaired_now(round_number))
+        with suppress(TimeoutError), self._services.figures.waits.on(Wait.PLAN):
+            async with asyncio.timeout(seconds):
+                return await repaired
+        return None
+
+    def _repaired_now(self, round_number: int) -> PeerAssignment | None:
+        """The assignment under the newest plan, if that repairs this replica, which has broken."""
+        view, own = self._services.membership.run_view, self.assignment
+        found = view.assignment_of(self._services.identity.peer, round_number)
+        if found is None or found.replica == own.replica or view.round_number != round_number:
+            return None
+        return found if self._goes_on_under(found.plan) else None
+
+    async def _no_chain(self, round_number: int) -> Superseded:
+        """Wait until the links that are being opened are of no use, since another member is lost."""
+        await self._services.membership.until(
+            lambda view: view.round_number > round_number or self._repaired_now(round_number) or None
+        )
+        return Superseded(f"round {round_number} goes on without the links that were being opened")
+
     async def _exchange_and_train(
-        self, pipeline: Pipeline, inner: InnerLoop, round_number: int, measured: Measurement
+        self, round_number: int, measured: Measurement
     ) -> tuple[RoundOutcome, Measurement]:
         """Contribute to a round, and train at the same time.
 
@@ -260,19 +306,21 @@ class ReplicaSession:
         clock = asyncio.get_running_loop().time
         began, gates = clock(), RoundGates(self._anchors.stages)
         share = min(1.0, measured.steps / self._spec.inner.steps)
+        if round_number == self._entered and len(self.assignment.plan.replicas) > 1:
+            share = 0.0  # a first payload of few steps, without error feedback, costs more than it brings
         contribution = self._exchange.contribute(self.assignment.plan, round_number, share, gates)
         contributing, beside = asyncio.create_task(contribution), (0.0, 0)
         try:
             if self._broken is None:
-                training = self._train_beside(pipeline, inner, round_number, gates, contributing)
+                training = self._train_beside(round_number, gates, contributing)
                 training = cancel_when_failed(contributing, training)
-                beside = await self._unless_broken(pipeline, training) or beside
+                beside = await self._unless_broken(training) or beside
             if self._broken is not None:
                 await cancel_when_failed(contributing, gates.proposed.wait())
                 gates.trained.set()
                 await asyncio.wait({contributing}, timeout=_OFFER_SECONDS)
                 if not self._leaving.is_set():  # else its neighbours may have a plan without it, and be gone
-                    await cancel_when_failed(contributing, self._give_up(self.assignment, self._broken))
+                    await cancel_when_failed(contributing, self._give_up(self.assignment, self._broken, 0))
             outcome = await contributing
         finally:
             contributing.cancel()
@@ -280,7 +328,7 @@ class ReplicaSession:
         ahead, extra_steps = beside
         return outcome, replace(measured, extra_steps=extra_steps, outer_seconds=clock() - began - ahead)
 
-    async def _unless_broken(self, pipeline: Pipeline, training: Awaitable[T]) -> T | None:
+    async def _unless_broken(self, training: Awaitable[T]) -> T | None:
         """The result of `training`; None where the chain has broken: its unfinished step is dropped then.
 
         A step that this member has finished has the gradients of whole microbatches, clipped by their global
@@ -293,18 +341,13 @@ class ReplicaSession:
                 raise
             self._broken = error
             log.warning("the replica has broken, and its finished steps count: %s", error)
-        await pipeline.close()  # the members behind this one must not wait for it
+        await self._chain.pipeline.close()  # the members behind this one must not wait for it
         async with self._anchors.between_steps:
             await self._services.worker.call(Abandon())
         return None
 
     async def _train_beside(
-        self,
-        pipeline: Pipeline,
-        inner: InnerLoop,
-        round_number: int,
-        gates: RoundGates,
-        contributing: asyncio.Task[RoundOutcome],
+        self, round_number: int, gates: RoundGates, contributing: asyncio.Task[RoundOutcome]
     ) -> tuple[float, int]:
         """Train the first steps of the next round, as many as overlap, under the present plan, which the
         decision of the round may change; then beyond H while the coordinator is away.
@@ -316,19 +359,13 @@ class ReplicaSession:
         if steps:
             await self._services.worker.call(KeepTraining())
             await self._anchors.prepare_links(round_number + 1)
-            await inner.begin(self.assignment, round_number + 1)
-            await inner.train(ahead=steps)
+            await self._inner.begin(self.assignment, round_number + 1)
+            await self._inner.train(ahead=steps)
         gates.trained.set()
-        extra = await self._train_while_away(pipeline, inner, round_number, contributing)
-        return inner.seconds if steps else 0.0, extra
+        extra = await self._train_while_away(round_number, contributing)
+        return self._inner.seconds if steps else 0.0, extra
 
-    async def _train_while_away(
-        self,
-        pipeline: Pipeline,
-        inner: InnerLoop,
-        round_number: int,
-        contributing: asyncio.Task[RoundOutcome],
-    ) -> int:
+    async def _train_while_away(self, round_number: int, contributing: asyncio.Task[RoundOutcome]) -> int:
         """Train beyond H, up to a bound, while the coordinator is away. Returns the number of steps.
 
         The first member decides for its replica. The progress counts in the next round.
@@ -341,12 +378,12 @@ class ReplicaSession:
             while may_train and not contributing.done() and membership.away <= _AWAY_SECONDS:
                 await asyncio.wait({contributing}, timeout=_POLL_SECONDS)
             wanted = may_train and not contributing.done()
-            if not await pipeline.phase(round_number, first_extra + steps, wanted):
+            if not await self._chain.pipeline.phase(round_number, first_extra + steps, wanted):
                 break
             if not steps:
                 log.warning("the coordinator is away: training up to %d steps without it", most)
                 await self._services.worker.call(KeepTraining())
-            await inner.train_beyond(round_number, first_extra + steps)
+            await self._inner.train_beyond(round_number, first_extra + steps)
             steps += 1
         if steps and not contributing.done():
             log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from node.core.train.services import Services
@@ -64,6 +65,7 @@ class RoundPayloads:
         The worker opens those of others, and has the own one, which it has proposed.
         """
         valid, rejected = {own: StoredPayload(own.sha256)}, []
+        plan = await self._plan_of(plan, own.round_number, held)
         for descriptor in held:
             if descriptor == own:
                 continue
@@ -106,6 +108,16 @@ class RoundPayloads:
             return found
         most = self._stage_info.capacities[decision.stage]
         return [await asyncio.to_thread(each.inlined, most) for each in found]
+
+    async def _plan_of(self, plan: Plan, round_number: int, held: Sequence[PayloadDescriptor]) -> Plan:
+        """The plan under which payloads of a round were made: `plan`, or one that repairs replicas."""
+        newest, membership = max(each.epoch for each in held), self._services.membership
+        if newest > plan.epoch:  # the coordinator has adopted that plan before the group closed
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOCAL_SECONDS):
+                    await membership.until(lambda view: view.epoch >= newest or None)
+        found = membership.run_view.plan_for(round_number)
+        return found if found is not None and found.goes_on_from(plan.epoch) else plan
 
     def _problem_of(self, descriptor: PayloadDescriptor, plan: Plan) -> str:
         """Why a payload must not count, as far as its descriptor tells; "" where it may."""

@@ -155,6 +155,8 @@ def _check_plan(plan: Plan) -> None:
         raise ValueError("the plan names a peer twice")
     if len({replica.members[-1].stages.stop for replica in plan.replicas}) != 1:
         raise ValueError("the replicas of the plan cover different stages")
+    if plan.repairs >= plan.epoch:
+        raise ValueError(f"plan {plan.epoch} repairs plan {plan.repairs}, which is not an earlier one")
 
 
 _RUN_CHANGE = Record(

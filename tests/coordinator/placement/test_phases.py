@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from coordinator.run.rounds.phases import FASTER, expected_seconds, half_time
+from coordinator.placement.phases import FASTER, expected_seconds, half_time
 from coordinator.run.state.commands import Await, Heartbeat, Offer, Report, Start
 from coordinator.run.state.state import KEPT_PHASES
 from protocol.errors import ErrorCode

@@ -1,0 +1,197 @@
+"""Repairs of broken replicas within a round: a member's loss costs what it has trained, and nothing else.
+
+Where a chain breaks, its members retreat, and tell how many inner steps they have done. Once all are heard of
+or gone, a plan for the same round gives the seats of those that are gone to spares. They start from the
+anchor, at the first step that no member has finished; a step that one has finished is not trained again.
+Where all members are there and their links have ended, the same members go on.
+
+    weight of a member's payload = weight of the replica * (inner steps that it has finished) / H
+
+The other replicas notice nothing: their offers stay, and so do their samples.
+"""
+
+from __future__ import annotations
+
+from coordinator.base.phrases import listed, short, stages_of
+from coordinator.placement.phases import expected_seconds
+from coordinator.placement.replan import rebuilt_chain
+from coordinator.placement.rules import is_synced, links_between, member_of, peer_rests_until
+from coordinator.run.state.events import PlanAdopted
+from coordinator.run.state.records import Peer
+from coordinator.run.state.replacing import replace
+from coordinator.run.state.state import State
+from coordinator.run.state.transaction import Transaction
+from protocol.math.sampling import next_first_sample
+from protocol.status import RunPhase, Wait
+from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
+
+_SILENT_HEARTBEATS = 2.5
+"""A member of a broken replica that is silent for so long is gone: the others have told of the break."""
+_WAITED_HEARTBEATS = 10.0
+"""Members of a broken replica wait so long for others to take seats. What is shorter is not worth a wait."""
+_OFFER_SECONDS = 2.0
+"""Within these, members that have waited in vain offer what they have."""
+_MOST_REPAIRS = 4
+"""Of a round, for each replica: a line that ends again and again must not make plans without an end."""
+
+
+def seconds_to_repair(state: State, peer: PeerId, now: float) -> float:
+    """How long `peer`, which has retreated, waits for a plan under which its replica goes on."""
+    told = state.breaks.get(peer)
+    return max(0.0, told.at + _wait(state) - now) if told is not None and told.steps else 0.0
+
+
+def awaits_repair(state: State, now: float) -> bool:
+    """Whether members of a broken replica wait for its repair, and have not offered what they have yet."""
+    return any(
+        told.steps
+        and now < told.at + _wait(state) + _OFFER_SECONDS
+        and (assignment := state.assignment(peer, state.current_round)) is not None
+        and assignment.replica.index not in state.answered
+        and not state.takes_part(peer, state.current_round)
+        for peer, told in state.breaks.items()
+    )
+
+
+def repair(transaction: Transaction) -> None:
+    """Adopt a plan under which broken replicas go on in the current round, if there is one."""
+    state = transaction.state
+    if not _is_within_a_phase(state):
+        return
+    plan = state.plans[-1]
+    repaired, reasons, taken = dict[int, Replica](), list[str](), set[PeerId]()
+    for replica in plan.replicas:
+        found = _repaired(state, replica, taken, transaction.now)
+        if found is not None:
+            repaired[replica.index] = found
+            reasons.append(_change(replica, found))
+            taken |= {member.peer for member in found.members}
+    if repaired:
+        replicas = tuple(repaired.get(each.index, each) for each in plan.replicas)
+        first_sample = next_first_sample(plan, state.spec, state.current_round)
+        reason = f"round {state.current_round} goes on: {listed(reasons)}"
+        newer = Plan(
+            *(plan.epoch + 1, state.current_round, first_sample, replicas, reason, plan.changes),
+            repairs=plan.epoch if plan.from_round < state.current_round else plan.repairs or plan.epoch,
+        )
+        transaction.add(PlanAdopted(transaction.now, newer))
+
+
+def _wait(state: State) -> float:
+    return _WAITED_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
+
+
+def _is_within_a_phase(state: State) -> bool:
+    """Whether a replica of the current round is broken, and no decision and no plan for the next is made."""
+    if state.phase is not RunPhase.TRAINING or state.is_held or not state.absent.get(state.epoch):
+        return False
+    round_number, plan = state.current_round, state.plans[-1]
+    is_open = plan.from_round <= round_number <= state.spec.rounds
+    is_decided = any((stage, round_number) in state.decisions for stage in range(state.stages))
+    begun = plan.repairs if plan.repairs and plan.from_round == round_number else plan.epoch
+    return is_open and not is_decided and plan.epoch - begun < _MOST_REPAIRS * len(plan.replicas)
+
+
+def is_worth_it(state: State, replica: Replica, steps: int) -> bool:
+    """Whether enough is left of the inner phase of a broken replica, of which `steps` are done."""
+    round_number = state.current_round
+    is_closing = any(
+        (stage, round_number) in state.decisions or state.round_of(stage, round_number).group is not None
+        for stage in range(state.stages)
+    )
+    if len(replica.members) == 1 or replica.index in state.answered or is_closing:
+        return False
+    left = 1 - steps / state.spec.inner.steps
+    return left > 0 and expected_seconds(state, replica) * left > _wait(state)
+
+
+def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) -> Replica | None:
+    """`replica` as it goes on in the current round; None where it is not broken, or cannot go on yet."""
+    absent = state.absent[state.epoch]
+    if absent.isdisjoint(member.peer for member in replica.members):
+        return None
+    told = [state.breaks[member.peer].at for member in replica.members if member.peer in state.breaks]
+    done = {member.peer: _steps(state, member, max(told, default=0.0), now) for member in replica.members}
+    staying = {peer: steps for peer, steps in done.items() if steps is not None}
+    if not staying or not is_worth_it(state, replica, max(staying.values())):
+        return None
+    if not all(peer in staying or _is_gone(state, peer, now) for peer in done):
+        return None  # it is still there, and will tell
+    ready = {
+        (replica.index, position): ReservedAssignment(member.peer, replica.index, position, member.stages)
+        for position, member in enumerate(replica.members)
+        if member.peer in staying
+    }
+    chain = rebuilt_chain(state, replica.index, ready, _spares(state, taken), is_lenient=False)
+    if chain is None:
+        return None
+    members = tuple(member_of(state.peers[each.peer], each.stages) for each in chain)
+    links = links_between(members, [link.k for link in replica.links])
+    return replace(replica, members=members, links=links, resumes_at=max(staying.values()))
+
+
+def _steps(state: State, member: Member, broken_at: float, now: float) -> int | None:
+    """The inner steps of the round that a member has done; None where it cannot go on, or has not told.
+
+    `broken_at`: when a member of its replica has last told of a break.
+    """
+    peer, round_number = member.peer, state.current_round
+    is_here = state.peers[peer].is_live and not _is_silent(state, state.peers[peer], now)
+    if not is_here or not is_synced(state, member, round_number):
+        return None
+    seen, told = state.last_seen[peer], state.breaks.get(peer)
+    if told is not None and told.steps:
+        has_gone_on = seen.round_number == round_number and seen.inner_step > told.steps
+        # After a repair that has failed, it is there if it was heard of since.
+        is_there = told.epoch == state.epoch or seen.at > broken_at
+        return told.steps if is_there and now < told.at + _wait(state) and not has_gone_on else None
+    # It follows, or opens its links: it can begin at any step, and loses nothing.
+    is_idle = peer in state.absent[state.epoch] or Wait.LINKS in seen.waits
+    begins = is_idle and (seen.round_number, seen.inner_step) == (round_number, 0)
+    can_begin = told is None or told.steps == 0
+    return 0 if begins and can_begin and _has_anchors(state, member) else None
+
+
+def _is_gone(state: State, peer: PeerId, now: float) -> bool:
+    known, told = state.peers[peer], state.breaks.get(peer)
+    has_failed = told is not None and told.steps is None
+    is_new = known.joined_at > state.began_at
+    return not known.is_live or has_failed or is_new or _is_silent(state, known, now)
+
+
+def _is_silent(state: State, known: Peer, now: float) -> bool:
+    silence = now - max(state.last_seen[known.peer].at, state.started_at)
+    return silence > _SILENT_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
+
+
+def _has_anchors(state: State, holder: Member | ReservedAssignment) -> bool:
+    """Whether the peer has attested the anchors from which the current round starts."""
+    rounds, before = state.synced.get(holder.peer, {}), state.current_round - 1
+    is_here = all(rounds.get(stage, -1) >= before for stage in holder.stages)
+    return is_here and is_synced(state, holder, state.current_round)
+
+
+def _spares(state: State, taken: set[PeerId]) -> list[ReservedAssignment]:
+    """The peers that could take a seat at once, in the order in which they are asked."""
+    assigned = state.assignments[state.epoch]
+    return [
+        each
+        for peer, each in sorted(state.reservations.items())
+        if peer not in assigned
+        and peer not in taken
+        and state.peers[peer].is_staying
+        and peer_rests_until(state, peer) <= state.current_round
+        and _has_anchors(state, each)
+    ]
+
+
+def _change(former: Replica, repaired: Replica) -> str:
+    """What changes, such as "replica-2 with ..cd for ..ab (stage 1) from step 6 of the round on"."""
+    pairs = zip(former.members, repaired.members, strict=True)
+    changes = [
+        f"{short(new.peer)} for {short(old.peer)} ({stages_of(new)})"
+        for old, new in pairs
+        if new.peer != old.peer
+    ]
+    who = f"with {listed(changes)}" if changes else "with new links"
+    return f"{repaired.name} {who} from step {repaired.resumes_at + 1} on"

@@ -1,0 +1,240 @@
+"""A broken replica goes on in its round: who waits, who takes a seat, and what stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.placement.repair import seconds_to_repair
+from coordinator.run.state.commands import Attest, Await, Heartbeat, Offer, Retreat, Tick
+from coordinator.run.state.events import PayloadWithheld, PeerRetreated, PlanAdopted
+from protocol.math.sampling import sample_range
+from protocol.types import Lifecycle, Plan, Role
+from tests.builders import Keyed, anchor_of, keyed
+from tests.support.coordinator_run import Run, attest, leave, play_round, started_and_attested
+
+A, B, P, Q, S, T = (keyed(i) for i in range(6))
+"""Two full replicas, the two members of a pipeline, and a spare for each of its stages."""
+STEPS = 6
+
+
+def broken(**settings: Any) -> Run:
+    """Round 3, in which P has done four of six steps, and Q is gone."""
+    run = ready(**settings)
+    leave(run, Q)
+    return run
+
+
+def ready(**settings: Any) -> Run:
+    run = started_and_attested(2, 1, inner__steps=STEPS, grouping__spares=2, **settings)
+    for spare in (S, T):
+        run.accept(spare.join(run.spec, Role.STAGE))
+        attest(run, spare, 0)
+    for _ in range(2):
+        run.now += 600.0  # a phase of ten minutes
+        play_round(run, followers=(S, T))
+    assert run.state.current_round == 3
+    for peer in (A, B, P, Q, S, T):
+        beat(run, peer, 0)
+    return run
+
+
+def beat(run: Run, peer: Keyed, step: int) -> None:
+    run.accept(Heartbeat(peer.peer, run.state.current_round, step))
+
+
+def retreat(run: Run, peer: Keyed, steps: int | None, number: int = 3) -> float:
+    """What the coordinator answers: for how many seconds the peer waits."""
+    run.accept(Retreat(peer.peer, run.state.epoch, "neighbour-lost", number, steps))
+    return seconds_to_repair(run.state, peer.peer, run.now)
+
+
+def repaired(run: Run) -> Plan:
+    plan = run.state.plans[-1]
+    assert plan.repairs, plan.reason
+    return plan
+
+
+def members(plan: Plan) -> list[str]:
+    return [member.peer for member in plan.replicas[2].members]
+
+
+class TestSeats:
+    def test_a_spare_takes_the_seat_and_the_other_keeps_its_steps(self) -> None:
+        run = broken()
+        former = run.state.plans[-1]
+        assert retreat(run, P, 4) == 10 * run.spec.timing.heartbeat
+        plan = repaired(run)
+        spare = next(each for each in (S, T) if each.peer in members(plan))
+        assert members(plan) == [P.peer, spare.peer]
+        assert (plan.epoch, plan.from_round, plan.repairs) == (former.epoch + 1, 3, former.epoch)
+        assert plan.replicas[2].resumes_at == 4
+        assert plan.replicas[:2] == former.replicas[:2]
+        for index in range(3):
+            assert sample_range(plan, run.spec, 3, index) == sample_range(former, run.spec, 3, index)
+        assert (
+            run.state.peers[P.peer].lifecycle is run.state.peers[spare.peer].lifecycle is Lifecycle.TRAINING
+        )
+        assert "from step 5 on" in plan.reason
+
+    def test_the_next_round_begins_at_its_first_step_without_another_plan(self) -> None:
+        run = broken()
+        retreat(run, P, 4)
+        epoch = run.state.epoch
+        run.now += 600.0
+        play_round(run)
+        assert run.state.epoch == epoch
+        assert len(run.state.decisions[0, 3].entries) == len(run.state.decisions[1, 3].entries) == 3
+
+    def test_offers_and_words_of_the_others_under_the_former_plan_stand(self) -> None:
+        run = broken()
+        run.now += 600.0
+        run.accept(Offer(A.peer, A.payload(run.spec, 0, 3)))
+        former = run.state.epoch
+        for peer, step in ((P, 4), (S, 0), (T, 0)):
+            beat(run, peer, step)
+        retreat(run, P, 4)
+        assert run.state.epoch > former
+        assert A.peer in run.state.round_of(0, 3).offers
+        events = run.accept(Await(B.peer, 0, 3, former))
+        assert any(isinstance(event, PayloadWithheld) for event in events)
+        events = run.accept(Retreat(B.peer, former, "a test", 3, None))
+        assert [event.epoch for event in events if isinstance(event, PeerRetreated)] == [former + 1]
+
+    def test_a_replica_that_stays_broken_is_broken_under_the_new_plan(self) -> None:
+        run = started_and_attested(2, 2, inner__steps=STEPS, grouping__spares=1)
+        chains = [[m.peer for m in each.members] for each in run.state.plans[-1].replicas[2:]]
+        by_peer = {keyed(i).peer: keyed(i) for i in range(8)}
+        (one, lost), (other, _) = ([by_peer[peer] for peer in chain] for chain in chains)
+        spare = keyed(6)
+        run.accept(spare.join(run.spec, Role.STAGE))
+        run.now += 600.0
+        attest(run, spare, 0)
+        for number in (1, 2):
+            play_round(run, followers=(spare,))
+            run.now += 600.0
+            assert run.state.current_round == number + 1
+        stage = run.state.reservations[spare.peer].stages.first
+        for peer in by_peer.values():
+            if peer.peer in run.state.peers:
+                beat(run, peer, 0)
+        # Of the other chain a member that the spare cannot replace is gone.
+        gone = [m for m in run.state.plans[-1].replicas[3].members if stage not in m.stages]
+        leave(run, by_peer[gone[0].peer])
+        stays = next(peer for peer in chains[1] if peer != gone[0].peer)
+        retreat(run, by_peer[stays], 3)
+        assert not run.state.plans[-1].repairs
+        dead, survivor = (one, lost) if stage == 0 else (lost, one)
+        leave(run, dead)
+        retreat(run, survivor, 4)
+        repaired(run)
+        broken_under = run.state.absent[run.state.epoch]
+        assert broken_under == {gone[0].peer, stays}
+        assert {each.index for each in run.state.complete_replicas(3)} == {0, 1, 2}
+        assert run.state.peers[stays].lifecycle is Lifecycle.SYNCING
+        assert other.peer in chains[1]
+
+    def test_two_that_lost_their_line_alone_go_on_with_each_other(self) -> None:
+        run = ready()
+        retreat(run, P, 4)
+        assert not run.state.plans[-1].repairs, "the other may still be there, and will tell"
+        retreat(run, Q, 3)
+        plan = repaired(run)
+        assert members(plan) == [P.peer, Q.peer]
+        assert plan.replicas[2].resumes_at == 4
+
+    def test_a_member_that_cannot_go_on_gives_its_seat(self) -> None:
+        run = ready()
+        assert retreat(run, Q, None) == 0
+        retreat(run, P, 4)
+        assert Q.peer not in members(repaired(run))
+
+    def test_a_silent_member_is_gone_before_it_counts_as_lost(self) -> None:
+        run = ready()
+        retreat(run, P, 4)
+        for seconds in (2.0, 2.0, 1.5):
+            assert not run.state.plans[-1].repairs
+            run.now += seconds
+            for peer in (A, B, S, T):
+                beat(run, peer, 0)
+            beat(run, P, 4)
+            run.accept(Tick())
+        assert Q.peer not in members(repaired(run))
+        assert run.state.peers[Q.peer].is_live
+
+    def test_a_spare_takes_the_seat_when_it_has_caught_up(self) -> None:
+        run = started_and_attested(2, 1, inner__steps=STEPS, grouping__spares=2)
+        for spare in (S, T):
+            run.accept(spare.join(run.spec, Role.STAGE))
+            attest(run, spare, 0)
+        for followers in ((S, T), ()):
+            run.now += 600.0
+            play_round(run, followers=followers)
+        for peer in (A, B, P, Q, S, T):
+            beat(run, peer, 0)
+        leave(run, Q)
+        assert retreat(run, P, 4)
+        assert not run.state.plans[-1].repairs
+        for spare in (S, T):
+            for stage in run.state.reservations[spare.peer].stages:
+                run.accept(Attest(spare.peer, stage, 2, "stage", anchor_of(stage, 2)))
+        assert P.peer in members(repaired(run))
+
+
+class TestWaiting:
+    def test_the_round_stays_open_while_members_wait_and_no_longer(self) -> None:
+        run = ready()
+        leave(run, S, T, Q)
+        run.now += 300.0
+        seconds = retreat(run, P, 4)
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        for passed in (0.5 * seconds, 0.4 * seconds, 0.3 * seconds):
+            assert run.state.round_of(0, 3).group is None
+            run.now += passed
+            for peer in (A, B, P):
+                beat(run, peer, 4)
+            run.accept(Tick())
+        assert run.state.round_of(0, 3).group is not None
+
+    @pytest.mark.parametrize("steps", [STEPS, STEPS + 1])
+    def test_nothing_is_repaired_when_all_steps_are_done(self, steps: int) -> None:
+        run = broken()
+        assert retreat(run, P, steps) == 0
+        assert P.peer not in run.state.breaks, "it has not retreated yet: it offers first"
+        assert not run.state.plans[-1].repairs
+
+    def test_a_short_rest_of_a_phase_is_worth_no_wait(self) -> None:
+        run = broken(timing__heartbeat=60.0, timing__lost_after=180.0)
+        assert retreat(run, P, 1) == 0
+        assert not run.state.plans[-1].repairs
+
+    def test_who_tells_of_another_round_does_not_wait(self) -> None:
+        run = broken()
+        assert retreat(run, P, 4, number=2) == 0
+        assert not run.state.plans[-1].repairs
+
+    def test_steps_of_a_repair_that_failed_count_where_the_member_was_heard_of_since(self) -> None:
+        run = broken()
+        retreat(run, P, 4)
+        first = repaired(run)
+        spare = next(each for each in (S, T) if each.peer in members(first))
+        retreat(run, spare, 0)
+        assert run.state.plans[-1] == first, "P may be gone, too"
+        run.now += 2.0
+        for peer in (A, B, S, T):
+            beat(run, peer, 0)
+        beat(run, P, 4)
+        run.accept(Tick())
+        second = repaired(run)
+        assert (second.epoch, second.repairs) == (first.epoch + 1, first.repairs)
+        assert members(second) == members(first)
+
+    def test_a_line_that_ends_again_and_again_makes_no_endless_plans(self) -> None:
+        run = ready()
+        for _ in range(40):
+            for peer in (P, Q):
+                retreat(run, peer, 4)
+        made = [event for event in run.events if isinstance(event, PlanAdopted) and event.plan.repairs]
+        assert 1 < len(made) <= 12

@@ -1,0 +1,200 @@
+"""A member of a pipeline dies: within the round a spare takes its seat, and the others keep their steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from coordinator.run.state.events import PlanAdopted
+from protocol.spec.run import RunSpec
+from protocol.types import Plan, Role
+from tests.support.fault_script import Action, Moment
+from tests.support.faults import FaultPlan
+from tests.support.overlap import LOSSLESS, Records, assert_balanced
+from tests.system.test_survivors import assert_each_sample_counts_once, owners
+from tests.virtual.scenario import MIXED, PIPE, QUICK, SPARSE, Play, contributions, shares, swarm_spec
+from tests.virtual.swarm import VirtualSwarm
+
+ROUND, STEP, STEPS = 3, 2, 5
+SPARES = {"s": Role.STAGE, "t": Role.STAGE}
+SECONDS = 10.0
+"""Of an inner step: what is left of a phase is longer than the wait for a spare."""
+
+
+def spec_of(rounds: int = 6, **settings: Any) -> RunSpec:
+    """A pipeline of two homes, and two spares, which follow the rounds of its stages."""
+    shape = {"swarm.pipelines": 1, "grouping.spares": 2, "inner.steps": STEPS, "inner.microbatches": 4}
+    return swarm_spec(MIXED, rounds, **{**shape, "recovery.checkpoint_every": 1, **QUICK, **settings})
+
+
+async def start_spares(swarm: VirtualSwarm) -> None:
+    await swarm.until_round(1)  # before that, any two of the four homes would make the pipeline
+    swarm.start(*SPARES)
+
+
+def repairs(swarm: VirtualSwarm) -> list[Plan]:
+    return [event.plan for event in swarm.happened(PlanAdopted) if event.plan.repairs]
+
+
+def seats(swarm: VirtualSwarm, repair: Plan) -> list[str]:
+    """The members of the pipeline under a plan, in order of position."""
+    names = {swarm.peer(name): name for name in swarm.nodes}
+    (replica,) = (each for each in repair.replicas if len(each.members) == 2)
+    return [names[member.peer] for member in replica.members]
+
+
+def resumed_at(repair: Plan) -> list[int]:
+    return [each.resumes_at for each in repair.replicas if len(each.members) == 2]
+
+
+@pytest.mark.parametrize(
+    ("dead", "moment", "settings"),
+    [
+        ("p", Moment.FORWARD, {}),
+        ("q", Moment.BACKWARD, {}),
+        ("q", Moment.NORM, {"outer.overlap": 1}),
+    ],
+)
+def test_a_spare_takes_the_seat_of_a_dead_member_within_the_round(
+    play: Play, plan: FaultPlan, records: Records, dead: str, moment: Moment, settings: Mapping[str, Any]
+) -> None:
+    plan.fail_at(dead, None, ROUND, moment, Action.KILL, step=STEP)
+    spec = spec_of(**{**SPARSE, **LOSSLESS, **settings})
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired(dead)
+        await swarm.until_round(ROUND + 1)
+        swarm.start(dead)
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec, step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    assert (repair.from_round, resumed_at(repair)) == (ROUND, [STEP])
+    chain = seats(swarm, repair)
+    (survivor,), (spare,) = {*chain} & PIPE.keys(), {*chain} & SPARES.keys()
+    assert survivor != dead
+    assert shares(swarm, survivor, ROUND) == {chain.index(survivor): 1.0}
+    # What it has learned in a part of the round is in its next payload.
+    assert shares(swarm, spare, ROUND) == {}
+    assert shares(swarm, spare, ROUND + 1) == {chain.index(spare): 1.0}
+    assert shares(swarm, dead, ROUND) == {}
+    # The others notice nothing of it.
+    assert all(owners(swarm, stage, ROUND) >= {"a", "b"} for stage in (0, 1))
+    assert contributions(swarm, "a") == contributions(swarm, "b") == swarm.rounds
+    assert_each_sample_counts_once(swarm)
+    assert_balanced(swarm, records, survivor, spare, "a", "b")
+
+
+def test_two_deaths_in_a_round_are_repaired_one_after_the_other(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until(lambda _: bool(repairs(swarm)), "the first repair")
+        first = seats(swarm, repairs(swarm)[0])
+        await asyncio.sleep(0.1)  # the spare opens its link, or has just opened it
+        (survivor,) = {*first} & PIPE.keys()
+        swarm.kill(survivor)
+        await swarm.until_round(ROUND + 1)
+        swarm.start("p", "q")
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(8), step_seconds=SECONDS)
+    first, second = repairs(swarm)
+    assert (first.from_round, second.from_round, second.repairs) == (ROUND, ROUND, first.repairs)
+    assert {*seats(swarm, second)} == SPARES.keys()
+    # Nothing of the first two members is left. What the others have learned since is in the next round.
+    assert [*map(shares, [swarm] * 2, SPARES, [ROUND] * 2)] == [{}, {}]
+    assert all([*shares(swarm, spare, ROUND + 1).values()] == [1.0] for spare in SPARES)
+    assert_each_sample_counts_once(swarm)
+    assert contributions(swarm, "a") == swarm.rounds
+
+
+def test_a_spare_that_is_lost_before_it_has_its_link_is_replaced_too(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+    spares = {**SPARES, "u": Role.STAGE, "v": Role.STAGE}
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(1)
+        swarm.start(*spares)
+        await swarm.until(lambda _: bool(repairs(swarm)), "the first repair")
+        (first,) = {*seats(swarm, repairs(swarm)[0])} & spares.keys()
+        swarm.kill(first)
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q", first)
+
+    spec = spec_of(8, **{"grouping.spares": 4})
+    swarm = play.to_the_end(lost, MIXED, later=spares, spec=spec, step_seconds=SECONDS)
+    first, second = repairs(swarm)
+    assert resumed_at(first) == resumed_at(second) == [STEP]
+    assert len({*seats(swarm, first), *seats(swarm, second)}) == 3
+    (survivor,) = {*seats(swarm, second)} & PIPE.keys()
+    assert [*shares(swarm, survivor, ROUND).values()] == [1.0]
+    assert_each_sample_counts_once(swarm)
+
+
+def test_a_line_that_breaks_costs_a_step_and_no_member(play: Play) -> None:
+    async def broken(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(ROUND)
+        await asyncio.sleep(2.5 * SECONDS)
+        swarm.network.reset("p", "q")
+
+    swarm = play.to_the_end(broken, MIXED, spec=spec_of(), step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    assert {*seats(swarm, repair)} == PIPE.keys()
+    assert [*shares(swarm, "p", ROUND).values(), *shares(swarm, "q", ROUND).values()] == [1.0, 1.0]
+    assert_each_sample_counts_once(swarm)
+
+
+def test_a_member_that_stood_still_returns_as_a_spare(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.STOP, step=STEP, seconds=30.0)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("q")
+
+    spec = spec_of(**{"timing.link": 3.0, "grouping.spares": 1})
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec, step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    assert "q" not in seats(swarm, repair)
+    assert [*shares(swarm, "p", ROUND).values()] == [1.0]
+    assert not swarm.nodes["q"].errors
+    assert swarm.state.peers[swarm.peer("q")].finished
+    assert_each_sample_counts_once(swarm)
+
+
+def test_without_a_spare_the_members_wait_in_vain_and_offer_what_they_have(
+    play: Play, plan: FaultPlan
+) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await swarm.until_fired("q")
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q")
+
+    swarm = play.to_the_end(lost, MIXED, spec=spec_of(), step_seconds=SECONDS)
+    assert not repairs(swarm)
+    assert [*shares(swarm, "p", ROUND).values()] == [STEP / STEPS]
+    assert_each_sample_counts_once(swarm)
+
+
+def test_a_spare_begins_the_round_where_a_death_was_not_known_when_its_plan_was_made(
+    play: Play, plan: FaultPlan
+) -> None:
+    """The plan of the next round still has the member that dies in the exchange."""
+    plan.fail_at("q", None, ROUND, Moment.DECIDED, Action.KILL)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("q")
+        await swarm.until_round(ROUND + 2)
+        swarm.start("q")
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    assert (repair.from_round, resumed_at(repair)) == (ROUND + 1, [0])
+    assert all([*shares(swarm, name, ROUND + 1).values()] == [1.0] for name in seats(swarm, repair))
+    assert_each_sample_counts_once(swarm)

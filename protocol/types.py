@@ -181,7 +181,8 @@ class Replica:
 
     `weight` is the weight of its payloads in a round; a descriptor with another weight is refused.
     `microbatches` is the number that it computes in one inner step; 0 means the spec's number. `resumes_at`
-    is the inner step (0-based) at which it goes on in the first round of its plan, with other members.
+    is the inner step (0-based) at which it goes on in the first round of its plan, with other members or
+    new links, since the plan of epoch `resumed_in`.
     """
 
     index: int
@@ -191,6 +192,7 @@ class Replica:
     microbatches: int = 0
     # Logs of runs before have none; saved swarms contain a digest of their plan's repr.
     resumes_at: Annotated[int, Field(exclude_if=lambda step: not step)] = field(default=0, repr=False)
+    resumed_in: Annotated[int, Field(exclude_if=lambda epoch: not epoch)] = field(default=0, repr=False)
 
     @property
     def name(self) -> str:
@@ -267,7 +269,9 @@ class Plan:
     @property
     def lasting(self) -> tuple[Replica, ...]:
         """The replicas as they begin later rounds than the first, which is at the first step."""
-        return tuple(replace(each, resumes_at=0) if each.resumes_at else each for each in self.replicas)
+        return tuple(
+            replace(each, resumes_at=0, resumed_in=0) if each.resumed_in else each for each in self.replicas
+        )
 
     def goes_on_from(self, epoch: int) -> bool:
         """Whether its first round has begun under the plan of `epoch`, and goes on under this one."""

@@ -31,8 +31,8 @@ _WAITED_HEARTBEATS = 10.0
 """Members of a broken replica wait so long for others to take seats. What is shorter is not worth a wait."""
 _OFFER_SECONDS = 2.0
 """Within these, members that have waited in vain offer what they have."""
-_MOST_REPAIRS = 4
-"""Of a round, for each replica: a line that ends again and again must not make plans without an end."""
+_MOST_BREAKS = 3
+"""So often in a round a member may break its chain: it would hold up the others again and again."""
 
 
 def seconds_to_repair(state: State, peer: PeerId, now: float) -> float:
@@ -45,6 +45,7 @@ def awaits_repair(state: State, now: float) -> bool:
     """Whether members of a broken replica wait for its repair, and have not offered what they have yet."""
     return any(
         told.steps
+        and told.times <= _MOST_BREAKS
         and now < told.at + _wait(state) + _OFFER_SECONDS
         and (assignment := state.assignment(peer, state.current_round)) is not None
         and assignment.replica.index not in state.answered
@@ -87,9 +88,7 @@ def _is_within_a_phase(state: State) -> bool:
         return False
     round_number, plan = state.current_round, state.plans[-1]
     is_open = plan.from_round <= round_number <= state.spec.rounds
-    is_decided = any((stage, round_number) in state.decisions for stage in range(state.stages))
-    begun = plan.repairs if plan.repairs and plan.from_round == round_number else plan.epoch
-    return is_open and not is_decided and plan.epoch - begun < _MOST_REPAIRS * len(plan.replicas)
+    return is_open and not any((stage, round_number) in state.decisions for stage in range(state.stages))
 
 
 def is_worth_it(state: State, replica: Replica, steps: int) -> bool:
@@ -127,7 +126,10 @@ def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) ->
         return None
     members = tuple(member_of(state.peers[each.peer], each.stages) for each in chain)
     links = links_between(members, [link.k for link in replica.links])
-    return replace(replica, members=members, links=links, resumes_at=max(staying.values()))
+    # Honest members are one step apart at most: who says more would make the others leave out steps.
+    trained = [steps for steps in staying.values() if steps] or [0]
+    step, epoch = min(max(trained), min(trained) + 1), state.epoch + 1
+    return replace(replica, members=members, links=links, resumes_at=step, resumed_in=epoch)
 
 
 def _steps(state: State, member: Member, broken_at: float, now: float) -> int | None:
@@ -140,6 +142,8 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
     if not is_here or not is_synced(state, member, round_number):
         return None
     seen, told = state.last_seen[peer], state.breaks.get(peer)
+    if told is not None and told.times > _MOST_BREAKS:
+        return None
     if told is not None and told.steps:
         has_gone_on = seen.round_number == round_number and seen.inner_step > told.steps
         # After a repair that has failed, it is there if it was heard of since.
@@ -154,7 +158,7 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
 
 def _is_gone(state: State, peer: PeerId, now: float) -> bool:
     known, told = state.peers[peer], state.breaks.get(peer)
-    has_failed = told is not None and told.steps is None
+    has_failed = told is not None and (told.steps is None or told.times > _MOST_BREAKS)
     is_new = known.joined_at > state.began_at
     return not known.is_live or has_failed or is_new or _is_silent(state, known, now)
 

@@ -244,7 +244,7 @@ def _rebuilt_replica(state: State, index: int, chain: ReservedChain) -> Replica:
     if former is None:
         return Replica(index, members, links_between(members, state.spec.link.k))
     links = links_between(members, [each.k for each in former.links])
-    return replace(former, members=members, links=links, resumes_at=0)
+    return replace(former, members=members, links=links, resumes_at=0, resumed_in=0)
 
 
 def _improved(

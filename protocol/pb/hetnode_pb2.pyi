@@ -357,20 +357,22 @@ class Link(_message.Message):
     def __init__(self, k: _Optional[int] = ..., dialer: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("index", "members", "links", "weight", "microbatches", "resumes_at")
+    __slots__ = ("index", "members", "links", "weight", "microbatches", "resumes_at", "resumed_in")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     RESUMES_AT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_IN_FIELD_NUMBER: _ClassVar[int]
     index: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     links: _containers.RepeatedCompositeFieldContainer[Link]
     weight: float
     microbatches: int
     resumes_at: int
-    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ..., resumes_at: _Optional[int] = ...) -> None: ...
+    resumed_in: int
+    def __init__(self, index: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., weight: _Optional[float] = ..., microbatches: _Optional[int] = ..., resumes_at: _Optional[int] = ..., resumed_in: _Optional[int] = ...) -> None: ...
 
 class RunChange(_message.Message):
     __slots__ = ("from_round", "settings", "reason", "first_sample")

@@ -18,13 +18,13 @@ from tests.system.test_survivors import assert_each_sample_counts_once, owners
 from tests.virtual.scenario import MIXED, PIPE, QUICK, SPARSE, Play, contributions, shares, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
 
-ROUND, STEP, STEPS = 3, 2, 5
+ROUND, STEP, STEPS = 2, 2, 5
 SPARES = {"s": Role.STAGE, "t": Role.STAGE}
 SECONDS = 10.0
 """Of an inner step: what is left of a phase is longer than the wait for a spare."""
 
 
-def spec_of(rounds: int = 6, **settings: Any) -> RunSpec:
+def spec_of(rounds: int = 4, **settings: Any) -> RunSpec:
     """A pipeline of two homes, and two spares, which follow the rounds of its stages."""
     shape = {"swarm.pipelines": 1, "grouping.spares": 2, "inner.steps": STEPS, "inner.microbatches": 4}
     return swarm_spec(MIXED, rounds, **{**shape, "recovery.checkpoint_every": 1, **QUICK, **settings})
@@ -101,7 +101,7 @@ def test_two_deaths_in_a_round_are_repaired_one_after_the_other(play: Play, plan
         await swarm.until_round(ROUND + 1)
         swarm.start("p", "q")
 
-    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(8), step_seconds=SECONDS)
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(5), step_seconds=SECONDS)
     first, second = repairs(swarm)
     assert (first.from_round, second.from_round, second.repairs) == (ROUND, ROUND, first.repairs)
     assert {*seats(swarm, second)} == SPARES.keys()
@@ -125,7 +125,7 @@ def test_a_spare_that_is_lost_before_it_has_its_link_is_replaced_too(play: Play,
         await swarm.until_round(ROUND + 1)
         swarm.start("q", first)
 
-    spec = spec_of(8, **{"grouping.spares": 4})
+    spec = spec_of(5, **{"grouping.spares": 4})
     swarm = play.to_the_end(lost, MIXED, later=spares, spec=spec, step_seconds=SECONDS)
     first, second = repairs(swarm)
     assert resumed_at(first) == resumed_at(second) == [STEP]
@@ -135,16 +135,20 @@ def test_a_spare_that_is_lost_before_it_has_its_link_is_replaced_too(play: Play,
     assert_each_sample_counts_once(swarm)
 
 
-def test_a_line_that_breaks_costs_a_step_and_no_member(play: Play) -> None:
+def test_a_line_that_breaks_twice_costs_two_steps_and_no_member(play: Play) -> None:
     async def broken(swarm: VirtualSwarm) -> None:
         await swarm.until_round(ROUND)
-        await asyncio.sleep(2.5 * SECONDS)
-        swarm.network.reset("p", "q")
+        for count in (1, 2):
+            await asyncio.sleep(1.5 * SECONDS)
+            swarm.network.reset("p", "q")
+            await swarm.until(lambda _, count=count: len(repairs(swarm)) == count, "a repair")
 
-    swarm = play.to_the_end(broken, MIXED, spec=spec_of(), step_seconds=SECONDS)
-    (repair,) = repairs(swarm)
-    assert {*seats(swarm, repair)} == PIPE.keys()
+    spec = spec_of(**{"inner.steps": 8})
+    swarm = play.to_the_end(broken, MIXED, spec=spec, step_seconds=SECONDS)
+    first, second = repairs(swarm)
+    assert {*seats(swarm, first)} == {*seats(swarm, second)} == PIPE.keys()
     assert [*shares(swarm, "p", ROUND).values(), *shares(swarm, "q", ROUND).values()] == [1.0, 1.0]
+    assert contributions(swarm, "a") == swarm.rounds
     assert_each_sample_counts_once(swarm)
 
 

@@ -231,10 +231,22 @@ class TestWaiting:
         assert (second.epoch, second.repairs) == (first.epoch + 1, first.repairs)
         assert members(second) == members(first)
 
-    def test_a_line_that_ends_again_and_again_makes_no_endless_plans(self) -> None:
+    def test_who_breaks_its_chain_again_and_again_holds_nobody_up_for_long(self) -> None:
         run = ready()
+        leave(run, S, T)
+        run.now += 300.0
         for _ in range(40):
             for peer in (P, Q):
+                beat(run, peer, 4)
                 retreat(run, peer, 4)
-        made = [event for event in run.events if isinstance(event, PlanAdopted) and event.plan.repairs]
-        assert 1 < len(made) <= 12
+        made = [event.plan for event in run.events if isinstance(event, PlanAdopted) and event.plan.repairs]
+        assert len(made) == 3
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_a_member_that_says_too_much_lets_the_others_leave_out_one_step(self) -> None:
+        run = ready()
+        retreat(run, P, 1)
+        retreat(run, Q, STEPS - 1)
+        assert repaired(run).replicas[2].resumes_at == 2

@@ -117,6 +117,7 @@ def test_the_plan_has_chains_and_no_addresses() -> None:
             "weight": 1.0,
             "microbatches": 0,
             "resumes_at": 0,
+            "resumed_in": 0,
         }
     ]
     assert "10.0.0.7" not in json.dumps(data)

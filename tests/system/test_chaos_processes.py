@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ FULL = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
 MIXED = {"a": Role.REPLICA, "p": Role.STAGE, "q": Role.STAGE}
 
 
-def spec_of(members: dict[str, Role], rounds: int) -> RunSpec:
+def spec_of(members: dict[str, Role], rounds: int, **more: Any) -> RunSpec:
     stages = sum(role is Role.STAGE for role in members.values())
     return resolve(
         "nano",
@@ -37,6 +38,7 @@ def spec_of(members: dict[str, Role], rounds: int) -> RunSpec:
             "recovery.keep_rounds": 40,
             "timing.heartbeat": 1.0,
             "timing.lost_after": 6.0,
+            **more,
         },
     )
 
@@ -134,3 +136,30 @@ def share_of(swarm: ProcessSwarm, name: str, round_number: int) -> float | None:
         if each.round_number == round_number and each.standing is Standing.COUNTED
     ]
     return found[0] / full if found else None
+
+
+@pytest.mark.slow  # the virtual swarm plays the same faults in seconds
+@pytest.mark.parametrize("what", ["node", "worker"])
+def test_a_spare_takes_the_seat_of_a_killed_home_within_the_round(tmp_path: Path, what: str) -> None:
+    plan = FaultPlan(tmp_path / "faults")
+    action = Action.KILL if what == "node" else Action.DELAY
+    plan.fail_at("q", None, 2, Moment.NORM, action, step=40, seconds=0.5)
+    spares = {"s": Role.STAGE, "t": Role.STAGE}
+    shape = {"inner.steps": 400, "grouping.spares": 2, "timing.heartbeat": 0.5, "timing.lost_after": 2.0}
+    spec = spec_of(MIXED, 3, **shape)
+    with ProcessSwarm(spec, tmp_path, {**MIXED, **spares}, plan) as swarm:
+        swarm.start_coordinator()
+        for name in MIXED:
+            swarm.start_node(name)
+        swarm.wait_until(lambda: bool(swarm.events("plan")), 120, "the first plan")
+        for name in spares:  # before that, any two of the four homes would make the pipeline
+            swarm.start_node(name)
+        swarm.wait_fired("q", 180)
+        if what == "worker":
+            swarm.worker_of("q").kill()
+        swarm.keep_running_to_the_end()
+        swarm.assert_all_agree(*"apst")
+        assert [each["reason"] for each in swarm.events("plan") if "round 2 goes on" in each["reason"]]
+        # The others have lost no round, and the spare contributes from the next one on.
+        assert swarm.contributions("a") == swarm.contributions("p") == {1, 2, 3}
+        assert 3 in swarm.contributions("s") | swarm.contributions("t")

@@ -14,8 +14,18 @@ from protocol.types import Plan, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import LOSSLESS, Records, assert_balanced
-from tests.system.test_survivors import assert_each_sample_counts_once, owners
-from tests.virtual.scenario import MIXED, PIPE, QUICK, SPARSE, Play, contributions, shares, swarm_spec
+from tests.virtual.scenario import (
+    MIXED,
+    PIPE,
+    QUICK,
+    SPARSE,
+    Play,
+    assert_each_sample_counts_once,
+    contributions,
+    owners,
+    shares,
+    swarm_spec,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 ROUND, STEP, STEPS = 2, 2, 5

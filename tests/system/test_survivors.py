@@ -11,14 +11,23 @@ import pytest
 from coordinator.run.state.events import PeerLost
 from node.net.link import LiveLink
 from protocol.spec.run import RunSpec
-from protocol.types import Aborted, Frame, FrameKind, Role, entries_of
-from tests.builders import decisions_in
+from protocol.types import Frame, FrameKind, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
-from tests.support.history import write_history
 from tests.support.overlap import LOSSLESS, Records, assert_balanced
 from tests.virtual.network import current_machine
-from tests.virtual.scenario import MIXED, QUICK, SPARSE, Play, contributions, return_after, shares, swarm_spec
+from tests.virtual.scenario import (
+    MIXED,
+    QUICK,
+    SPARSE,
+    Play,
+    assert_each_sample_counts_once,
+    contributions,
+    owners,
+    return_after,
+    shares,
+    swarm_spec,
+)
 from tests.virtual.swarm import VirtualSwarm
 
 ROUND, STEP, STEPS = 2, 1, 3
@@ -32,33 +41,6 @@ def spec_of(members: Mapping[str, Role], rounds: int = 5, **settings: Any) -> Ru
     shape = {"swarm.stages": 3, "swarm.pipelines": 1} if is_trio else {}
     steps = {"inner.steps": STEPS, "inner.microbatches": 4, "recovery.checkpoint_every": 1}
     return swarm_spec(members, rounds, **{**steps, **shape, **QUICK, **settings})
-
-
-def owners(swarm: VirtualSwarm, stage: int, round_number: int) -> set[str]:
-    """The nodes whose payloads count there."""
-    names = {swarm.peer(name): name for name in swarm.nodes}
-    entries = [
-        entry
-        for each in swarm.decisions
-        if (each.stage, each.round_number) == (stage, round_number)
-        for entry in entries_of(each)
-    ]
-    return {names[entry.descriptor.owner] for entry in entries}
-
-
-def assert_each_sample_counts_once(swarm: VirtualSwarm) -> None:
-    """Credit at each stage is what the weights of the committed payloads say, and no round was lost."""
-    spec, tokens = swarm.spec, dict.fromkeys(swarm.nodes, 0)
-    per_round = spec.samples_per_round() * spec.model.context
-    for name in swarm.nodes:
-        for number in swarm.rounds:
-            tokens[name] += sum(round(each * per_round) for each in shares(swarm, name, number).values())
-    history = write_history(swarm.folder / "again.sqlite", spec, swarm.events)
-    for name, expected in tokens.items():
-        credit = history.credit(swarm.peer(name))[2]
-        assert credit is not None
-        assert credit.stage_tokens == expected
-    assert not decisions_in(swarm.events, Aborted)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from coordinator.run.state.state import State
 from protocol.roles import RoleWish
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
-from protocol.types import Finding, Role, Verdict, entries_of
+from protocol.types import Aborted, Finding, Role, Verdict, entries_of
+from tests.builders import decisions_in
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
+from tests.support.history import write_history
 from tests.virtual import swarm as virtual
 from tests.virtual.swarm import VirtualSwarm
 from tests.virtual.transport import VirtualArbiter
@@ -208,3 +210,30 @@ def departures(swarm: VirtualSwarm, name: str) -> list[str]:
     """The reasons that the node gave when it left."""
     peer = swarm.peer(name)
     return [event.reason for event in swarm.events if isinstance(event, PeerLeft) and event.peer == peer]
+
+
+def owners(swarm: VirtualSwarm, stage: int, round_number: int) -> set[str]:
+    """The nodes whose payloads count there."""
+    names = {swarm.peer(name): name for name in swarm.nodes}
+    entries = [
+        entry
+        for each in swarm.decisions
+        if (each.stage, each.round_number) == (stage, round_number)
+        for entry in entries_of(each)
+    ]
+    return {names[entry.descriptor.owner] for entry in entries}
+
+
+def assert_each_sample_counts_once(swarm: VirtualSwarm) -> None:
+    """Credit at each stage is what the weights of the committed payloads say, and no round was lost."""
+    spec, tokens = swarm.spec, dict.fromkeys(swarm.nodes, 0)
+    per_round = spec.samples_per_round() * spec.model.context
+    for name in swarm.nodes:
+        for number in swarm.rounds:
+            tokens[name] += sum(round(each * per_round) for each in shares(swarm, name, number).values())
+    history = write_history(swarm.folder / "again.sqlite", spec, swarm.events)
+    for name, expected in tokens.items():
+        credit = history.credit(swarm.peer(name))[2]
+        assert credit is not None
+        assert credit.stage_tokens == expected
+    assert not decisions_in(swarm.events, Aborted)

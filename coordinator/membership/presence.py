@@ -7,7 +7,7 @@ from dataclasses import replace
 from coordinator.membership.invites import open_invites_of
 from coordinator.membership.open_places import keep_place
 from coordinator.membership.validation import check_peer_id, live_peer
-from coordinator.placement.repair import is_worth_it
+from coordinator.placement.repair import may_wait
 from coordinator.run.state import events
 from coordinator.run.state.commands import Ban, Drain, Heartbeat, Leave, Retreat, Tick, Unban
 from coordinator.run.state.transaction import Transaction
@@ -95,7 +95,7 @@ def retreat(transaction: Transaction, command: Retreat) -> None:
         return
     # Who loses nothing may enter the next round, too, whatever it has done in this one.
     steps = command.steps if command.round_number == state.current_round or not command.steps else None
-    if command.steps and (steps is None or not is_worth_it(state, assignment.replica, steps)):
+    if command.steps and (steps is None or not may_wait(state, peer, assignment.replica, steps)):
         return
     transaction.add(events.PeerRetreated(transaction.now, peer, epoch, command.reason, steps))
 

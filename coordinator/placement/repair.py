@@ -7,6 +7,7 @@ Where all members are there and their links have ended, the same members go on.
 
     weight of a member's payload = weight of the replica * (inner steps that it has finished) / H
 
+Who takes a seat beside other replicas offers nothing in this round; its next payload has what it has learned.
 The other replicas notice nothing: their offers stay, and so do their samples.
 """
 
@@ -35,6 +36,12 @@ _MOST_BREAKS = 3
 """So often in a round a member may break its chain: it would hold up the others again and again."""
 
 
+def may_wait(state: State, peer: PeerId, replica: Replica, steps: int) -> bool:
+    """Whether `peer`, whose replica has broken after `steps` of it, waits for a repair before it offers."""
+    told = state.breaks.get(peer)
+    return _is_worth_it(state, replica, steps) and (told is None or told.times < _MOST_BREAKS)
+
+
 def seconds_to_repair(state: State, peer: PeerId, now: float) -> float:
     """How long `peer`, which has retreated, waits for a plan under which its replica goes on."""
     told = state.breaks.get(peer)
@@ -45,7 +52,6 @@ def awaits_repair(state: State, now: float) -> bool:
     """Whether members of a broken replica wait for its repair, and have not offered what they have yet."""
     return any(
         told.steps
-        and told.times <= _MOST_BREAKS
         and now < told.at + _wait(state) + _OFFER_SECONDS
         and (assignment := state.assignment(peer, state.current_round)) is not None
         and assignment.replica.index not in state.answered
@@ -91,7 +97,7 @@ def _is_within_a_phase(state: State) -> bool:
     return is_open and not any((stage, round_number) in state.decisions for stage in range(state.stages))
 
 
-def is_worth_it(state: State, replica: Replica, steps: int) -> bool:
+def _is_worth_it(state: State, replica: Replica, steps: int) -> bool:
     """Whether enough is left of the inner phase of a broken replica, of which `steps` are done."""
     round_number = state.current_round
     is_closing = any(
@@ -112,7 +118,7 @@ def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) ->
     told = [state.breaks[member.peer].at for member in replica.members if member.peer in state.breaks]
     done = {member.peer: _steps(state, member, max(told, default=0.0), now) for member in replica.members}
     staying = {peer: steps for peer, steps in done.items() if steps is not None}
-    if not staying or not is_worth_it(state, replica, max(staying.values())):
+    if not staying or not _is_worth_it(state, replica, max(staying.values())):
         return None
     if not all(peer in staying or _is_gone(state, peer, now) for peer in done):
         return None  # it is still there, and will tell

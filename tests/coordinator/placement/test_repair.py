@@ -241,6 +241,9 @@ class TestWaiting:
                 retreat(run, peer, 4)
         made = [event.plan for event in run.events if isinstance(event, PlanAdopted) and event.plan.repairs]
         assert len(made) == 3
+        for peer in (P, Q):
+            assert retreat(run, peer, 4) == retreat(run, peer, 0) == 0, "it offers, and then it retreats"
+        assert run.state.plans[-1] == made[-1]
         for peer in (A, B):
             run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
         assert run.state.round_of(0, 3).group is not None

@@ -287,9 +287,10 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         peer = self._access.peer(context, request.peer)
         steps = request.steps if request.HasField("steps") else None
         told = request.epoch, _printable(request.reason), request.round, steps
+        former = self._command_loop.state.breaks.get(peer)
         await self._command_loop.execute(commands.Retreat(peer, *told))
         state, now = self._command_loop.state, self._command_loop.now()
-        return pb.RetreatReply(seconds=seconds_to_repair(state, peer, now))
+        return pb.RetreatReply(seconds=seconds_to_repair(state, peer, former, now))
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         peer = self._access.peer(context, request.peer)

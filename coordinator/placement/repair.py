@@ -18,7 +18,7 @@ from coordinator.placement.phases import expected_seconds
 from coordinator.placement.replan import rebuilt_chain
 from coordinator.placement.rules import is_synced, links_between, member_of, peer_rests_until
 from coordinator.run.state.events import PlanAdopted
-from coordinator.run.state.records import Peer
+from coordinator.run.state.records import Break, Peer
 from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
@@ -42,10 +42,15 @@ def may_wait(state: State, peer: PeerId, replica: Replica, steps: int) -> bool:
     return _is_worth_it(state, replica, steps) and (told is None or told.times < _MOST_BREAKS)
 
 
-def seconds_to_repair(state: State, peer: PeerId, now: float) -> float:
-    """How long `peer`, which has retreated, waits for a plan under which its replica goes on."""
+def seconds_to_repair(state: State, peer: PeerId, former: Break | None, now: float) -> float:
+    """How long `peer` waits, after its retreat, for a plan under which its replica goes on.
+
+    `former` is what it had told before. 0 if nothing has come of its retreat.
+    """
     told = state.breaks.get(peer)
-    return max(0.0, told.at + _wait(state) - now) if told is not None and told.steps else 0.0
+    if told is None or not told.steps or (told is former and state.takes_part(peer, state.current_round)):
+        return 0.0
+    return max(0.0, told.at + _wait(state) - now)
 
 
 def awaits_repair(state: State, now: float) -> bool:

@@ -46,8 +46,9 @@ def beat(run: Run, peer: Keyed, step: int) -> None:
 
 def retreat(run: Run, peer: Keyed, steps: int | None, number: int = 3) -> float:
     """What the coordinator answers: for how many seconds the peer waits."""
+    former = run.state.breaks.get(peer.peer)
     run.accept(Retreat(peer.peer, run.state.epoch, "neighbour-lost", number, steps))
-    return seconds_to_repair(run.state, peer.peer, run.now)
+    return seconds_to_repair(run.state, peer.peer, former, run.now)
 
 
 def repaired(run: Run) -> Plan:

@@ -34,10 +34,10 @@ SECONDS = 10.0
 """Of an inner step: what is left of a phase is longer than the wait for a spare."""
 
 
-def spec_of(rounds: int = 4, **settings: Any) -> RunSpec:
+def spec_of(rounds: int = 4, members: Mapping[str, Role] = MIXED, **settings: Any) -> RunSpec:
     """A pipeline of two homes, and two spares, which follow the rounds of its stages."""
     shape = {"swarm.pipelines": 1, "grouping.spares": 2, "inner.steps": STEPS, "inner.microbatches": 4}
-    return swarm_spec(MIXED, rounds, **{**shape, "recovery.checkpoint_every": 1, **QUICK, **settings})
+    return swarm_spec(members, rounds, **{**shape, "recovery.checkpoint_every": 1, **QUICK, **settings})
 
 
 async def start_spares(swarm: VirtualSwarm) -> None:
@@ -211,4 +211,66 @@ def test_a_spare_begins_the_round_where_a_death_was_not_known_when_its_plan_was_
     (repair,) = repairs(swarm)
     assert (repair.from_round, resumed_at(repair)) == (ROUND + 1, [0])
     assert all([*shares(swarm, name, ROUND + 1).values()] == [1.0] for name in seats(swarm, repair))
+    assert_each_sample_counts_once(swarm)
+
+
+def test_a_coordinator_that_starts_again_repairs_what_broke_before(play: Play, plan: FaultPlan) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("q")
+        await asyncio.sleep(0.5)
+        swarm.coordinator.kill()
+        await asyncio.sleep(4.0)
+        await swarm.coordinator.start()
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q")
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    assert resumed_at(repair) == [STEP]
+    assert [*shares(swarm, "p", ROUND).values()] == [1.0]
+    assert_each_sample_counts_once(swarm)
+
+
+def test_the_only_chain_of_a_run_goes_on_and_its_spare_contributes_at_once(
+    play: Play, plan: FaultPlan
+) -> None:
+    """No other replica has a payload of its stage."""
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("q")
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q")
+
+    swarm = play.to_the_end(lost, PIPE, later=SPARES, spec=spec_of(members=PIPE), step_seconds=SECONDS)
+    (repair,) = repairs(swarm)
+    found = {share for name in seats(swarm, repair) for share in shares(swarm, name, ROUND).values()}
+    assert found == {1.0, (STEPS - STEP) / STEPS}
+    assert_each_sample_counts_once(swarm)
+
+
+def test_two_chains_that_break_at_once_are_both_repaired(play: Play) -> None:
+    members = {"a": Role.REPLICA, **dict.fromkeys("pquv", Role.STAGE)}
+    dead = list[str]()
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_round(ROUND)
+        await asyncio.sleep(2.5 * SECONDS)
+        names = {swarm.peer(name): name for name in swarm.nodes}
+        one, other = (each.members for each in swarm.state.plans[-1].replicas if len(each.members) == 2)
+        dead.extend((names[one[0].peer], names[other[1].peer]))
+        swarm.kill(*dead)
+        await swarm.until_round(ROUND + 1)
+        swarm.start(*dead)
+
+    spec = spec_of(members=members, **{"swarm.pipelines": 2})
+    swarm = play.to_the_end(lost, members, later=SPARES, spec=spec, step_seconds=SECONDS)
+    assert {each.from_round for each in repairs(swarm)} == {ROUND}
+    for name in {*"pquv"} - {*dead}:
+        assert [*shares(swarm, name, ROUND).values()] == [1.0]
     assert_each_sample_counts_once(swarm)

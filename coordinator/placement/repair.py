@@ -58,11 +58,16 @@ def awaits_repair(state: State, now: float) -> bool:
     return any(
         told.steps
         and now < told.at + _wait(state) + _OFFER_SECONDS
-        and (assignment := state.assignment(peer, state.current_round)) is not None
-        and assignment.replica.index not in state.answered
         and not state.takes_part(peer, state.current_round)
+        and not _has_answered(state, peer)
         for peer, told in state.breaks.items()
     )
+
+
+def _has_answered(state: State, peer: PeerId) -> bool:
+    """Whether `peer` has offered a payload of the current round, or withheld it."""
+    rounds = (state.round_of(stage, state.current_round) for stage in range(state.stages))
+    return any(peer in each.offers or peer in each.withheld for each in rounds)
 
 
 def repair(transaction: Transaction) -> None:
@@ -170,7 +175,7 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
 def _is_gone(state: State, peer: PeerId, now: float) -> bool:
     known, told = state.peers[peer], state.breaks.get(peer)
     has_failed = told is not None and (told.steps is None or told.times > _MOST_BREAKS)
-    is_new = known.joined_at > state.began_at
+    is_new = peer in state.absent[state.epoch] and known.joined_at > state.began_at
     return not known.is_live or has_failed or is_new or _is_silent(state, known, now)
 
 

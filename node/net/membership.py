@@ -61,7 +61,8 @@ class PeerAssignment:
 
     def first_step(self, round_number: int) -> int:
         """The inner step (0-based) with which the replica begins in a round under this plan."""
-        return self.replica.resumes_at if round_number == self.plan.from_round else 0
+        is_in_phase = round_number == self.plan.from_round and self.replica.resumed_in > self.plan.repairs
+        return self.replica.resumes_at if is_in_phase else 0
 
     @property
     def is_first(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.placement.repair import seconds_to_repair
-from coordinator.run.state.commands import Attest, Await, Heartbeat, Offer, Retreat, Tick
+from coordinator.run.state.commands import Attest, Await, Drain, Heartbeat, Offer, Retreat, Tick
 from coordinator.run.state.events import PayloadWithheld, PeerRetreated, PlanAdopted
 from protocol.math.sampling import sample_range
 from protocol.types import Lifecycle, Plan, Role
@@ -254,3 +254,43 @@ class TestWaiting:
         retreat(run, P, 1)
         retreat(run, Q, STEPS - 1)
         assert repaired(run).replicas[2].resumes_at == 2
+
+    def test_the_round_waits_for_each_of_the_members_that_wait(self) -> None:
+        """Keepalives find a break seconds apart, so one of them offers before the others."""
+        run = ready()
+        leave(run, S, T)
+        run.now += 300.0
+        for peer in (A, B, P, Q):
+            beat(run, peer, 4)
+        assert retreat(run, P, 4)
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 1, 3)))
+        # It drains, and so it offers without a retreat. The other still waits.
+        run.accept(Drain(Q.peer, "a test"))
+        run.accept(Offer(Q.peer, Q.payload(run.spec, 1, 3, weight=0.5)))
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        assert run.state.round_of(0, 3).group is None
+        run.accept(Offer(P.peer, P.payload(run.spec, 0, 3, weight=4 / STEPS)))
+        run.accept(Tick())
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_a_spare_that_joined_in_the_round_keeps_the_seat_that_it_has_taken(self) -> None:
+        run = ready()
+        leave(run, S, T, Q)
+        run.now += 1.0
+        for spare in (S, T):
+            run.accept(spare.join(run.spec, Role.STAGE))
+            attest(run, spare, 2)
+            beat(run, spare, 0)
+        beat(run, P, 4)
+        retreat(run, P, 4)
+        first = repaired(run)
+        seated = next(each for each in (S, T) if each.peer in members(first))
+        run.now += 1.0
+        for peer in (P, seated):
+            beat(run, peer, 5)
+        retreat(run, P, 5)
+        assert run.state.plans[-1] == first, "it is still there, and will tell"
+        retreat(run, seated, 5)
+        assert members(repaired(run)) == members(first)

@@ -377,14 +377,14 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 14_085, 100
+MOST_CORE_LINES, MOST_CORE_FILES = 14_093, 100
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds; 90 let all machines project anchors to the same bits,
 without which pipelines alone export nothing of use with Muon; the last 65 let what a member has learned count
 although its neighbour died, which happens to homes in most long rounds; 225 let a run of months change its
 settings, without which three large runs of others would have failed, 4 say which stages are meant, 104
 are mixtures of data and their changes: every large run of others has both; 7 keep the hash of a
-specification, which took a fifteenth of the time of what a coordinator decides; and 123 let a chain go on
+specification, which took a fifteenth of the time of what a coordinator decides; and 131 let a chain go on
 within a round: of homes in rounds of an hour, chains that wait for the next one train a fifth less."""
 MOST_LINES = 76_206
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of

@@ -95,7 +95,7 @@ def retreat(transaction: Transaction, command: Retreat) -> None:
         return
     # Who loses nothing may enter the next round, too, whatever it has done in this one.
     steps = command.steps if command.round_number == state.current_round or not command.steps else None
-    if command.steps and (steps is None or not may_wait(state, peer, assignment.replica, steps)):
+    if command.steps and (steps is None or not may_wait(state, assignment.replica, steps)):
         return
     transaction.add(events.PeerRetreated(transaction.now, peer, epoch, command.reason, steps))
 

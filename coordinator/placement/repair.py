@@ -30,16 +30,28 @@ _SILENT_HEARTBEATS = 2.5
 """A member of a broken replica that is silent for so long is gone: the others have told of the break."""
 _WAITED_HEARTBEATS = 10.0
 """Members of a broken replica wait so long for others to take seats. What is shorter is not worth a wait."""
-_OFFER_SECONDS = 2.0
-"""Within these, members that have waited in vain offer what they have."""
-_MOST_BREAKS = 3
-"""So often in a round a member may break its chain: it would hold up the others again and again."""
+_HELD_HEARTBEATS = 15.0
+"""The round is held for so long: within these, members that have waited in vain offer what they have."""
+_MOST_REPAIRS = 3
+"""So often in a round a replica is repaired: who breaks it again and again would hold up the others."""
 
 
-def may_wait(state: State, peer: PeerId, replica: Replica, steps: int) -> bool:
-    """Whether `peer`, whose replica has broken after `steps` of it, waits for a repair before it offers."""
-    told = state.breaks.get(peer)
-    return _is_worth_it(state, replica, steps) and (told is None or told.times < _MOST_BREAKS)
+def may_wait(state: State, replica: Replica, steps: int) -> bool:
+    """Whether a member of `replica`, which has broken after `steps`, waits for a repair before it offers.
+
+    Not where the round closes soon: half of the replicas, by weight, have answered then.
+    """
+    round_number, replicas = state.current_round, state.plans[-1].replicas
+    answered = sum(each.weight for each in replicas if each.index in state.answered)
+    is_closing = 2 * answered >= sum(each.weight for each in replicas) or any(
+        (stage, round_number) in state.decisions or state.round_of(stage, round_number).group is not None
+        for stage in range(state.stages)
+    )
+    if len(replica.members) == 1 or replica.index in state.answered or is_closing:
+        return False
+    left = 1 - steps / state.spec.inner.steps
+    is_worth_it = left > 0 and expected_seconds(state, replica) * left > _wait(state)
+    return is_worth_it and _repairs_of(state, replica) < _MOST_REPAIRS
 
 
 def seconds_to_repair(state: State, peer: PeerId, former: Break | None, now: float) -> float:
@@ -54,11 +66,14 @@ def seconds_to_repair(state: State, peer: PeerId, former: Break | None, now: flo
 
 
 def awaits_repair(state: State, now: float) -> bool:
-    """Whether members of a broken replica wait for its repair, and have not offered what they have yet."""
+    """Whether members of a broken replica wait for its repair or its links, and have not offered yet.
+
+    None of them waits for longer than it was told to: a repair that fails leaves it the time to offer.
+    """
     return any(
         told.steps
-        and now < told.at + _wait(state) + _OFFER_SECONDS
-        and not state.takes_part(peer, state.current_round)
+        and now < told.at + _HELD_HEARTBEATS / _WAITED_HEARTBEATS * _wait(state)
+        and state.may_offer(peer, state.current_round)
         and not _has_answered(state, peer)
         for peer, told in state.breaks.items()
     )
@@ -107,17 +122,11 @@ def _is_within_a_phase(state: State) -> bool:
     return is_open and not any((stage, round_number) in state.decisions for stage in range(state.stages))
 
 
-def _is_worth_it(state: State, replica: Replica, steps: int) -> bool:
-    """Whether enough is left of the inner phase of a broken replica, of which `steps` are done."""
-    round_number = state.current_round
-    is_closing = any(
-        (stage, round_number) in state.decisions or state.round_of(stage, round_number).group is not None
-        for stage in range(state.stages)
-    )
-    if len(replica.members) == 1 or replica.index in state.answered or is_closing:
-        return False
-    left = 1 - steps / state.spec.inner.steps
-    return left > 0 and expected_seconds(state, replica) * left > _wait(state)
+def _repairs_of(state: State, replica: Replica) -> int:
+    """How often `replica` has been repaired in the current round."""
+    plans = [plan for plan in state.plans if plan.repairs and plan.from_round == state.current_round]
+    found = ((each, plan) for plan in plans for each in plan.replicas if each.index == replica.index)
+    return sum(each.resumed_in == plan.epoch for each, plan in found)
 
 
 def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) -> Replica | None:
@@ -128,8 +137,11 @@ def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) ->
     told = [state.breaks[member.peer].at for member in replica.members if member.peer in state.breaks]
     done = {member.peer: _steps(state, member, max(told, default=0.0), now) for member in replica.members}
     staying = {peer: steps for peer, steps in done.items() if steps is not None}
-    if not staying or not _is_worth_it(state, replica, max(staying.values())):
+    if not staying or not may_wait(state, replica, max(staying.values())):
         return None
+    trained = [steps for steps in staying.values() if steps] or [0]
+    if max(trained) - min(trained) > 1:
+        return None  # the members of a chain are one step apart at most: one of them lies
     if not all(peer in staying or _is_gone(state, peer, now) for peer in done):
         return None  # it is still there, and will tell
     ready = {
@@ -137,14 +149,15 @@ def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) ->
         for position, member in enumerate(replica.members)
         if member.peer in staying
     }
-    chain = rebuilt_chain(state, replica.index, ready, _spares(state, taken), is_lenient=False)
+    # Who can go on keeps its seat, also where a link to it has failed: else any member could unseat another.
+    lost = {member.stages for member in replica.members if member.peer not in staying}
+    spares = [spare for spare in _spares(state, taken) if spare.stages in lost]
+    chain = rebuilt_chain(state, replica.index, ready, spares, is_lenient=False)
     if chain is None:
         return None
     members = tuple(member_of(state.peers[each.peer], each.stages) for each in chain)
     links = links_between(members, [link.k for link in replica.links])
-    # Honest members are one step apart at most: who says more would make the others leave out steps.
-    trained = [steps for steps in staying.values() if steps] or [0]
-    step, epoch = min(max(trained), min(trained) + 1), state.epoch + 1
+    step, epoch = max(trained), state.epoch + 1
     return replace(replica, members=members, links=links, resumes_at=step, resumed_in=epoch)
 
 
@@ -158,8 +171,6 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
     if not is_here or not is_synced(state, member, round_number):
         return None
     seen, told = state.last_seen[peer], state.breaks.get(peer)
-    if told is not None and told.times > _MOST_BREAKS:
-        return None
     if told is not None and told.steps:
         has_gone_on = seen.round_number == round_number and seen.inner_step > told.steps
         # After a repair that has failed, it is there if it was heard of since.
@@ -174,7 +185,7 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
 
 def _is_gone(state: State, peer: PeerId, now: float) -> bool:
     known, told = state.peers[peer], state.breaks.get(peer)
-    has_failed = told is not None and (told.steps is None or told.times > _MOST_BREAKS)
+    has_failed = told is not None and told.steps is None
     is_new = peer in state.absent[state.epoch] and known.joined_at > state.began_at
     return not known.is_live or has_failed or is_new or _is_silent(state, known, now)
 

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.run.state.events import PlanAdopted
 from protocol.spec.run import RunSpec
-from protocol.types import Plan, Role
+from protocol.types import Lifecycle, Plan, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import LOSSLESS, Records, assert_balanced
@@ -145,6 +145,44 @@ def test_a_spare_that_is_lost_before_it_has_its_link_is_replaced_too(play: Play,
     assert_each_sample_counts_once(swarm)
 
 
+def test_a_survivor_offers_its_steps_where_the_spare_is_lost_and_no_other_comes(
+    play: Play, plan: FaultPlan
+) -> None:
+    """The others end the round while it waits for the links to the spare."""
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+    dead = list[str]()
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until(lambda _: bool(repairs(swarm)), "the first repair")
+        dead.extend({*seats(swarm, repairs(swarm)[0])} & SPARES.keys())
+        swarm.kill(*dead)
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q", *dead)
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
+    assert len(repairs(swarm)) == len(dead) == 1
+    assert [*shares(swarm, "p", ROUND).values()] == [STEP / STEPS]
+    assert_each_sample_counts_once(swarm)
+
+
+def test_a_member_that_is_asked_to_leave_goes_on_with_the_others_to_the_end_of_the_round(play: Play) -> None:
+    async def broken(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(ROUND)
+        await asyncio.sleep(1.5 * SECONDS)
+        swarm.drain("q")
+        swarm.network.reset("p", "q")
+
+    ending = ("a", "b")
+    spec = spec_of(**{"inner.steps": 8})
+    swarm = play.to_the_end(broken, MIXED, spec=spec, step_seconds=SECONDS, ending=ending)
+    (repair,) = repairs(swarm)
+    assert {*seats(swarm, repair)} == PIPE.keys()
+    assert [*shares(swarm, "p", ROUND).values(), *shares(swarm, "q", ROUND).values()] == [1.0, 1.0]
+    assert swarm.state.peers[swarm.peer("q")].lifecycle is Lifecycle.GONE
+    assert_each_sample_counts_once(swarm)
+
+
 def test_a_line_that_breaks_twice_costs_two_steps_and_no_member(play: Play) -> None:
     async def broken(swarm: VirtualSwarm) -> None:
         await swarm.until_round(ROUND)
@@ -158,6 +196,10 @@ def test_a_line_that_breaks_twice_costs_two_steps_and_no_member(play: Play) -> N
     first, second = repairs(swarm)
     assert {*seats(swarm, first)} == {*seats(swarm, second)} == PIPE.keys()
     assert [*shares(swarm, "p", ROUND).values(), *shares(swarm, "q", ROUND).values()] == [1.0, 1.0]
+    # Bytes of links that have ended are measured, too.
+    measured = swarm.measured()
+    sent = [measured["q", number]["link_bytes_sent"] for number in (ROUND, ROUND + 1)]
+    assert sent[0] > 0.8 * sent[1], sent
     assert contributions(swarm, "a") == swarm.rounds
     assert_each_sample_counts_once(swarm)
 

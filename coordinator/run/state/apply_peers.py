@@ -161,9 +161,7 @@ def retreat(state: State, event: events.PeerRetreated) -> State:
     if is_newest and has_links and has_peers and event.peer not in absent:
         state = count_failure(state, event.peer)
     state = mark_absent(state, event.peer, event.epoch)
-    former = state.breaks.get(event.peer)
-    told = Break(event.at, event.steps, state.epoch, former.times + 1 if former else 1)
-    state = replace(state, breaks={**state.breaks, event.peer: told})
+    state = replace(state, breaks={**state.breaks, event.peer: Break(event.at, event.steps, state.epoch)})
     times, last = state.retreats.get(replica.index, (0, 0))
     if last != state.current_round:  # the members of one replica retreat one after the other: count them once
         retreats = {**state.retreats, replica.index: (times + 1, state.current_round)}

@@ -86,9 +86,10 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         state, assignments.keys() - still_absent, assignments.keys() - still_absent | busy
     )
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
-    # Another chain has another speed.
+    # Another chain has another speed; in a round that goes on, the former one's tells most.
     former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
-    kept = {each.index for each in plan.replicas if former.get(each.index) == peers_of(each)}
+    is_same = {each.index: former.get(each.index) == peers_of(each) for each in plan.replicas}
+    kept = {index for index in is_same if is_same[index] or plan.repairs}
     state = replace(
         state,
         first_spec=state.first_spec or (state.spec if plan.changes else None),
@@ -212,7 +213,7 @@ def _is_rebalance(state: State, plan: Plan, assignments: Mapping[PeerId, Assignm
 
     Changes that the loss of a member makes necessary do not count.
     """
-    if not state.plans:
+    if not state.plans or plan.repairs:
         return False
     newest = state.plans[-1]
     absent = state.absent.get(newest.epoch, frozenset())

@@ -139,13 +139,11 @@ class Break:
     """When a member of a broken replica retreated in the open round, and the inner steps that it had done.
 
     `steps` is None where it cannot go on with other neighbours. `epoch` is that of the newest plan then.
-    `times` counts its retreats in this round.
     """
 
     at: float
     steps: int | None
     epoch: int
-    times: int = 1
 
 
 @dataclass(frozen=True)

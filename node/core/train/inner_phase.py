@@ -78,18 +78,19 @@ class InnerLoop:
         Trains fewer steps if the round has no time for more.
         """
         began, sent_before = self._now() - self.seconds, self._pipeline.bytes_sent
-        while not self._is_over and self._done != ahead:
-            self._services.membership.progress = (self.round_number, self._done)
-            if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
-                self._is_over = True
-                break
-            step_began = self._now()
-            await self._step(self.round_number, self._done)
-            self._step_seconds = self._now() - step_began
-            self._done += 1
+        try:
+            while not self._is_over and self._done != ahead:
+                self._services.membership.progress = (self.round_number, self._done)
+                if not await self._pipeline.phase(self.round_number, self._done, self._has_time()):
+                    self._is_over = True
+                    break
+                step_began = self._now()
+                await self._step(self.round_number, self._done)
+                self._step_seconds = self._now() - step_began
+                self._done += 1
+        finally:  # a chain that breaks goes on with other links
             self.seconds = self._now() - began
-        self.seconds = self._now() - began
-        self._bytes_sent += self._pipeline.bytes_sent - sent_before
+            self._bytes_sent += self._pipeline.bytes_sent - sent_before
 
     async def train_beyond(self, round_number: int, step: int) -> None:
         """Train an extra step, `step` > H, while a round is exchanged. The phase does not count it."""

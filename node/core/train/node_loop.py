@@ -322,8 +322,9 @@ class NodeLoop:
             # The newest copy does not know what this coordinator is told, nor this one what was given up.
             self._assignment, self._given_up_epoch = None, 0
         if self._assignment is not None:
-            # Who has lost its links alone can enter a chain at any step of the round.
-            steps = 0 if code_of(failure) in UNLINKED else None
+            # Who has lost its links alone, or its plan, can enter a chain at any step of the round.
+            is_able = isinstance(failure, Superseded) or code_of(failure) in UNLINKED
+            steps = 0 if is_able else None
             await self._give_up(self._assignment, failure, steps)
             self._assignment = None
         match remedy_for(failure):

@@ -247,18 +247,24 @@ class ReplicaSession:
         """Whether the chain has broken, and goes on in this round with the peers that a new plan gives it.
 
         What this member has finished stays. A step that another member has finished, and this one has not, is
-        over; it takes nothing of it.
+        over; it takes nothing of it. The round waits for this member as long as its last retreat has said: if
+        no links are open then, it offers what it has.
         """
-        while self._broken is not None and self._inner.done and not self._leaving.is_set():
+        now, until = asyncio.get_running_loop().time, 0.0
+        while self._broken is not None and self._inner.done:
             done = self._inner.done
             seconds = await self._give_up(self.assignment, self._broken, done)
-            found = await self._repaired_assignment(round_number, seconds)
+            until = max(until, now() + seconds)
+            found = await self._repaired_assignment(round_number, until)
             if found is None or found.first_step(round_number) < done:
                 return False
             log.info("%s", found.plan.reason)
             self.assignment = found
             try:
-                await cancel_when(self._no_chain(round_number), self._chain.open(found, round_number))
+                async with asyncio.timeout_at(until):
+                    await cancel_when(self._no_chain(round_number), self._chain.open(found, round_number))
+            except TimeoutError:
+                return False
             except Superseded:
                 if self._repaired_now(round_number) is None:
                     raise
@@ -271,13 +277,13 @@ class ReplicaSession:
                 self._broken = None
         return self._broken is None
 
-    async def _repaired_assignment(self, round_number: int, seconds: float) -> PeerAssignment | None:
+    async def _repaired_assignment(self, round_number: int, until: float) -> PeerAssignment | None:
         """The assignment under the next plan that repairs this replica in the round; None in vain."""
-        if not seconds:
-            return self._repaired_now(round_number)
+        if (found := self._repaired_now(round_number)) is not None:
+            return found
         repaired = self._services.membership.until(lambda _: self._repaired_now(round_number))
         with suppress(TimeoutError), self._services.figures.waits.on(Wait.PLAN):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(until):
                 return await repaired
         return None
 

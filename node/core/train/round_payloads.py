@@ -27,6 +27,8 @@ from protocol.types import (
 log = logging.getLogger(__name__)
 
 _LOCAL_SECONDS = 10.0
+_PLAN_SECONDS = 2.0
+"""A plan that was adopted before a group closed is here within these."""
 NOBODY = PeerId("")
 """The owner of a result."""
 
@@ -111,10 +113,11 @@ class RoundPayloads:
 
     async def _plan_of(self, plan: Plan, round_number: int, held: Sequence[PayloadDescriptor]) -> Plan:
         """The plan under which payloads of a round were made: `plan`, or one that repairs replicas."""
-        newest, membership = max(each.epoch for each in held), self._services.membership
+        newest = max((each.epoch for each in held), default=0)
+        membership = self._services.membership
         if newest > plan.epoch:  # the coordinator has adopted that plan before the group closed
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOCAL_SECONDS):
+                async with asyncio.timeout(_PLAN_SECONDS):
                     await membership.until(lambda view: view.epoch >= newest or None)
         found = membership.run_view.plan_for(round_number)
         return found if found is not None and found.goes_on_from(plan.epoch) else plan

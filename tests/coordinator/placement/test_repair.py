@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from coordinator.placement.repair import seconds_to_repair
-from coordinator.run.state.commands import Attest, Await, Drain, Heartbeat, Offer, Retreat, Tick
+from coordinator.run.state.commands import Attest, Await, Drain, Heartbeat, Offer, ReportLink, Retreat, Tick
 from coordinator.run.state.events import PayloadWithheld, PeerRetreated, PlanAdopted
 from protocol.math.sampling import sample_range
 from protocol.types import Lifecycle, Plan, Role
@@ -42,6 +43,14 @@ def ready(**settings: Any) -> Run:
 
 def beat(run: Run, peer: Keyed, step: int) -> None:
     run.accept(Heartbeat(peer.peer, run.state.current_round, step))
+
+
+def half_a_phase_later(run: Run, *peers: Keyed) -> Run:
+    """All may offer what they have by now; `peers` are heard of, after four steps."""
+    run.now += 300.0
+    for peer in (A, B, *peers):
+        beat(run, peer, 4)
+    return run
 
 
 def retreat(run: Run, peer: Keyed, steps: int | None, number: int = 3) -> float:
@@ -164,6 +173,41 @@ class TestSeats:
         assert Q.peer not in members(repaired(run))
         assert run.state.peers[Q.peer].is_live
 
+    def test_a_failed_link_unseats_nobody_who_can_go_on(self) -> None:
+        """Else a member that says that it cannot read its neighbour's frames would take its place."""
+        run = ready()
+        for liar, other in ((P, Q), (Q, P)):
+            run.accept(ReportLink(liar.peer, run.state.epoch, other.peer, "", "frame-corrupt"))
+        retreat(run, P, 4)
+        retreat(run, Q, 4)
+        assert not run.state.plans[-1].repairs
+        assert all(run.state.may_offer(peer.peer, 3) for peer in (P, Q))
+
+    def test_a_survivor_keeps_its_seat_where_a_spare_cannot_reach_it(self) -> None:
+        run = ready()
+        leave(run, Q)
+        retreat(run, P, 4)
+        first = repaired(run)
+        spare = next(each for each in (S, T) if each.peer in members(first))
+        run.accept(ReportLink(spare.peer, first.epoch, P.peer, "", "nobody answers"))
+        retreat(run, P, 4)
+        retreat(run, spare, 0)
+        assert run.state.plans[-1] == first, "no other spare has the stage"
+        assert run.state.may_offer(P.peer, 3)
+
+    def test_the_loss_of_a_member_is_no_rebalance(self) -> None:
+        run = ready()
+        before = run.state.rebalanced_at
+        retreat(run, P, 4)
+        run.now += 6.0
+        for peer in (A, B, S, T):
+            beat(run, peer, 0)
+        beat(run, P, 4)
+        run.accept(Tick())
+        assert Q.peer not in members(repaired(run))
+        assert run.state.peers[Q.peer].is_live
+        assert run.state.rebalanced_at == before
+
     def test_a_spare_takes_the_seat_when_it_has_caught_up(self) -> None:
         run = started_and_attested(2, 1, inner__steps=STEPS, grouping__spares=2)
         for spare in (S, T):
@@ -191,7 +235,7 @@ class TestWaiting:
         seconds = retreat(run, P, 4)
         for peer in (A, B):
             run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
-        for passed in (0.5 * seconds, 0.4 * seconds, 0.3 * seconds):
+        for passed in (0.6 * seconds, 0.8 * seconds, 0.2 * seconds):
             assert run.state.round_of(0, 3).group is None
             run.now += passed
             for peer in (A, B, P):
@@ -249,11 +293,76 @@ class TestWaiting:
             run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
         assert run.state.round_of(0, 3).group is not None
 
-    def test_a_member_that_says_too_much_lets_the_others_leave_out_one_step(self) -> None:
-        run = ready()
+    def test_members_that_tell_what_no_chain_can_have_done_are_not_repaired(self) -> None:
+        run = half_a_phase_later(ready())
+        for peer, step in ((P, 1), (Q, STEPS - 1)):
+            beat(run, peer, step)
         retreat(run, P, 1)
         retreat(run, Q, STEPS - 1)
-        assert repaired(run).replicas[2].resumes_at == 2
+        assert not run.state.plans[-1].repairs, "one of them lies, and the other loses nothing by it"
+        for peer, steps in ((P, 1), (Q, STEPS - 1)):
+            stage = 0 if peer is P else 1
+            run.accept(Offer(peer.peer, peer.payload(run.spec, stage, 3, weight=steps / STEPS)))
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_those_that_leave_and_join_again_make_no_plans_without_end(self, seed: int) -> None:
+        run, random = half_a_phase_later(ready()), Random(seed)
+        for _ in range(200):
+            peer = random.choice((P, Q, S, T))
+            if random.random() < 0.5:
+                retreat(run, peer, random.choice((0, 2, 2, 2)))
+            else:
+                leave(run, peer)
+                run.accept(peer.join(run.spec, Role.STAGE))
+                attest(run, peer, 2)
+                beat(run, peer, 0)
+        made = [event.plan for event in run.events if isinstance(event, PlanAdopted) and event.plan.repairs]
+        assert 1 <= len(made) <= 3
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        run.now += 31.0
+        for peer in (A, B, P, Q, S, T):
+            beat(run, peer, 2)
+        run.accept(Tick())
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_who_waits_and_leaves_holds_nobody(self) -> None:
+        run = half_a_phase_later(ready(), P, Q, S, T)
+        leave(run, S, T, Q)
+        assert retreat(run, P, 4)
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        assert run.state.round_of(0, 3).group is None
+        leave(run, P)
+        run.accept(Tick())
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_the_round_waits_for_links_that_replace_broken_ones_and_no_longer(self) -> None:
+        """The spare is lost before its link is open: the survivor offers what it has."""
+        run = half_a_phase_later(ready(), P)
+        for spare in (S, T):
+            beat(run, spare, 0)
+        leave(run, Q)
+        seconds = retreat(run, P, 4)
+        repaired(run)
+        leave(run, *(each for each in (S, T) if each.peer in members(run.state.plans[-1])))
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        run.now += seconds
+        for peer in (A, B, P):
+            beat(run, peer, 4)
+        run.accept(Tick())
+        assert run.state.round_of(0, 3).group is None
+        run.accept(Offer(P.peer, P.payload(run.spec, 0, 3, weight=4 / STEPS)))
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_nobody_waits_when_half_of_the_replicas_have_answered(self) -> None:
+        run = half_a_phase_later(ready(), P, Q)
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        assert run.state.round_of(0, 3).group is None
+        assert retreat(run, P, 4) == 0
+        assert not run.state.plans[-1].repairs
 
     def test_the_round_waits_for_each_of_the_members_that_wait(self) -> None:
         """Keepalives find a break seconds apart, so one of them offers before the others."""

@@ -17,8 +17,8 @@ from coordinator.base.phrases import listed
 from coordinator.changing import last_round, undo_changes
 from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead, told_ahead
 from coordinator.membership.validation import bad_request
+from coordinator.pausing import pause
 from coordinator.run.rounds.attestation import record_of, settled_digest
-from coordinator.run.rounds.pausing import pause
 from coordinator.run.rounds.rounds import conclude, next_epoch
 from coordinator.run.state.commands import PauseRun, RollBack
 from coordinator.run.state.events import AnchorDigest, DigestAttested, RoundDecided, RunRolledBack

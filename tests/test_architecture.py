@@ -39,7 +39,7 @@ LAYERS = (
     "coordinator.placement",
     "coordinator.membership",
     "coordinator.ops.forecast coordinator.reduction coordinator.run.rounds",
-    "coordinator.changing",
+    "coordinator.changing coordinator.pausing",
     "coordinator.rollback",
     "coordinator.run.decide coordinator.status",
     "coordinator.authority coordinator.store",
@@ -94,6 +94,7 @@ PURE = [
     "coordinator.reduction",
     "coordinator.run.rounds",
     "coordinator.changing",
+    "coordinator.pausing",
     "coordinator.rollback",
     "coordinator.ops.forecast",
     "coordinator.ops.health",
@@ -377,7 +378,7 @@ def test_long_files_say_why() -> None:
                 assert lines < 60, f"{module}.{node.name} has over 60 lines"
 
 
-MOST_CORE_LINES, MOST_CORE_FILES = 14_093, 100
+MOST_CORE_LINES, MOST_CORE_FILES = 14_000, 100
 """What a newcomer reads in two days. What comes is weighed against what can be a leaf, or be composed at a
 root. That strangers have no say is a rule of rounds; 90 let all machines project anchors to the same bits,
 without which pipelines alone export nothing of use with Muon; the last 65 let what a member has learned count

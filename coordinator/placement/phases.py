@@ -1,7 +1,7 @@
 """How long the replicas of a round take for their inner phases, and how much they weigh.
 
 Times are measured from the beginning of a round to the first answer of a replica, an offer or the word that
-it withholds, and are kept per unit of work (protocol.math.batch.work_of): a part of the phase, or
+it withholds, and are kept per unit of work (protocol.group.batch.work_of): a part of the phase, or
 another share of the microbatches, takes that part of the time. All of it follows from stored events.
 """
 
@@ -13,7 +13,7 @@ from statistics import median_low
 
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.math.flops import microbatch_flops
 from protocol.types import PayloadDescriptor, Replica
 

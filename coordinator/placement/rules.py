@@ -29,7 +29,7 @@ from coordinator.base.phrases import short
 from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
-from protocol.math.batch import whole_batch, work_of
+from protocol.group.batch import whole_batch, work_of
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.trust.endpoints import ip_version

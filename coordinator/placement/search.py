@@ -27,7 +27,7 @@ from coordinator.base.phrases import listed, short
 from coordinator.placement.chains import Chain, ChainSearch
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import can_be_neighbours, links_between
-from protocol.math.batch import whole_batch
+from protocol.group.batch import whole_batch
 from protocol.spec.fixed import MARGIN
 from protocol.spec.run import RunSpec
 from protocol.types import Member, Replica, StageRange

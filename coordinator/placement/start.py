@@ -32,7 +32,7 @@ from coordinator.placement.rules import links_between, unreached_hosts
 from coordinator.placement.search import free_moves, improve, slowest
 from coordinator.placement.tuning import choose_k
 from coordinator.run.state.records import Peer
-from protocol.math.batch import with_equal_shares
+from protocol.group.batch import with_equal_shares
 from protocol.roles import POLICIES
 from protocol.run_files.link_text import k_text
 from protocol.spec.run import RunSpec

@@ -8,7 +8,7 @@ slowest replica needs for its share:
 
     step = max over replicas (share x seconds per microbatch),   sum of shares = batch
 
-The batch is that of protocol.math.batch. coordinator.placement.rules bounds the shares.
+The batch is that of protocol.group.batch. coordinator.placement.rules bounds the shares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import floor
 from coordinator.base.phrases import listed, short
 from coordinator.placement.cost_model import COMPARED_MICROBATCHES, Costs, Survey
 from coordinator.placement.rules import links_between
-from protocol.math.batch import batch_of, equal_shares, whole_batch, with_shares
+from protocol.group.batch import batch_of, equal_shares, whole_batch, with_shares
 from protocol.run_files.link_text import k_text
 from protocol.spec.fixed import MARGIN
 from protocol.spec.link import width_order

@@ -1,7 +1,7 @@
 """Decides commands: ``decide(state, command, now)`` returns events, and a refusal if there is one.
 
-The function is pure: the same arguments always give the same outcome. Each command has one rule, in
-coordinator.membership or coordinator.run.rounds.
+The function is pure: the same arguments always give the same outcome. Each command has one rule: in
+coordinator.membership or coordinator.run.rounds, or, where it is the operator's, in a file of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from coordinator import pausing
 from coordinator.changing import change_run
 from coordinator.membership import invites, naming, presence, reachability
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
@@ -18,7 +19,6 @@ from coordinator.membership.scores import weigh
 from coordinator.placement.repair import repair
 from coordinator.placement.reservations import reserve_assignments
 from coordinator.rollback import roll_back
-from coordinator.run.rounds import pausing
 from coordinator.run.rounds.attestation import attest, unattested, unconfirmed
 from coordinator.run.rounds.rounds import advance, arbitrate, offer, report, resume, withhold
 from coordinator.run.state import commands, events

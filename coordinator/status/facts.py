@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from coordinator.base.phrases import change_text, counted
-from protocol.math.batch import batch_of
+from protocol.group.batch import batch_of
 from protocol.status import RunStatus
 
 

@@ -23,7 +23,7 @@ from node.core.worker.factories import TrainerFactories
 from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import InnerResult, Message
-from protocol.math.batch import with_equal_shares
+from protocol.group.batch import with_equal_shares
 from protocol.spec.run import RunSpec
 from protocol.types import Dialer, Link, Member, PeerId, Plan, Replica, StageRange
 

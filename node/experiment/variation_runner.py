@@ -18,7 +18,7 @@ from node.core.worker.factories import TrainerFactories, run_basis
 from node.experiment.in_process_replica import LocalReplica
 from node.experiment.row_wise import RowWiseAdamW
 from node.experiment.variation import Variation
-from protocol.math.batch import with_equal_shares
+from protocol.group.batch import with_equal_shares
 from protocol.math.embedding_snapshot import active_snapshot
 from protocol.math.output_subspace import OUTPUTS
 from protocol.math.sampling import next_first_sample

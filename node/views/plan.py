@@ -16,7 +16,7 @@ from coordinator.ops.forecast.forecast import Forecast, ProposedPlan, ReplicaFor
 from coordinator.placement.tuning import batch_notes
 from node.core.model.shapes import payload_layout
 from node.views import run_history
-from protocol.math.batch import batch_of
+from protocol.group.batch import batch_of
 from protocol.run_files.link_text import k_text
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId

@@ -14,7 +14,7 @@ from coordinator.base.phrases import change_text
 from coordinator.status.cause_text import cause_text, status_text
 from node.views.run_history import ratio, size
 from node.views.text import as_text, bar, count, duration, plain, short_id
-from protocol.math.batch import batch_of
+from protocol.group.batch import batch_of
 from protocol.run_files.link_text import k_text
 from protocol.spec.link import width_order
 from protocol.spec.run import RunSpec

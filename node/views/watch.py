@@ -18,7 +18,7 @@ from node.monitoring.report import NodeReport, Rates
 from node.views.run_history import size
 from node.views.status import STATE_STYLES, peer_notes, replica_notes, rounds_line
 from node.views.text import as_text, bar, count, duration, megabits, plain, short_id
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.run_files.link_text import k_text
 from protocol.status import PeerStatus, RunPhase, RunStatus
 from protocol.types import Lifecycle, Plan, Replica

@@ -21,7 +21,7 @@ from coordinator.run.state.events import (
 )
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from coordinator.status.messages import run_message
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.math.sampling import sample_range
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec

@@ -14,7 +14,7 @@ from coordinator.status.causes import peer_cause, run_cause, told_of_rest
 from coordinator.status.messages import run_message
 from coordinator.store.history_answers import PeerDetail
 from coordinator.store.history_tables import Kind
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.status import RunPhase, Statement
 from protocol.types import Lifecycle, PeerId, Plan
 

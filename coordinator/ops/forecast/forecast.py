@@ -48,8 +48,8 @@ from coordinator.placement.schedule import StepTime
 from coordinator.placement.start import initial_plan
 from coordinator.placement.tuning import fair_shares
 from coordinator.run.state.records import Peer
+from protocol.group.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.math import embedding_snapshot
-from protocol.math.batch import equal_shares, whole_batch, with_equal_shares, with_shares
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import PeerId, Replica

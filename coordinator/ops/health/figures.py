@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from coordinator.run.state.state import State
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.spec.data import DataSource
 from protocol.status import Measurement
 from protocol.types import PeerId, entries_of
@@ -49,7 +49,7 @@ class MeasuredRound:
     """All figures of one round.
 
     Attributes:
-        work: of the replicas of the plan, by index (protocol.math.batch).
+        work: of the replicas of the plan, by index (protocol.group.batch).
         turn: which stages exchange, where they do so in turn.
         untrained_loss: of a model that knows nothing, the logarithm of its vocabulary; in nats.
         contributors: the owners of the payloads that count, at any stage; empty if the round has none.

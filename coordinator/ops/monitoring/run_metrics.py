@@ -18,7 +18,7 @@ from coordinator.run.state.state import State
 from coordinator.status.run_status import run_status
 from coordinator.store.metrics import PEER_CHANGES
 from protocol.errors import ErrorCode
-from protocol.math.batch import work_of
+from protocol.group.batch import work_of
 from protocol.server.metrics import Figure, Metric, disk_free
 from protocol.server.version import program_version
 from protocol.status import STALLS, Measurement, RunPhase, RunStatus

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.placement.rules import largest_share
 from coordinator.placement.tuning import fair_shares
-from protocol.math.batch import batch_of
+from protocol.group.batch import batch_of
 from tests.support.coordinator_run import (
     ALL,
     Run,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import HetnodeError
-from protocol.math.batch import (
+from protocol.group.batch import (
     batch_of,
     equal_shares,
     whole_batch,

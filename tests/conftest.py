@@ -48,15 +48,29 @@ WATCHDOG = watchdog.start()
 LONG = ("tests/system/", "tests/node/exchange/hive/", "tests/node/experiment/")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the virtual swarm, and begin with the folders of long tests.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests of the virtual swarm."""
+    if "play" in getattr(item, "fixturenames", ()):
+        item.add_marker("virtual")
 
-    At the end no process waits for a long test of another.
+
+@pytest.hookimpl(trylast=True)  # once the tests of other tiers are gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with real swarms, on two of four workers, and with the folders of long tests.
+
+    Each worker begins with its share in this order, and takes from the ends of others' later. Real swarms wait
+    more than they compute: on every worker at once they would leave the cores idle, and at the end of the run
+    all would wait for them.
     """
-    for item in items:
-        if "play" in getattr(item, "fixturenames", ()):
-            item.add_marker("virtual")
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    swarms = [item for item in items if item.get_closest_marker("swarm")]
+    files = list(dict.fromkeys(item.path for item in swarms))
+    first = [item for item in swarms if item.path in files[::2]]
+    second = [item for item in swarms if item.path in files[1::2]]
+    known = {*swarms}
+    rest = [item for item in items if item not in known]
+    rest.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    share = max(0, len(items) // 4 - len(first))
+    items[:] = [*first, *rest[:share], *second, *rest[share:]]
 
 
 gc.disable()  # modules and tests stay: to look for garbage took a quarter of the time of their collection

@@ -68,6 +68,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
     small.close()
 
 
+@pytest.mark.swarm
 def test_a_full_disk_pauses_a_coordinator_which_goes_on_by_itself_also_after_its_death(
     disk: SmallDisk, tmp_path: Path
 ) -> None:

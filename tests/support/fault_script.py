@@ -194,6 +194,8 @@ class Script:
 
     def is_cut_off(self) -> bool:
         """Whether a PARTITION is in force: nothing can leave this node or arrive at it."""
+        if not self._may(Action.PARTITION):
+            return False
         now = self._clock()
         return any(
             fired.action == Action.PARTITION and now < fired.time + fired.seconds for fired in self._fired()
@@ -201,7 +203,13 @@ class Script:
 
     def skew(self) -> float:
         """How many seconds the clock of the node is ahead."""
+        if not self._may(Action.SKEW):
+            return 0.0
         return sum(fired.seconds for fired in self._fired() if fired.action == Action.SKEW)
+
+    def _may(self, action: Action) -> bool:
+        """Whether the script has such a fault: without one nothing needs to read the report, at every call."""
+        return any(fault.action is action for fault in self._faults)
 
     def _act(self, fault: Fault) -> bool:
         """Strike the node's processes, if that is the action."""

@@ -6,10 +6,14 @@ import re
 import shutil
 from pathlib import Path
 
+import pytest
+
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support import commands
 from tests.support.processes import COORDINATOR, ProcessSwarm
+
+pytestmark = pytest.mark.swarm
 
 NODES = {"a": Role.REPLICA, "b": Role.REPLICA}
 

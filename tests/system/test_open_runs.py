@@ -89,7 +89,7 @@ def test_strangers_wait_for_their_turn_and_keep_their_places_when_the_coordinato
         assert swarm.peer("z") not in swarm.state.peers
         swarm.kill("z")
 
-    play.to_the_end(strangers, FULL, 40, later, ending="abcy", step_seconds=10.0)
+    play.to_the_end(strangers, FULL, 26, later, ending="abcy", step_seconds=10.0)
 
 
 class OpenSwarm(ProcessSwarm):

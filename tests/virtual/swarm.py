@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -307,6 +308,8 @@ class VirtualSwarm:
             patch("node.ipc.ranks.start_child", start_child),
             patch("node.runtime.transport_in_use", lambda: VirtualPackage(self.rpc, self.dht)),
             patch("node.net.addresses.ClaimedPorts.hold", no_port),
+            # A worker that builds again frees its device. Here that would search the objects of all nodes.
+            patch("node.core.worker.worker.gc", SimpleNamespace(collect=lambda: None)),
             checkpoint_faults(),
             patch("node.core.optimizer.received.decode", cached_decode()),
         ):

@@ -58,9 +58,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with real swarms, on two of four workers, and with the folders of long tests.
 
-    Each worker begins with its share in this order, and takes from the ends of others' later. Real swarms wait
-    more than they compute: on every worker at once they would leave the cores idle, and at the end of the run
-    all would wait for them.
+    Each worker begins with its share in this order, and later takes from the ends of others. Real swarms
+    wait more than they compute: on every worker at once they would leave the cores idle, and at the end of
+    the run all would wait for them.
     """
     swarms = [item for item in items if item.get_closest_marker("swarm")]
     files = list(dict.fromkeys(item.path for item in swarms))

@@ -208,7 +208,7 @@ class Script:
         return sum(fired.seconds for fired in self._fired() if fired.action == Action.SKEW)
 
     def _may(self, action: Action) -> bool:
-        """Whether the script has such a fault: without one nothing needs to read the report, at every call."""
+        """Whether the script has such a fault; without one no call needs to read the report."""
         return any(fault.action is action for fault in self._faults)
 
     def _act(self, fault: Fault) -> bool:

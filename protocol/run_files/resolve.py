@@ -47,10 +47,13 @@ def resolve(
     refuse_removed(tree)
     # What was set when a run was changed: this one begins anew.
     tree.pop("began_as", None)
-    tree = {**tree, "data": {name: each for name, each in tree.get("data", {}).items() if name != "past"}}
-    source = tree.get("data", {}).get("source")
-    if isinstance(source, str) and (meant := likely_source(source)):
-        raise HetnodeError(ErrorCode.BAD_SPEC, f"The data source '{source}' has no kind.", f"Use {meant}.")
+    if isinstance(data := tree.get("data"), dict):
+        source = data.get("source")
+        if isinstance(source, str) and (meant := likely_source(source)):
+            raise HetnodeError(
+                ErrorCode.BAD_SPEC, f"The data source '{source}' has no kind.", f"Use {meant}."
+            )
+        tree["data"] = {name: each for name, each in data.items() if name != "past"}
     try:
         return RunSpec.model_validate(tree)
     except ValidationError as error:
@@ -60,21 +63,23 @@ def resolve(
 def to_toml(spec: RunSpec) -> str:
     """`spec` as a run file, from which :func:`resolve` makes an equal one."""
     tree = spec.model_dump(mode="json")
-    lines = [f"{key} = {_toml(value)}" for key, value in tree.items() if not isinstance(value, dict)]
+    lines = [f"{key} = {toml_of(value)}" for key, value in tree.items() if not isinstance(value, dict)]
     for section, fields in tree.items():
         if isinstance(fields, dict):
             lines += ["", f"[{section}]"]
-            lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
+            lines += [f"{key} = {toml_of(value)}" for key, value in fields.items()]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A value within a section. JSON's scalars are valid TOML."""
+def toml_of(value: Any) -> str:
+    """A value of JSON, but for null, as TOML has it within a section, in ASCII."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_of, value))}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(each)}' for key, each in value.items())} }}"
-    return json.dumps(value)
+        return f"{{ {', '.join(f'{key} = {toml_of(each)}' for key, each in value.items())} }}"
+    # TOML has no pairs of surrogates, with which JSON writes letters beyond 16 bits.
+    plain = json.dumps(value, ensure_ascii=False)
+    return "".join(each if " " <= each <= "~" else f"\\U{ord(each):08x}" for each in plain)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -36,6 +36,21 @@ def test_a_run_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> N
     assert resolve(file=file) == resolve("nano")
 
 
+@pytest.mark.parametrize("source", ["text:dir/\U0001f600é", 'text:a"b\\c\x7f\t'])
+def test_a_path_of_any_letters_survives_a_run_file(source: str, tmp_path: Path) -> None:
+    for data in (source, [{"name": "web", "source": source}]):
+        spec = resolve("nano", overrides={"data.source": data})
+        (tmp_path / "run.toml").write_text(to_toml(spec), encoding="ascii")
+        assert resolve(file=tmp_path / "run.toml") == spec
+
+
+@pytest.mark.parametrize("section", ["data", "inner"])
+def test_a_section_that_is_none_is_refused(section: str) -> None:
+    with pytest.raises(HetnodeError, match=f"{section}: Input should be a valid dictionary") as caught:
+        resolve("nano", overrides={section: 5})
+    assert caught.value.code is ErrorCode.BAD_SPEC
+
+
 @pytest.mark.parametrize("field", ["inner.steps", "inner.learning_rate", "data.source"])
 def test_true_is_no_number(field: str, tmp_path: Path) -> None:
     section, name = field.split(".")

@@ -20,6 +20,7 @@ from node.cli.options import seconds_of
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
+from protocol.run_files.resolve import toml_of
 from protocol.trust.invite import Invite, decode
 from protocol.types import Pause, PausedBy, Role
 from tests.builders import keyed, spec_of
@@ -34,15 +35,6 @@ async def hetnode(*arguments: str) -> tuple[int, str, str]:
     """Status, standard output and standard error of the command; this process serves the coordinator."""
     result = await asyncio.to_thread(commands.hetnode, *arguments)
     return result.returncode, result.stdout, result.stderr
-
-
-def toml_of(value: object) -> str:
-    """A text, or a list of tables, as TOML has them."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml_of, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in value.items())}}}"
-    return json.dumps(value)
 
 
 @pytest.fixture

@@ -64,7 +64,8 @@ def experiment_run(
     matrix: MatrixArgument,
     compute: Compute = None,
     table: Annotated[
-        list[str] | None, option("Only this table of the matrix; may be repeated.", "--table")
+        list[str] | None,
+        option("Only this table of the matrix; may be repeated.", "--table", metavar="TABLE"),
     ] = None,
     seed: Annotated[
         list[int] | None, option("Only this seed of the matrix; may be repeated.", "--seed")

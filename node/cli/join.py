@@ -91,7 +91,8 @@ class JoinOptions:
         list[str] | None,
         option(
             "Where this machine keeps the run's data, such as text:PATH, or NAME=text:PATH of a mixture; may "
-            "be repeated. 'any': every path that the operator names."
+            "be repeated. 'any': every path that the operator names.",
+            metavar="[NAME=]SOURCE|any",
         ),
     ] = None
     tokenizer: Annotated[Path | None, option("Where this machine keeps the run's tokenizer file.")] = None

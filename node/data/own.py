@@ -16,8 +16,6 @@ from protocol.spec.data import SOURCE_NAME, DataSource, DataSpec
 
 ANY = "any"
 """Every path that the run names, now or after a change."""
-
-
 UNNAMED = "data"
 """The name of a source that has none."""
 
@@ -34,9 +32,17 @@ def named(text: str) -> tuple[str, str]:
 
 
 def check_own(own: Sequence[str]) -> None:
-    """Raise DATA_UNREADABLE if one of `own` is no source, or names a file or folder that does not exist."""
-    for place in (named(each)[1] for each in own):
-        if place != ANY:
+    """Refuse what the owner cannot mean.
+
+    Raises HetnodeError: DATA_UNREADABLE if one of `own` is no source, or names a file or folder that does not
+    exist; BAD_OPTION for two places of one name.
+    """
+    found = dict[str, str]()
+    for name, place in map(named, own):
+        if name and found.setdefault(name, place) != place:
+            cause = f"--data says that {name} is {found[name]}, and {place}."
+            raise HetnodeError(ErrorCode.BAD_OPTION, cause, "Name one place of each source.")
+        if name or place != ANY:
             open_source(place, "")
 
 
@@ -64,7 +70,12 @@ def location_of(source: DataSource, data: DataSpec, own: Sequence[str], is_own_r
 def checked_locations(data: DataSpec, own: Sequence[str], is_own_run: bool) -> list[tuple[str, bool]]:
     """:func:`location_of` of all sources. Raises DATA_NOT_NAMED for a path that the owner has not named."""
     found = [location_of(each, data, own, is_own_run) for each in data.all_sources]
-    for source, (place, may_open_files) in zip(data.all_sources, found, strict=True):
-        if not may_open_files and names_files(place):
-            raise not_named(f"its data from {place}", "--data", option_for(source))
+    lacking = [
+        source
+        for source, (place, may_open_files) in zip(data.all_sources, found, strict=True)
+        if not may_open_files and names_files(place)
+    ]
+    if lacking:
+        places = " and ".join(each.source for each in lacking)
+        raise not_named(f"its data from {places}", "--data", *map(option_for, lacking))
     return found

@@ -121,13 +121,14 @@ def names_files(source: str) -> bool:
     return source != "builtin" and not (kind == "hf" and is_hub_name(rest))
 
 
-def not_named(what: str, option: str, path: str) -> HetnodeError:
-    """The refusal to open a path that somebody else has named."""
+def not_named(what: str, option: str, *named: str) -> HetnodeError:
+    """The refusal to open paths that somebody else has named; `named` is what `option` says of each."""
+    options = " ".join(f"{option} {each}" for each in named)
     return HetnodeError(
         ErrorCode.DATA_NOT_NAMED,
-        f"The run takes {what}, a path of this machine that its owner has not named. Nothing was read.",
+        f"The run takes {what}, and the owner of this machine has not named that. Nothing was read.",
         f"If you want to give what is there to the run, and to the peers in it, start the node with "
-        f"{option} {path}, or with the path of your own copy. Otherwise take part in another run.",
+        f"{options}, or with paths of your own copies. Otherwise take part in another run.",
     )
 
 

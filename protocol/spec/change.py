@@ -58,7 +58,7 @@ def changed(spec: RunSpec, changes: Iterable[RunChange]) -> RunSpec:
                 )
             try:
                 (tree[section] if section else tree)[field] = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise HetnodeError(
                     ErrorCode.BAD_SPEC, f"'{text:.80}' has no value.", "Write it like inner.steps=20."
                 ) from None

@@ -11,12 +11,14 @@ from protocol.spec.sections import Section
 SOURCE_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 _NOT_NAMES = ("", "any", "data", "validation")
 _KNOWN_SOURCES = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
+_LISTS = 'a list is written [{name = "web", source = "text:PATH", weight = 7}, ...]'
 
 
 def _known_source(source: str) -> str:
     kind, _, rest = source.partition(":")
     if source not in ("", "builtin") and not (kind in ("text", "jsonl", "parquet", "hf") and rest):
-        raise ValueError(f"unknown data source '{source}': use {_KNOWN_SOURCES}")
+        right = _LISTS if source.startswith(("[", "{")) else f"use {_KNOWN_SOURCES}"
+        raise ValueError(f"unknown data source '{source:.200}': {right}")
     return source
 
 
@@ -38,10 +40,16 @@ class DataSource(Section):
         return weight
 
 
+def _form(given: Any) -> str | None:
+    if isinstance(given, list | tuple) and all(isinstance(each, dict | DataSource) for each in given):
+        return "(several)"
+    return "(one)" if isinstance(given, str) else None
+
+
 Sources = Annotated[
-    Annotated[str, AfterValidator(_known_source), Tag("text")]
-    | Annotated[tuple[DataSource, ...], Field(max_length=32), Tag("list")],
-    Discriminator(lambda given: "text" if isinstance(given, str) else "list"),
+    Annotated[str, AfterValidator(_known_source), Tag("(one)")]
+    | Annotated[tuple[DataSource, ...], Field(max_length=32), Tag("(several)")],
+    Discriminator(_form, custom_error_type="sources", custom_error_message=f"it is no source, and {_LISTS}"),
 ]
 """One source without a name, or several, each with one."""
 
@@ -108,9 +116,10 @@ class DataSpec(Section):
         for name in (*places, self.tokenizer, self.end_token):
             if any("\ud800" <= letter <= "\udfff" for letter in name):
                 raise ValueError(f"{name!a} is not UTF-8: rename that file")
-        for what, found in (("name", names), ("text", places)):
-            if twice := sorted({each for each in found if found.count(each) > 1}):
-                raise ValueError(f"two sources have the {what} '{twice[0]}': each has its own")
+        if twice := [each for each in names if names.count(each) > 1]:
+            raise ValueError(f"two sources have the name '{twice[0]}': each has its own")
+        if twice := [each for each in places if places.count(each) > 1]:
+            raise ValueError(f"'{twice[0]}' is named twice: it is trained, or all of it is for validation")
         if wrong := [name for name in names if name in _NOT_NAMES]:
             raise ValueError(f"'{wrong[0]}' is no name of a source: each of a mixture has one, such as 'web'")
         if self.end_token and self.tokenizer == "byte":

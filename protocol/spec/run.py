@@ -237,7 +237,8 @@ def invalid_spec(error: ValidationError) -> HetnodeError:
     """BAD_SPEC with every offending field named."""
     problems = []
     for item in error.errors(include_url=False, include_input=True):
-        where = ".".join(map(str, item["loc"])) or "spec"
+        # Parts in brackets say which form a value has: they are no names.
+        where = ".".join(each for each in map(str, item["loc"]) if not each.startswith("(")) or "spec"
         message = str(item["msg"]).removeprefix("Value error, ")
         shown = "" if item["type"] == "value_error" else f" (got {item['input']!r:.80})"
         problems.append(f"{where}: {message}{shown}")

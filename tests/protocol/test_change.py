@@ -82,6 +82,7 @@ def test_a_change_before_the_first_sample_is_as_if_the_run_had_begun_so() -> Non
         "rounds=[1]",
         "data.source=[]",
         "data.source=5",
+        f"data.source={'[' * 3000}",
     ],
 )
 def test_what_is_no_change_is_refused(setting: str) -> None:

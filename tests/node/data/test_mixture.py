@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.data.mixture import begun, counts_until, place_of
+from node.data.own import check_own
 from node.data.stream import KeptStreams, SampleStream, open_stream
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve, to_toml
@@ -209,6 +210,8 @@ def test_the_owner_of_a_machine_names_each_path(tmp_path: Path) -> None:
         assert windows(open_stream(spec, own, is_own_run=False), range(20)) == whole
     other = windows(open_stream(spec, ["any", f"b={copy}"], is_own_run=False), range(20))
     assert sum(one != another for one, another in zip(whole, other, strict=True)) == 10
+    code, text = code_of(spec)  # all that lack at once
+    assert f"--data a={a['source']} --data b={b['source']}" in text
     code, text = code_of(spec_of(a["source"], validation=b["source"]), a["source"])
     assert code is ErrorCode.DATA_NOT_NAMED
     assert "--data validation=" in text
@@ -235,19 +238,41 @@ def test_a_copy_of_the_first_data_is_none_of_later_data(tmp_path: Path) -> None:
     assert source_of(windows(stand_in, range(10, 11))[0]) == "c"
 
 
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [
+        (["a=builtin", "a=builtin", "b=hf:x/y", "any", "builtin"], None),
+        (["a=builtin", "a=hf:x/y"], ErrorCode.BAD_OPTION),
+        (["a=any"], ErrorCode.DATA_UNREADABLE),
+        (["a="], ErrorCode.DATA_UNREADABLE),
+        (["a"], ErrorCode.DATA_UNREADABLE),
+        (["a=text:/not/there"], ErrorCode.DATA_UNREADABLE),
+    ],
+)
+def test_what_an_owner_cannot_mean_is_refused_before_the_node_joins(
+    own: list[str], code: ErrorCode | None
+) -> None:
+    found = None
+    try:
+        check_own(own)
+    except HetnodeError as error:
+        found = error.code
+    assert found is code
+
+
 MIXED = [{"name": "a", "source": "text:a"}, {"name": "b", "source": "text:b"}]
 
 
 @pytest.mark.parametrize(
     ("source", "validation", "why"),
     [
-        ([MIXED[0] | {"weight": 0}, MIXED[1]], "", "greater than or equal to 1"),
+        ([MIXED[0] | {"weight": 0}, MIXED[1]], "", r"data\.source\.0\.weight: .* greater than or equal to 1"),
         ([MIXED[0] | {"weight": -1}, MIXED[1]], "", "greater than or equal to 1"),
         ([MIXED[0] | {"weight": 0.7}, MIXED[1]], "", "write 7 and 3 for 0.7 and 0.3"),
         ([MIXED[0] | {"weight": True}, MIXED[1]], "", "neither a number nor a text"),
         ([MIXED[0], MIXED[1] | {"name": "a"}], "", "two sources have the name 'a'"),
-        ([MIXED[0], MIXED[1] | {"source": "text:a"}], "", "two sources have the text 'text:a'"),
-        (MIXED, "text:b", "two sources have the text 'text:b'"),
+        ([MIXED[0], MIXED[1] | {"source": "text:a"}], "", "data: 'text:a' is named twice"),
+        (MIXED, "text:b", "data: 'text:b' is named twice"),
         (MIXED, [MIXED[0] | {"source": "text:c"}], "two sources have the name 'a'"),
         ([{"source": "text:a"}], "", "is no name of a source"),
         ([MIXED[0] | {"name": "any"}], "", "is no name of a source"),
@@ -258,8 +283,11 @@ MIXED = [{"name": "a", "source": "text:a"}, {"name": "b", "source": "text:b"}]
         ([], "", "there is no data source"),
         ("", "", "there is no data source"),
         (MIXED, [], "there is no data source"),
-        (5, "", "a valid tuple"),
-        ([5], "", "a valid dictionary"),
+        (5, "", r"data\.source: it is no source, and a list is written \[{name = "),
+        ({"name": "a"}, "", "a list is written"),
+        (["text:a"], "", "a list is written"),
+        ('[{name="web"', "", r"data\.source: unknown data source '\[{name=.*: a list is written"),
+        ([MIXED[0] | {"name": f"s{n}", "source": f"text:{n}"} for n in range(33)], "", "at most 32 items"),
     ],
 )
 def test_what_is_no_mixture_is_refused_by_name(source: object, validation: object, why: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -104,7 +106,7 @@ def _options_of(record: Any, left_out: Collection[str]) -> list[Parameter]:
 
 
 def settings_of(given: Iterable[str], option: str) -> dict[str, Any]:
-    """Values by name, from texts such as ``link.k=8``: values of TOML, or else plain text.
+    """Values by name, from texts such as ``link.k=8``: values of TOML, lists of JSON, or else plain text.
 
     Raises HetnodeError BAD_OPTION.
     """
@@ -115,9 +117,17 @@ def settings_of(given: Iterable[str], option: str) -> dict[str, Any]:
             raise bad_option(f"{option} '{text:.80}' is not NAME=VALUE.", f"Write it like {option} link.k=8.")
         try:
             found[name.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[name.strip()] = value
+        except (tomllib.TOMLDecodeError, RecursionError):
+            found[name.strip()] = _of_json(value)
     return found
+
+
+def _of_json(text: str) -> Any:
+    """The list in `text`, such as messages show it; without one `text` itself."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), list):
+            return found
+    return text
 
 
 def seconds_of(text: str, option: str) -> float:

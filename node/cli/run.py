@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.table import Table
@@ -21,6 +22,7 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.change import changed, settings_text
 from protocol.types import RunChange
 from protocol.wire import operator_calls as calls
+from protocol.wire.convert.fields import MAX_SETTING
 from protocol.wire.typed_calls import Request
 
 Answer = TypeVar("Answer")
@@ -103,35 +105,49 @@ def run_change(
     if the run had begun with the new values; a rollback to a round before the change undoes it, but for the
     number of rounds. 'hetnode status' lists the changes.
     """
+    given = settings_of(settings, "--set")
     try:
-        told = settings_text(settings_of(settings, "--set"))
+        told = settings_text(given)
     except (TypeError, ValueError):  # a date of TOML
         raise bad_option("A value of --set is neither number nor text.", "Write inner.steps=20.") from None
     folder = operator_folder(run)
-    if data := [each for each in told if each.startswith("data.")]:
-        _check_data(folder, data)
+    if data := {name: each for name, each in given.items() if name.startswith("data.")}:
+        told = settings_text(given | _tried(folder, data))
+    if long := [each.partition("=")[0] for each in told if len(each) > MAX_SETTING]:
+        cause = f"The new {long[0]} has more than the {MAX_SETTING} characters that a change may have."
+        raise bad_option(cause, "Name fewer sources, or folders with shorter names.")
     change = answer_of(folder, calls.ChangeSettings(told, from_round or 0, reason))
     what = f"from round {change.from_round} on: {', '.join(change.settings)}"
     TerminalConsole(highlight=False, soft_wrap=True).print(what, markup=False)
 
 
-def _check_data(folder: Path, told: Sequence[str]) -> None:
-    """Open the new data, or that of the hub where nodes are elsewhere; say what their owners have to name.
+def _tried(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The new settings `data`, with whole paths where the nodes are those of 'swarm up'.
+
+    Opens what they name, or what is on the hub where nodes are elsewhere; tells what their owners must name.
 
     Raises HetnodeError: as :func:`open_stream`; BAD_SPEC.
     """
     from node.data.own import option_for  # noqa: PLC0415
+    from node.data.places import with_places  # noqa: PLC0415
     from node.data.sources import names_files, open_source  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     now = command_runner.run(fetch_status(*load_operator(folder))).spec
-    spec = changed(now, [RunChange(1, tuple(told), "")])
+    spec = changed(now, [RunChange(1, settings_text(data), "")])
     if (folder / "nodes").is_dir():  # a swarm of 'hetnode swarm up'
         from node.data.stream import open_stream  # noqa: PLC0415
         from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
 
         open_stream(spec, tokenizer=find_tokenizer(spec.data, folder))
-        return
+
+        def whole(source: str, _: str) -> str:
+            kind, _, path = source.partition(":")
+            return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if names_files(source) else source
+
+        # The nodes may run in another folder than this command.
+        found = with_places(spec.data.model_dump(mode="json"), whole)
+        return {name: found.get(name.removeprefix("data."), "") for name in data}
     known = {each.source for each in now.data.all_sources}
     new = [each for each in spec.data.all_sources if each.source not in known]
     if paths := [option_for(each) for each in new if names_files(each.source)]:
@@ -143,6 +159,7 @@ def _check_data(folder: Path, told: Sequence[str]) -> None:
             if error.code is not ErrorCode.MISSING_EXTRA:
                 raise
             log.warning("%s was not tried: %s", each.source, error.cause)
+    return dict(data)
 
 
 @run_app.command("backup")

@@ -373,6 +373,34 @@ async def test_other_data_of_a_run_are_tried_before_they_are_told(
     assert json.loads(change.settings[0].partition("=")[2]) == [web, code]
 
 
+async def test_other_data_of_a_swarm_here_are_told_by_whole_paths(run: Running, tmp_path: Path) -> None:
+    """Its nodes may run in another folder than the command."""
+    await run.join(A)
+    await run.join(B)
+    (run.folder / "nodes").mkdir()
+    for name in ("web", "kept"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {n}\n" for n in range(3000)))
+
+    async def changed(source: str) -> tuple[int, str, str]:
+        told = ("--set", f"data.source={source}", "--set", "data.validation=text:kept.txt", "--from", "3")
+        command = ("run", "change", str(run.folder), *told)
+        done = await asyncio.to_thread(commands.hetnode, *command, folder=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    long = [{"name": f"s{n}", "source": f"text:{'long' * 30}{n}.txt"} for n in range(30)]
+    for each in long:
+        (tmp_path / each["source"].removeprefix("text:")).symlink_to(tmp_path / "web.txt")
+    status, _, errors = await changed(json.dumps(long))
+    assert (status, "[bad-option]" in errors, "4000 characters" in errors) == (2, True, True)
+    assert (await changed("text:none.txt"))[0] == 3
+    assert (await changed('[{"name": "web", "source": "text:web.txt"}]'))[0] == 0  # as messages show lists
+    [change] = (await run.status()).changes
+    assert [json.loads(each.partition("=")[2]) for each in change.settings] == [
+        [{"name": "web", "source": f"text:{tmp_path / 'web.txt'}"}],
+        f"text:{tmp_path / 'kept.txt'}",
+    ]
+
+
 async def test_only_the_operator_pauses_a_run(run: Running, tmp_path: Path) -> None:
     status, _, errors = await hetnode("run", "pause", str(tmp_path / "nowhere"))
     assert status == 7

@@ -190,8 +190,7 @@ class Watcher:
     def update(self, state: State) -> pb.PlanUpdate | None:
         """The next update for the peer; None while it has received everything.
 
-        Each update has at most one plan. The first has the plan before the newest, because the current round
-        may still run under it.
+        Each update has at most one plan; the first update has that of the open round.
         """
         if self._end_only and state.phase is not RunPhase.FINISHED:
             return None
@@ -199,7 +198,9 @@ class Watcher:
         if self._end_only:
             return pb.PlanUpdate(finished=True, waiting=announcement.waiting)
         newer = [plan for plan in state.plans if plan.epoch > self._epoch]
-        plan = (newer[0] if self._epoch else newer[-2:][0]) if newer else None
+        plan = next(iter(newer), None)
+        if plan is not None and not self._epoch:
+            plan = state.plan_for(state.current_round)
         waiting = (
             ""
             if plan

@@ -109,10 +109,19 @@ class RunView:
     def spec_in(self, round_number: int, spec: RunSpec) -> RunSpec:
         """The specification of a round, as far as the newest known plan tells; the run began with `spec`.
 
+        Its data are those of the open round, if that is a later one: no round before is trained any more, so
+        this machine need not have the data of former rounds.
+
         Raises HetnodeError BAD_SPEC for changes that no run can have.
         """
-        changes = self.newest.changes if self.newest else ()
-        return changed(spec, (each for each in changes if each.from_round <= round_number))
+        changes, newest = self.newest.changes if self.newest else (), max(round_number, self.round_number)
+        then, now = (
+            changed(spec, (each for each in changes if each.from_round <= number))
+            for number in (round_number, newest)
+        )
+        if then.data == now.data:
+            return then
+        return then.model_copy(update={"data": now.data, "began_as": now.began_as})
 
     def plan_for(self, round_number: int) -> Plan | None:
         """The newest known plan that is valid in `round_number`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -146,6 +147,68 @@ def test_a_node_whose_owner_has_not_named_the_new_data_ends_and_the_others_go_on
 
     members = {"a": Role.REPLICA, "b": Role.REPLICA, "c": Role.REPLICA}
     play(scenario, members, swarm_spec(members, rounds=8))
+
+
+@pytest.fixture
+def maths_alone(annealing: tuple[str, ...]) -> tuple[str, ...]:
+    """A phase without the data with which the run began."""
+    source, validation = annealing
+    [_, maths] = json.loads(source.partition("=")[2])
+    return *settings_text({"data.source": [maths]}), validation
+
+
+def named(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """What --data says of a node that has this data and no other."""
+    source, validation = (json.loads(each.partition("=")[2]) for each in settings)
+    return *(f"{each['name']}={each['source']}" for each in source), f"validation={validation}"
+
+
+@pytest.mark.parametrize("joins_at", [5, 8])
+@pytest.mark.parametrize("every", [2, 16])
+def test_a_node_that_comes_later_needs_the_data_of_now_alone(
+    play: Play, maths_alone: tuple[str, ...], joins_at: int, every: int
+) -> None:
+    """Whether it loads an anchor of these rounds, or applies all rounds from the first one on."""
+
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.nodes["c"].own_data = named(maths_alone)
+        swarm.start("a", "b")
+        await swarm.until_round(2)
+        await change(swarm, *maths_alone, from_round=4)
+        await swarm.until_round(joins_at)
+        swarm.start("c")
+        await swarm.until_over("a", "b", "c")
+        swarm.assert_all_agree("a", "b", "c")
+        assert not swarm.diverged()
+        assert not swarm.nodes["c"].errors
+        assert contributions(swarm, "c")[-1] == 14
+
+    kept_rounds = {"recovery.checkpoint_every": every, "recovery.keep_rounds": 2 * every + 4}
+    play(scenario, FULL, swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=14, **kept_rounds))
+
+
+def test_a_rollback_into_a_former_phase_needs_its_data_and_says_so(
+    play: Play, maths_alone: tuple[str, ...]
+) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        swarm.start("a", "b")
+        await swarm.until_round(2)
+        await change(swarm, *maths_alone, from_round=5)
+        await swarm.until_round(6)
+        swarm.nodes["c"].own_data = named(maths_alone)
+        swarm.start("c")
+        await swarm.until_round(9)
+        await roll_back(swarm, 4)
+        await resume(swarm)
+        await swarm.until_over("a", "b")
+        swarm.assert_all_agree("a", "b")
+        assert contributions(swarm, "c")
+        [error] = swarm.nodes["c"].errors
+        assert error.code is ErrorCode.DATA_NOT_NAMED
+        assert f"start the node with --data {CORPUS}" in error.remedy
+
+    spec = swarm_spec({"a": Role.REPLICA, "b": Role.REPLICA}, rounds=14, **{"recovery.checkpoint_every": 1})
+    play(scenario, FULL, spec)
 
 
 def test_a_node_that_was_away_reads_the_same_samples_and_a_rollback_brings_the_data_back(

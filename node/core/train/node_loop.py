@@ -106,8 +106,7 @@ class NodeLoop:
                     break
                 except _Changed as changed:
                     await cancel_when_leaving(self._leaving, when_disk_has_room(self.save_progress))
-                    self._services = replace(self._services, spec=changed.spec)
-                    self._spec = self._services.figures.spec = changed.spec
+                    self._use(changed.spec)
         except _Moved as moved:
             log.info("%s", moved)
             return End.MOVED
@@ -116,6 +115,10 @@ class NodeLoop:
         await self._write_checkpoint(self._spec.rounds)
         await self._serve_until_finished()
         return End.FINISHED
+
+    def _use(self, spec: RunSpec) -> None:
+        self._services = replace(self._services, spec=spec)
+        self._spec = self._services.figures.spec = spec
 
     async def _build_and_train(self) -> None:
         """Build the reserved stages, and train to the last round. Raises _Changed, _Moved, LeaveRequested."""
@@ -188,12 +191,14 @@ class NodeLoop:
 
     async def _build_stages(self) -> None:
         """Build the stages that are reserved for this node, and load their anchors."""
-        spec, services = self._spec, self._services
-        peer = services.identity.peer
-        with services.figures.waits.on(Wait.ASSIGNMENT):
-            reservation = await services.membership.until(lambda run_view: reservation_in(run_view, peer))
+        peer, membership = self._services.identity.peer, self._services.membership
+        with self._services.figures.waits.on(Wait.ASSIGNMENT):
+            reservation = await membership.until(lambda run_view: reservation_in(run_view, peer))
         if is_again := self._is_built:
             self._check_reservation()
+        else:  # until it is known which anchors are here
+            self._use(membership.run_view.spec_in(1, self._first_spec))
+        spec, services = self._spec, self._services
         self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, stages.text)

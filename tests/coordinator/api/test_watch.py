@@ -13,7 +13,7 @@ from coordinator.run.state.commands import Ban, Unban
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS
 from node.net.plan_updates import PlanUpdate, PlanUpdates
-from protocol.types import Role
+from protocol.types import Plan, Role
 from tests.builders import keyed
 from tests.support.coordinator_run import Run, leave, play_round, started
 
@@ -83,6 +83,22 @@ def test_a_new_plan_of_a_large_swarm_is_a_small_update() -> None:
     assert [update.plan for update in later] == [run.state.plans[-1]]
     assert run.state.plans[-1] == replace(run.state.plans[-1], epoch=2)
     assert watching.nbytes - before < before / 3
+
+
+def test_the_first_update_has_the_plan_of_the_open_round_and_the_next_ones_each_later_plan() -> None:
+    run = started(2)
+    [first] = run.state.plans
+    later = [replace(first, epoch=epoch, from_round=run.state.current_round + 1) for epoch in (2, 3)]
+    for plan in later:
+        run.apply(PlanAdopted(run.now, plan))
+
+    def told() -> list[Plan | None]:
+        announcements = Announcements(run.spec.name, COORDINATOR.sign, MemberSources())
+        return [update.plan for update in Watching(run, announcements, changes=True).read(run)]
+
+    assert told() == [first, *later]
+    play_round(run)
+    assert told() == later[-1:]
 
 
 def test_a_watcher_whose_plan_is_not_kept_any_more_is_told_the_newest_as_a_whole() -> None:

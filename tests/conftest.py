@@ -20,6 +20,7 @@ from tests.support import watchdog
 from tests.support.paths import ROOT
 
 if TYPE_CHECKING:
+    from node.data.stream import SampleStream
     from tests.support.faults import FaultPlan
     from tests.virtual.scenario import Play
 
@@ -105,6 +106,15 @@ def play(tmp_path: Path, plan: FaultPlan) -> Play:
     from tests.virtual.scenario import Play  # noqa: PLC0415
 
     return Play(tmp_path, plan)
+
+
+@pytest.fixture(scope="session")
+def stream() -> SampleStream:
+    """The samples of a replica whose steps a test makes one by one."""
+    from node.data.stream import open_stream  # noqa: PLC0415
+    from tests.support.hand_driven_replica import SPEC  # noqa: PLC0415
+
+    return open_stream(SPEC)
 
 
 @pytest.fixture

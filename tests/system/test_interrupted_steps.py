@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from node.core.train.pipeline import Pipeline
 from node.core.worker.trainer import Trainer
-from node.data.stream import SampleStream, open_stream
+from node.data.stream import SampleStream
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
@@ -33,11 +33,6 @@ from tests.support.hand_driven_replica import SPEC, assert_same_bits, begin, cha
 from tests.support.running_replica import RunningReplica, replica_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def stream() -> SampleStream:
-    return open_stream(SPEC)
 
 
 def operations(members: int) -> list[tuple[int, Op]]:

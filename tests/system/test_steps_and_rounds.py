@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from node.core.worker.trainer import Trainer
-from node.data.stream import SampleStream, open_stream
+from node.data.stream import SampleStream
 from tests.support.hand_driven_replica import (
     SPEC,
     assert_same_bits,
@@ -20,11 +20,6 @@ from tests.support.hand_driven_replica import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def stream() -> SampleStream:
-    return open_stream(SPEC)
 
 
 def test_steps_beyond_h_survive_the_commit_of_their_round(stream: SampleStream) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node.data.stream import SampleStream, open_stream
+from node.data.stream import SampleStream
 from node.ipc.worker_calls import (
     Abort,
     Build,
@@ -35,11 +35,6 @@ from tests.support.hand_driven_replica import (
 from tests.support.running_replica import ThreadWorker
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def stream() -> SampleStream:
-    return open_stream(SPEC)
 
 
 @pytest.mark.parametrize("members", [1, 2])

@@ -12,7 +12,7 @@ from node.checkpoint.layout import round_folder
 from node.checkpoint.snapshot_codec import snapshot
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
-from node.data.stream import SampleStream, open_stream
+from node.data.stream import SampleStream
 from node.ipc.worker_calls import Digests, UseSnapshot, WriteSnapshot
 from node.snapshots.snapshot_calls import SnapshotCalls
 from node.worker.process import NodeWorker
@@ -40,11 +40,6 @@ WITH_SNAPSHOTS = spec_of(
         "link.embedding_every": 2,
     }
 )
-
-
-@pytest.fixture(scope="module")
-def stream() -> SampleStream:
-    return open_stream(SPEC)
 
 
 def workers_of(members: list[Trainer]) -> list[NodeWorker]:

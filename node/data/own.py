@@ -2,7 +2,7 @@
 
 A text is ``NAME=SOURCE`` for a source of a mixture (for others ``data=`` or ``validation=``), a SOURCE that
 the run names, too, or ANY. A SOURCE that the run does not name is a copy of the one without a name with which
-the run began.
+the run began. A place that the run names is that source, also where it was named for another one.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def location_of(source: DataSource, data: DataSpec, own: Sequence[str], is_own_r
     places = dict(map(named, own))
     if (name := source.name or UNNAMED) in places:
         return places[name], True
-    plain = [place for name, place in map(named, own) if not name and place != ANY]
-    if source.source in plain:
+    if source.source in (place for _, place in map(named, own)):
         return source.source, True
+    plain = [place for name, place in map(named, own) if not name and place != ANY]
     began = data.past[0].source if data.past else data.source
     copies = [each for each in plain if all(each != one.source for one in data.all_sources)]
     if source.source == began and copies:

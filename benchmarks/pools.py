@@ -19,7 +19,7 @@ homes that are on at a moment could train together, if each were always busy.
     moved       as replaced, and all homes load a stage anew at the start of each round, so that as many
                 homes of like speed as there are form chains
     paused      pools, of which the slowest stage sets the pace; where a home goes, all paths wait for 20 s
-    pools       the same, and nobody waits: the step has other microbatches for these seconds
+    pools       the same, and no home waits: the step has other microbatches for these seconds
 
 Pools lie between the last two; queues cost nothing in both. In the chains of the production placement fast
 homes have several stages.

@@ -184,7 +184,7 @@ class _NodeStarter:
         options += ["--device", "cpu"]  # all nodes share one machine
         options += ["--drain-seconds", "0"]  # all nodes end together: no other node needs the time
         options += ["--no-measure", "--yes"]
-        options += ["--data", ANY]  # whoever starts the swarm, or changes its run, has named them
+        options += ["--data", ANY]  # the operator of the swarm is the owner of this machine
         if self.spec.initial is not None:
             options += ["--initial", str(initial_of(self.swarm.folder))]
         self.swarm.nodes[name] = self.swarm.start(name, ["join", *invited, *options])

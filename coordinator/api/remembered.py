@@ -28,7 +28,7 @@ class Remembered(Generic[T]):
 
 
 def closing_time() -> Remembered[float | None]:
-    """Of the open round: :func:`closes_at`."""
+    """The time of the open round that :func:`closes_at` tells."""
     return Remembered(
         closes_at, lambda s: (s.answered, s.opened_at, s.absent, s.plans, s.started_at, s.estimates)
     )

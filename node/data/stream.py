@@ -37,7 +37,7 @@ _MOST_TOGETHER, _MOST_CHARACTERS = 64, 2**20
 """Documents, and characters but for those of the last one, that are encoded together, on all cores."""
 _MOST_QUIET = 2**26
 MOST_PASSES = 4
-"""As good as new text, nearly, says "Scaling data-constrained language models" (2023) of so many."""
+"""Up to so many, text is nearly as good as new ("Scaling data-constrained language models", 2023)."""
 TOKEN_BYTES = 8
 """Bytes of tokens for each byte of a file; compressed text has up to 4."""
 

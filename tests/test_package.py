@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hidden_libraries import HIDE
 from tests.support.paths import ROOT
 from tests.support.syntax import syntax
 
@@ -121,7 +122,7 @@ def test_no_text_names_a_module_as_the_checkout_has_it() -> None:
     assert not wrong
 
 
-def test_what_is_packed_needs_no_name_of_the_user(tmp_path: Path) -> None:
+def test_what_is_packed_needs_no_name_of_the_user_and_no_library_of_an_extra(tmp_path: Path) -> None:
     """Where a user has modules with the names of our packages, all of it is imported, and a command runs."""
     backend.write_tree(ROOT, tmp_path)
     folder = tmp_path / "of a user"
@@ -129,7 +130,7 @@ def test_what_is_packed_needs_no_name_of_the_user(tmp_path: Path) -> None:
     for package in PACKAGES:
         (folder / f"{package}.py").write_text("raise SystemExit('this is another program')\n")
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{tmp_path}"}
-    for command in (("-c", USE_ALL), ("-m", "hetnode", "spec", "show", "nano")):
+    for command in (("-c", HIDE + USE_ALL), ("-m", "hetnode", "spec", "show", "nano")):
         done = subprocess.run(
             [sys.executable, *command],
             cwd=folder,

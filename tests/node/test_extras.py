@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import tomllib
 from asyncio.subprocess import PIPE, STDOUT
@@ -28,11 +27,8 @@ from protocol.spec.data import DataSpec
 from protocol.spec.sections import ModelSpec
 from tests.builders import spec_of
 from tests.support.coordinator_process import Running, running
+from tests.support.hidden_libraries import HIDE, LIBRARIES
 from tests.support.paths import ROOT
-
-LIBRARIES = ("datasets", "matplotlib", "pyarrow", "sentencepiece", "tokenizers")
-# Python raises ModuleNotFoundError for a module that is None in this table.
-HIDE = "".join(f"sys.modules[{name!r}] = None\n" for name in LIBRARIES)
 
 HUB, FILE = {"data__source": "hf:owner/name"}, {"data__tokenizer": "tokenizer.json"}
 
@@ -92,16 +88,6 @@ def test_bytes_and_local_text_need_no_library(tmp_path: Path) -> None:
     assert files["tokenizer.json"].decode() == byte_definition()
 
 
-def test_every_module_of_the_package_imports_without_the_libraries_of_extras() -> None:
-    files = (
-        path for package in ("protocol", "coordinator", "node") for path in (ROOT / package).rglob("*.py")
-    )
-    names = sorted({".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files})
-    code = f"import importlib, sys\n{HIDE}for name in {names!r}:\n    importlib.import_module(name)\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.usefixtures("_bare")
 def test_what_this_machine_has_in_place_of_the_named_data_decides() -> None:
     require_for_data(DataSpec(source="hf:owner/name"), ["text:here"])
@@ -151,7 +137,7 @@ async def test_a_machine_without_libraries_may_join_a_run_that_needs_none(tmp_pa
 async def test_the_node_process_ends_with_the_message_before_it_joins(tmp_path: Path) -> None:
     async with running(spec_of(**HUB), tmp_path / "run") as run:
         (tmp_path / "invite").write_text(f"{(await run.invite()).encode()}\n")
-        code = f"import sys\n{HIDE}from node.__main__ import main\nmain()\n"
+        code = f"{HIDE}from node.__main__ import main\nmain()\n"
         options = ["--invite-file", str(tmp_path / "invite"), "--folder", str(tmp_path / "node")]
         options += ["--identity", str(tmp_path / "peer.key"), "--device", "cpu", "--no-measure"]
         node = await asyncio.create_subprocess_exec(

@@ -137,13 +137,8 @@ def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(fin
     model = global_model.read(folder / "checkpoint")
     assert (sorted(model.stages), model.round_number) == ([0, 1], 3)
     assert not mentioning(folder)
-    generated = subprocess.run(
-        [sys.executable, "-m", "node", "generate", str(folder), "--prompt", "def ", "--tokens", "5"],
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    assert generated.stdout.startswith(b"def ")
+    generated = hetnode("generate", str(folder), "--prompt", "def ", "--tokens", "5", check=True)
+    assert generated.stdout.startswith("def ")
 
 
 def test_no_secret_of_a_swarm_can_be_seen_by_others(finished: Finished) -> None:

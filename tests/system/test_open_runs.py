@@ -19,7 +19,7 @@ from tests.virtual.network import current_machine
 from tests.virtual.scenario import FULL, Play, contributions
 from tests.virtual.swarm import VirtualSwarm
 
-ROUNDS = 24
+ROUNDS = 18
 
 
 async def enroll(swarm: VirtualSwarm, *names: str) -> None:

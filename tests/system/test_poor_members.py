@@ -57,13 +57,13 @@ def test_a_replica_that_answers_one_round_in_three_is_dropped(
         return await match(self, descriptor, deadline)
 
     monkeypatch.setattr(CoordinatorClient, "match", match_rarely)
-    swarm = play.to_the_end(members=FOUR, rounds=24)
+    swarm = play.to_the_end(members=FOUR, rounds=20)
     reasons = [each.reason for each in swarm.happened(PeerRetreated) if each.peer == swarm.peer("d")]
     assert any("of its last 16 rounds" in each for each in reasons)
     assert {each for each in contributions(swarm, "d") if each % 3} == set()
     assert contributions(swarm, "a") == [*swarm.rounds]
     taken = [each for each in swarm.events if isinstance(each, RoundDecided)]
-    assert len(taken) == 2 * 24
+    assert len(taken) == 2 * 20
 
 
 def test_an_idle_member_keeps_no_place_from_those_that_train(
@@ -88,8 +88,8 @@ def test_an_idle_member_keeps_no_place_from_those_that_train(
             await asyncio.sleep(5)
 
     swarm = play.to_the_end(
-        later, members, later=newcomers, ending=("a", "b", "p", "q"), spec=swarm_spec(members, 20, **timing)
+        later, members, later=newcomers, ending=("a", "b", "p", "q"), spec=swarm_spec(members, 15, **timing)
     )
     assert not contributions(swarm, "idle")
     assert contributions(swarm, "p") == contributions(swarm, "q")
-    assert contributions(swarm, "p")[-1] == 20
+    assert contributions(swarm, "p")[-1] == 15

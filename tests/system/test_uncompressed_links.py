@@ -33,7 +33,7 @@ SHAPE = {
     "link.most_k": 16,
     "link.uncompressed": True,
     "inner.microbatch_size": 64,
-    "inner.steps": 4,
+    "inner.steps": 2,
 }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from node.experiment.comparison import losses_of, verdicts_of
 from node.experiment.matrix import build_matrix, read_matrix_file
 from node.experiment.results import read_results
+from tests.support.commands import hetnode
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "benchmarks" / "reproduction"
@@ -26,8 +24,7 @@ def reported(matrix: Path, folder: Path, *options: str) -> str:
         ["report", str(matrix), "--results", str(folder / "results.jsonl"), "--write", str(page),
          "--figures", str(folder / "figures")],
     ):  # fmt: skip
-        environment = {**os.environ, "NO_COLOR": "1"}
-        subprocess.run([sys.executable, "-m", "node", "experiment", *command], check=True, env=environment)
+        hetnode("experiment", *command, check=True, seconds=1800)
     return page.read_text(encoding="utf-8")
 
 

@@ -184,7 +184,7 @@ async def _enter(
     credentials = await obtain_credentials(options.invite, options.run, identity, wait)
     wanted, name = wanted_role(options.role, credentials), wanted_name(options.name, credentials)
     agreement = Agreement(options.folder, options.ask, wanted, capacity, wait)
-    await agreement.before_join(credentials, options.own_data, options.tokenizer)
+    told = await agreement.before_join(credentials, options.own_data, options.tokenizer)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
     server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
@@ -203,7 +203,7 @@ async def _enter(
 
     await wait.answer(join)
     stack.push_async_exit(partial(leave_after, coordinator))
-    await agreement.on(credentials, admission.spec)
+    await agreement.on(credentials, admission.spec, told)
     estimates.joined()
     credentials.remember(wanted, name)
     remember_node_folder(credentials.folder, options.folder)

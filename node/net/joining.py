@@ -27,13 +27,14 @@ from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.roles import POLICIES, RoleWish
 from protocol.server.clock import off_text
+from protocol.spec.change import changed, restored
 from protocol.spec.run import RunSpec
 from protocol.status import RunStatus
 from protocol.trust.host_port import split_host_port
 from protocol.trust.invite import OPEN_INVITE, Invite
 from protocol.trust.reachability import Addresses
 from protocol.trust.run_id import check_run_id
-from protocol.types import Capacity, PeerId, Role
+from protocol.types import Capacity, PeerId, Role, RunChange
 
 log = logging.getLogger(__name__)
 
@@ -161,24 +162,40 @@ class Agreement:
 
     async def before_join(
         self, credentials: RunCredentials, own_data: Sequence[str], tokenizer: str | None
-    ) -> None:
-        """Check libraries (:func:`require_libraries`), then tell of a run that is new here.
+    ) -> RunSpec | None:
+        """Tell of a run that is new here, after a check (:func:`require_libraries`). Returns what was told.
 
         Raises as the answer to the question does.
         """
         await require_libraries(credentials, own_data, tokenizer, self.wait)
         if self.ask is None or agreed_spec(self.folder, credentials.run):
-            return
-        if (status := await _shown_status(credentials, self.wait)) is not None:
-            await self.on(credentials, status.spec, status.expected_round_seconds)
+            return None
+        if (status := await _shown_status(credentials, self.wait)) is None:
+            return None
+        await self.on(credentials, status.spec, seconds=status.expected_round_seconds)
+        return status.spec
 
-    async def on(self, credentials: RunCredentials, spec: RunSpec, seconds: float | None = None) -> None:
-        """Tell of `spec`, unless it is the one that was agreed on."""
+    async def on(
+        self,
+        credentials: RunCredentials,
+        spec: RunSpec,
+        told: RunSpec | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Tell of `spec`, unless it was agreed on, or `told` is what changes have made of it."""
         if self.ask is None or agreed_spec(self.folder, credentials.run) == spec.hash:
             return
-        address, pin = credentials.api, credentials.tls.pin
-        await self.ask(RunOffer(credentials.run, spec, self.role, self.capacity, address, pin, seconds))
+        if told is None or not _is_changed(told, spec):
+            address, pin = credentials.api, credentials.tls.pin
+            await self.ask(RunOffer(credentials.run, spec, self.role, self.capacity, address, pin, seconds))
         remember_agreed(self.folder, credentials.run, spec.hash)
+
+
+def _is_changed(spec: RunSpec, first: RunSpec) -> bool:
+    """Whether `spec` differs from `first` only in settings that a run may change."""
+    same = changed(first, [RunChange(1, restored(first, spec), "")])
+    data = same.data.model_copy(update={"past": spec.data.past})
+    return same.model_copy(update={"rounds": spec.rounds, "data": data}) == spec
 
 
 async def _shown_status(credentials: RunCredentials, wait: CoordinatorWait) -> RunStatus | None:

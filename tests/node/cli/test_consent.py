@@ -19,7 +19,9 @@ from node.views.offer import offer_lines
 from protocol.errors import ExitCode
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.resolve import resolve
-from protocol.types import Capacity, Role
+from protocol.spec.change import changed
+from protocol.spec.run import RunSpec
+from protocol.types import Capacity, Role, RunChange
 from protocol.wire.operator_calls import IssueInvite
 from tests.builders import spec_of
 from tests.support.certificates import authority, enrolled
@@ -118,6 +120,27 @@ async def test_a_run_is_told_once_and_again_with_another_specification(tmp_path:
     assert [each.spec.rounds for each in asked] == [spec_of().rounds] * 2 + [7]
     await replace(agreement, ask=None).on(replace(credentials, run="another"), spec_of())
     assert agreed_spec(tmp_path, credentials.run) == spec_of(rounds=7).hash
+
+
+async def test_a_run_that_was_changed_is_told_once_as_it_is_now(tmp_path: Path) -> None:
+    identity, first = open_identity(tmp_path / "peer.key"), spec_of()
+    credentials = enrolled(identity, authority().run_id(first))
+    asked: list[RunSpec] = []
+
+    async def ask(told_of: RunOffer) -> None:
+        asked.append(told_of.spec)
+
+    change = RunChange(2, ("rounds=9", 'data.source="text:/x"', "inner.steps=7"), "", first_sample=40)
+    now = changed(first, [change])
+    agreement = Agreement(tmp_path, ask, None, ABLE, CoordinatorWait(None))
+    await agreement.on(credentials, now)
+    await agreement.on(credentials, first, now)
+    await agreement.on(credentials, first)  # the next start
+    assert asked == [now]
+    # What a run cannot change is another run, whatever the coordinator says of its begin.
+    other = spec_of(seed=8)
+    await agreement.on(credentials, other, now.model_copy(update={"began_as": other.hash}))
+    assert asked == [now, other]
 
 
 async def start(run: Running, folder: Path, *options: str) -> asyncio.subprocess.Process:

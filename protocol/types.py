@@ -277,6 +277,14 @@ class Plan:
         """Whether its first round has begun under the plan of `epoch`, and goes on under this one."""
         return 0 < self.repairs <= epoch < self.epoch
 
+    def epoch_of_links(self, replica: Replica, round_number: int) -> int:
+        """The epoch that greetings and frames of `replica` name in a round.
+
+        Members that know of a repair of another replica, and those that do not yet, name the same.
+        """
+        is_repair = self.repairs and round_number == self.from_round
+        return max(self.repairs, replica.resumed_in) if is_repair else self.epoch
+
     @property
     def size(self) -> int:
         """How many members it has."""

@@ -290,7 +290,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         former = self._command_loop.state.breaks.get(peer)
         await self._command_loop.execute(commands.Retreat(peer, *told))
         state, now = self._command_loop.state, self._command_loop.now()
-        return pb.RetreatReply(seconds=seconds_to_repair(state, peer, former, now))
+        return pb.RetreatReply(seconds=seconds_to_repair(state, peer, former, request.epoch, now))
 
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchReply:
         peer = self._access.peer(context, request.peer)

@@ -54,15 +54,19 @@ def may_wait(state: State, replica: Replica, steps: int) -> bool:
     return is_worth_it and _repairs_of(state, replica) < _MOST_REPAIRS
 
 
-def seconds_to_repair(state: State, peer: PeerId, former: Break | None, now: float) -> float:
-    """How long `peer` waits, after its retreat, for a plan under which its replica goes on.
+def seconds_to_repair(state: State, peer: PeerId, former: Break | None, epoch: int, now: float) -> float:
+    """How long `peer` waits, after its retreat under the plan of `epoch`, until its replica goes on.
 
     `former` is what it had told before. 0 if nothing has come of its retreat.
     """
-    told = state.breaks.get(peer)
-    if told is None or not told.steps or (told is former and state.takes_part(peer, state.current_round)):
+    told, assignment = state.breaks.get(peer), state.assignment(peer, state.current_round)
+    if told is None or not told.steps or assignment is None:
         return 0.0
-    return max(0.0, told.at + _wait(state) - now)
+    # It may repeat a call whose answer was lost: then it does not know the repair yet.
+    is_repaired = assignment.replica.resumed_in > epoch
+    if told is former and state.takes_part(peer, state.current_round) and not is_repaired:
+        return 0.0
+    return max(0.0, _since(state, told) + _wait(state) - now)
 
 
 def awaits_repair(state: State, now: float) -> bool:
@@ -72,11 +76,30 @@ def awaits_repair(state: State, now: float) -> bool:
     """
     return any(
         told.steps
-        and now < told.at + _HELD_HEARTBEATS / _WAITED_HEARTBEATS * _wait(state)
+        and now < _since(state, told) + _HELD_HEARTBEATS / _WAITED_HEARTBEATS * _wait(state)
         and state.may_offer(peer, state.current_round)
         and not _has_answered(state, peer)
         for peer, told in state.breaks.items()
     )
+
+
+def has_survivor(state: State, stage: int) -> bool:
+    """Whether a host of `stage` still computes in the open round, and does not know that its chain is broken.
+
+    What it offers then counts. Its replica is waited for as any other that is late.
+    """
+    round_number, plan = state.current_round, state.plan_for(state.current_round)
+    round_state, absent = state.round_of(stage, round_number), state.absent.get(plan.epoch, ())
+    for replica in plan.replicas if absent else ():
+        peer = replica.host_of(stage).peer
+        seen = state.last_seen[peer]
+        computes = (seen.round_number, seen.inner_step > 0) == (round_number, True)
+        is_broken = any(member.peer in absent for member in replica.members)
+        has_answered = peer in round_state.offers or peer in round_state.withheld
+        is_here = state.peers[peer].is_live and state.takes_part(peer, round_number)
+        if is_broken and computes and is_here and not has_answered:
+            return True
+    return False
 
 
 def _has_answered(state: State, peer: PeerId) -> bool:
@@ -109,13 +132,19 @@ def repair(transaction: Transaction) -> None:
         transaction.add(PlanAdopted(transaction.now, newer))
 
 
+def _since(state: State, told: Break) -> float:
+    """When the wait of who has told of a break begins: a coordinator that was away has repaired nothing."""
+    return max(told.at, state.started_at)
+
+
 def _wait(state: State) -> float:
     return _WAITED_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
 
 
 def _is_within_a_phase(state: State) -> bool:
     """Whether a replica of the current round is broken, and no decision and no plan for the next is made."""
-    if state.phase is not RunPhase.TRAINING or state.is_held or not state.absent.get(state.epoch):
+    is_broken = state.absent.get(state.epoch) or state.failed_links
+    if state.phase is not RunPhase.TRAINING or state.is_held or not is_broken:
         return False
     round_number, plan = state.current_round, state.plans[-1]
     is_open = plan.from_round <= round_number <= state.spec.rounds
@@ -131,18 +160,19 @@ def _repairs_of(state: State, replica: Replica) -> int:
 
 def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) -> Replica | None:
     """`replica` as it goes on in the current round; None where it is not broken, or cannot go on yet."""
-    absent = state.absent[state.epoch]
-    if absent.isdisjoint(member.peer for member in replica.members):
+    peers, unlinked = {member.peer for member in replica.members}, _unlinked(state, replica)
+    if state.absent.get(state.epoch, frozenset()).isdisjoint(peers) and not unlinked:
         return None
-    told = [state.breaks[member.peer].at for member in replica.members if member.peer in state.breaks]
+    told = [state.breaks[peer].at for peer in peers if peer in state.breaks]
     done = {member.peer: _steps(state, member, max(told, default=0.0), now) for member in replica.members}
-    staying = {peer: steps for peer, steps in done.items() if steps is not None}
+    # Who has a seat since this round, and no link, gives it to another spare.
+    staying = {peer: steps for peer, steps in done.items() if steps or (steps == 0 and peer not in unlinked)}
     if not staying or not may_wait(state, replica, max(staying.values())):
         return None
     trained = [steps for steps in staying.values() if steps] or [0]
     if max(trained) - min(trained) > 1:
         return None  # the members of a chain are one step apart at most: one of them lies
-    if not all(peer in staying or _is_gone(state, peer, now) for peer in done):
+    if not all(peer in staying or peer in unlinked or _is_gone(state, peer, now) for peer in done):
         return None  # it is still there, and will tell
     ready = {
         (replica.index, position): ReservedAssignment(member.peer, replica.index, position, member.stages)
@@ -151,7 +181,7 @@ def _repaired(state: State, replica: Replica, taken: set[PeerId], now: float) ->
     }
     # Who can go on keeps its seat, also where a link to it has failed: else any member could unseat another.
     lost = {member.stages for member in replica.members if member.peer not in staying}
-    spares = [spare for spare in _spares(state, taken) if spare.stages in lost]
+    spares = [spare for spare in _spares(state, taken, now) if spare.stages in lost]
     chain = rebuilt_chain(state, replica.index, ready, spares, is_lenient=False)
     if chain is None:
         return None
@@ -173,11 +203,12 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
     seen, told = state.last_seen[peer], state.breaks.get(peer)
     if told is not None and told.steps:
         has_gone_on = seen.round_number == round_number and seen.inner_step > told.steps
-        # After a repair that has failed, it is there if it was heard of since.
-        is_there = told.epoch == state.epoch or seen.at > broken_at
-        return told.steps if is_there and now < told.at + _wait(state) and not has_gone_on else None
+        # After a repair that has failed, it is there if it was heard of since, and does not train.
+        waits = seen.at > broken_at and not {Wait.LINKS, Wait.PLAN}.isdisjoint(seen.waits)
+        is_there = (told.epoch == state.epoch or waits) and now < _since(state, told) + _wait(state)
+        return told.steps if is_there and not has_gone_on else None
     # It follows, or opens its links: it can begin at any step, and loses nothing.
-    is_idle = peer in state.absent[state.epoch] or Wait.LINKS in seen.waits
+    is_idle = peer in state.absent.get(state.epoch, ()) or Wait.LINKS in seen.waits
     begins = is_idle and (seen.round_number, seen.inner_step) == (round_number, 0)
     can_begin = told is None or told.steps == 0
     return 0 if begins and can_begin and _has_anchors(state, member) else None
@@ -186,12 +217,20 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
 def _is_gone(state: State, peer: PeerId, now: float) -> bool:
     known, told = state.peers[peer], state.breaks.get(peer)
     has_failed = told is not None and told.steps is None
-    is_new = peer in state.absent[state.epoch] and known.joined_at > state.began_at
+    is_new = peer in state.absent.get(state.epoch, ()) and known.joined_at > state.began_at
     return not known.is_live or has_failed or is_new or _is_silent(state, known, now)
 
 
+def _unlinked(state: State, replica: Replica) -> set[PeerId]:
+    """Members of `replica` that took a seat within the round, and to which a link cannot be opened."""
+    links = state.failed_links.items()
+    ends = {peer for pair, link in links if link.epoch == state.epoch for peer in pair}
+    return {each.peer for each in replica.members if each.peer in ends and state.has_entered(each.peer)}
+
+
 def _is_silent(state: State, known: Peer, now: float) -> bool:
-    silence = now - max(state.last_seen[known.peer].at, state.started_at)
+    told = state.breaks.get(known.peer)
+    silence = now - max(state.last_seen[known.peer].at, state.started_at, told.at if told else 0.0)
     return silence > _SILENT_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
 
 
@@ -202,7 +241,7 @@ def _has_anchors(state: State, holder: Member | ReservedAssignment) -> bool:
     return is_here and is_synced(state, holder, state.current_round)
 
 
-def _spares(state: State, taken: set[PeerId]) -> list[ReservedAssignment]:
+def _spares(state: State, taken: set[PeerId], now: float) -> list[ReservedAssignment]:
     """The peers that could take a seat at once, in the order in which they are asked."""
     assigned = state.assignments[state.epoch]
     return [
@@ -211,6 +250,7 @@ def _spares(state: State, taken: set[PeerId]) -> list[ReservedAssignment]:
         if peer not in assigned
         and peer not in taken
         and state.peers[peer].is_staying
+        and not _is_silent(state, state.peers[peer], now)
         and peer_rests_until(state, peer) <= state.current_round
         and _has_anchors(state, each)
     ]

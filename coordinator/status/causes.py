@@ -15,6 +15,9 @@ from coordinator.run.state.state import State
 from protocol.status import Cause, CauseCode, RunPhase
 from protocol.types import PeerId, ReservedAssignment
 
+ALARM_ROUNDS = 16
+"""An alarm is shown for so many rounds."""
+
 
 def run_cause(state: State, resting: Collection[PeerId] = ()) -> Cause:
     """What the run does or waits for, as far as it is not paused. The processes of `resting` rest."""
@@ -80,8 +83,9 @@ def _exchange(state: State, stage: int, round_number: int) -> Cause | None:
 
 
 def alarm_cause(state: State) -> Cause | None:
-    """What an alarm has seen; None without one, and after the operator has decided to go on."""
-    if (alarm := state.open_alarm) is None:
+    """What the newest alarm has seen while it is new; None after the operator has decided to go on."""
+    alarm = state.alarm
+    if alarm is None or alarm.is_over or state.current_round > alarm.round_number + ALARM_ROUNDS:
         return None
     number, healthy = alarm.round_number, alarm.last_healthy
     return Cause(CauseCode.ALARM, round_number=number, count=healthy, detail=alarm.reason)

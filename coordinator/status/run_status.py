@@ -9,8 +9,8 @@ from coordinator.membership.open_places import waiting
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
-from coordinator.run.state.state import ALARM_ROUNDS, State
-from coordinator.status.causes import alarm_cause, peer_cause, run_cause, told_of_rest
+from coordinator.run.state.state import State
+from coordinator.status.causes import ALARM_ROUNDS, alarm_cause, peer_cause, run_cause, told_of_rest
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages
 from protocol.status import (

@@ -107,7 +107,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     of_all = spec.global_batch * spec.model.context
     replicas = spec.swarm.replicas + spec.swarm.pipelines
     number = "any number of" if spec.grouping.batch == "constant" else f"{replicas}"
-    facts.add_row("token budget", f"{spec.token_budget:,} with {number} replicas, {of_all:,} a step")
+    facts.add_row("token budget", f"{spec.total_steps * of_all:,} with {number} replicas, {of_all:,} a step")
     facts.add_row("codec", payload_layout(spec, 0).codec)
     for name, text in _option_rows(spec):
         facts.add_row(name, text)

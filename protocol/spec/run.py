@@ -163,14 +163,6 @@ class RunSpec(Section):
         return self.grouping.global_batch or usual
 
     @property
-    def token_budget(self) -> int:
-        """Tokens of the whole run if it has exactly the replicas that it needs before it starts.
-
-        With a constant batch any number of replicas has it.
-        """
-        return self.total_steps * self.global_batch * self.model.context
-
-    @property
     def link_table_parameters(self) -> int:
         """Scalars in the token table that a member behind a link trains for itself; 0 without link.table."""
         rows = self.link.table_rows or self.model.vocabulary

@@ -99,7 +99,7 @@ def test_the_papers_presets_have_its_replicas_batch_and_tokens(
     assert spec.swarm.replicas + spec.swarm.pipelines == replicas
     samples = replicas * spec.inner.microbatches * spec.inner.microbatch_size
     assert samples * spec.model.context == step
-    assert spec.rounds * spec.inner.steps * step == spec.token_budget == budget
+    assert spec.rounds * spec.inner.steps * step == spec.total_steps * step == budget
     assert (spec.inner.steps, spec.swarm.stages, spec.link.k * 8) == (50, 4, spec.model.width)
 
 

@@ -57,7 +57,7 @@ def test_killed_nodes_and_one_with_a_wrong_clock_come_back_and_all_anchors_agree
         swarm.assert_all_agree()
         assert swarm.restarts == 3
         # The clock became wrong while the node ran. After the restart it was wrong from the start.
-        assert swarm.log("a").count("this machine's clock is wrong by 600 s") == 1
+        assert swarm.log("a").count("set the clock of this machine") == 1
         assert all(26 in swarm.contributions(name) for name in FULL)
 
 

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from coordinator.run.state.commands import ChangeRun, Leave
 from coordinator.run.state.events import PlanAdopted
+from node.core.train.node_loop import NodeLoop
+from node.net import link_server
+from node.net.link import LinkEndpoint
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.pb.hetnode_pb2 import Hello
 from protocol.spec.run import RunSpec
-from protocol.types import Lifecycle, Plan, Role
+from protocol.types import Lifecycle, Plan, Replica, Role
 from tests.support.fault_script import Action, Moment
 from tests.support.faults import FaultPlan
 from tests.support.overlap import LOSSLESS, Records, assert_balanced
+from tests.virtual.network import current_machine
 from tests.virtual.scenario import (
     MIXED,
     PIPE,
@@ -54,6 +61,10 @@ def seats(swarm: VirtualSwarm, repair: Plan) -> list[str]:
     names = {swarm.peer(name): name for name in swarm.nodes}
     (replica,) = (each for each in repair.replicas if len(each.members) == 2)
     return [names[member.peer] for member in replica.members]
+
+
+def chains_of(plan: Plan) -> list[Replica]:
+    return [each for each in plan.replicas if len(each.members) > 1]
 
 
 def resumed_at(repair: Plan) -> list[int]:
@@ -181,6 +192,143 @@ def test_a_member_that_is_asked_to_leave_goes_on_with_the_others_to_the_end_of_t
     assert [*shares(swarm, "p", ROUND).values(), *shares(swarm, "q", ROUND).values()] == [1.0, 1.0]
     assert swarm.state.peers[swarm.peer("q")].lifecycle is Lifecycle.GONE
     assert_each_sample_counts_once(swarm)
+
+
+@pytest.mark.parametrize("dead", ["p", "q"])
+def test_another_spare_takes_the_seat_where_the_first_does_not_reach_the_survivor(
+    play: Play, plan: FaultPlan, dead: str
+) -> None:
+    plan.fail_at(dead, None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+    spares = dict.fromkeys("stuv", Role.STAGE)
+    (survivor,) = PIPE.keys() - {dead}
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(1)
+        swarm.start(*spares)
+        await swarm.until_round(ROUND)
+        reserved, seats_now = swarm.state.reservations, swarm.state.assignments[swarm.state.epoch]
+        lost_stages = seats_now[swarm.peer(dead)].member.stages
+        able = [each for each in spares if reserved[swarm.peer(each)].stages == lost_stages]
+        swarm.network.separate(min(able, key=swarm.peer), survivor)
+        await swarm.until_fired(dead)
+        await swarm.until_round(ROUND + 1)
+        swarm.network.heal()
+        swarm.start(dead)
+
+    spec = spec_of(**{"grouping.spares": 4, "inner.steps": 8})
+    swarm = play.to_the_end(lost, MIXED, later=spares, spec=spec, step_seconds=SECONDS)
+    first, second = (each for each in repairs(swarm) if each.from_round == ROUND)
+    assert {*seats(swarm, first)} & {*seats(swarm, second)} == {survivor}
+    assert [*shares(swarm, survivor, ROUND).values()] == [1.0]
+    assert_each_sample_counts_once(swarm)
+
+
+@pytest.mark.parametrize("code", [ErrorCode.SPEC_MISMATCH, ErrorCode.CERTIFICATE_REFUSED])
+def test_a_spare_that_refuses_the_link_ends_no_node_and_costs_no_steps(
+    play: Play, plan: FaultPlan, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    """It answers as if it was in another run, as a liar may."""
+    plan.fail_at("p", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+    check, asked = link_server.check_hello, list[str]()
+
+    def refuse(hello: Hello, expected: LinkEndpoint) -> None:
+        if current_machine() in SPARES:
+            asked.append(current_machine())
+            raise HetnodeError(code, "This is another run.", "None.")
+        check(hello, expected)
+
+    monkeypatch.setattr(link_server, "check_hello", refuse)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("p")
+        await swarm.until_round(ROUND + 1)
+        swarm.start("p")
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS, ending="ab")
+    assert asked
+    assert not swarm.nodes["q"].errors
+    assert [*shares(swarm, "q", ROUND).values()] == [STEP / STEPS]
+
+
+def test_a_repair_of_another_chain_leaves_links_that_are_being_opened_alone(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New settings hold from a round on, so all links open anew. A late member knows a newer plan."""
+    members = {"a": Role.REPLICA, **dict.fromkeys("pquv", Role.STAGE)}
+    build, late = NodeLoop._build_stages, list[str]()
+
+    async def build_late(self: NodeLoop) -> None:
+        await build(self)
+        if current_machine() in late:
+            await asyncio.sleep(20.0)
+
+    monkeypatch.setattr(NodeLoop, "_build_stages", build_late)
+    other = list[str]()
+
+    async def changed(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_round(ROUND)
+        names = {swarm.peer(name): name for name in swarm.nodes}
+        one, *rest = (
+            [names[each.peer] for each in chain.members] for chain in chains_of(swarm.state.plans[-1])
+        )
+        other.extend(rest[0])
+        late.append(other[1])
+        await swarm.coordinator.command_loop.execute(
+            ChangeRun(("inner.learning_rate=0.0005",), ROUND + 1, "")
+        )
+        await swarm.until(lambda state: (0, ROUND) in state.decisions, "a decision")
+        swarm.kill(one[1])
+        await swarm.until_round(ROUND + 2)
+        swarm.start(one[1])
+
+    settings = {"swarm.pipelines": 2, "recovery.checkpoint_every": 3, "timing.lost_after": 15.0}
+    spec = spec_of(members=members, **settings)
+    swarm = play.to_the_end(changed, members, later=SPARES, spec=spec, step_seconds=SECONDS)
+    assert repairs(swarm)
+    measured = swarm.measured()
+    assert [measured[name, ROUND + 1]["steps"] for name in other] == [STEPS, STEPS]
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.2])
+def test_the_answer_to_a_retreat_may_be_lost_with_the_coordinator(
+    play: Play, plan: FaultPlan, seconds: float
+) -> None:
+    plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired("q")
+        # The other member counts as gone when the retreat arrives.
+        await swarm.coordinator.command_loop.execute(Leave(swarm.peer("q"), "interrupted"))
+        await swarm.until(lambda _: bool(repairs(swarm)), "the repair")
+        await asyncio.sleep(seconds / 10)
+        swarm.coordinator.kill()
+        await asyncio.sleep(1.0)
+        await swarm.coordinator.start()
+        await swarm.until_round(ROUND + 1)
+        swarm.start("q")
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
+    assert [*shares(swarm, "p", ROUND).values()] == [1.0]
+    assert_each_sample_counts_once(swarm)
+
+
+@pytest.mark.parametrize("dead", ["p", "q"])
+def test_a_survivor_that_computes_its_last_step_is_waited_for(play: Play, plan: FaultPlan, dead: str) -> None:
+    """It has not noticed the death, and the others have offered before it can."""
+    plan.fail_at(dead, None, ROUND, Moment.APPLY, Action.KILL, step=STEPS - 1)
+    (survivor,) = PIPE.keys() - {dead}
+
+    async def lost(swarm: VirtualSwarm) -> None:
+        await start_spares(swarm)
+        await swarm.until_fired(dead)
+        await swarm.until_round(ROUND + 1)
+        swarm.start(dead)
+
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(5), step_seconds=SECONDS)
+    assert [*shares(swarm, survivor, ROUND).values()] == [1.0]
 
 
 def test_a_line_that_breaks_twice_costs_two_steps_and_no_member(play: Play) -> None:

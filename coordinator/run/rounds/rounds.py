@@ -16,7 +16,7 @@ from coordinator.membership.silence import part_barren, remove_silent
 from coordinator.membership.strikes import contradict, judge, note_rejections, strike
 from coordinator.membership.validation import bad_request, check_descriptor, check_host, check_run, live_peer
 from coordinator.placement.phases import check_not_early, earliest
-from coordinator.placement.repair import awaits_repair
+from coordinator.placement.repair import awaits_repair, has_survivor
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import complete_a_pipeline, move_spares, reserve_assignments
 from coordinator.placement.roles import change_roles
@@ -204,7 +204,7 @@ def advance(transaction: Transaction, stage: int, in_time: bool = False) -> None
     if round_state.group is None:
         if awaits_repair(state, transaction.now):
             return
-        is_complete = all_have_answered(state, stage, round_number)
+        is_complete = all_have_answered(state, stage, round_number) and not has_survivor(state, stage)
         # Before an offer at any stage there is no deadline: an inner phase may take any time.
         closes = None if is_complete or in_time else closes_at(state)
         if not is_complete and (closes is None or transaction.now < closes):

@@ -88,8 +88,8 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
     layouts = {replica.index: tuple(each.stages for each in replica.members) for replica in plan.replicas}
     # Another chain has another speed; in a round that goes on, the former one's tells most.
     former = {each.index: peers_of(each) for each in (state.plans[-1].replicas if state.plans else ())}
-    is_same = {each.index: former.get(each.index) == peers_of(each) for each in plan.replicas}
-    kept = {index for index in is_same if is_same[index] or plan.repairs}
+    same = {each.index for each in plan.replicas if former.get(each.index) == peers_of(each)}
+    kept = {each.index for each in plan.replicas} if plan.repairs else same
     state = replace(
         state,
         first_spec=state.first_spec or (state.spec if plan.changes else None),
@@ -100,7 +100,7 @@ def adopt(state: State, event: events.PlanAdopted) -> State:
         assigned_replicas=state.assigned_replicas | {replica.index for replica in plan.replicas},
         layouts={**state.layouts, **layouts},
         phase_seconds=state.phase_seconds.keep(lambda index, _: index in kept),
-        barren={key: each for key, each in state.barren.items() if key[0] in kept},
+        barren={key: each for key, each in state.barren.items() if key[0] in same},
         rebalanced_at=plan.from_round if _is_rebalance(state, plan, assignments) else state.rebalanced_at,
         current_round=state.current_round or plan.from_round,
         absent={**state.absent, plan.epoch: still_absent} if still_absent else state.absent,

@@ -56,7 +56,7 @@ def _answer(state: State, at: float, round_number: int, peer: PeerId, weight: fl
     if assignment is None or round_number != state.current_round:
         return state
     index = assignment.replica.index
-    if index in state.answered:
+    if index in state.answered or (not weight and state.has_entered(peer)):
         return state
     phases = state.phase_seconds.get(index, ())
     # What is withheld is below the least share: at its most, that can only show that the replica is slower.
@@ -221,7 +221,8 @@ def _barren(state: State, decision: Decision) -> dict[tuple[int, int], Barren]:
     barren = dict(state.barren)
     for replica in state.complete_replicas(round_number):
         peer, key = replica.host_of(stage).peer, (replica.index, stage)
-        is_withheld = peer in round_state.withheld
+        # Who has its seat since this round withholds what it has, and is no fault of the others.
+        is_withheld = peer in round_state.withheld and not state.has_entered(peer)
         if is_withheld or (peer in round_state.offers and key in barren):
             former = barren.get(key, Barren(round_number - 1))
             barren[key] = former.after(round_number, is_withheld)

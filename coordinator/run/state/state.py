@@ -50,8 +50,6 @@ KEPT_ROUNDS = 8
 KEPT_DECISIONS = 32
 """Rounds whose decisions and plans are kept. Older decisions are in the event log
 (coordinator.store.decision_log), and so are older plans."""
-ALARM_ROUNDS = 16
-"""An alarm is shown for so many rounds."""
 KEPT_CHECKPOINTS = 3
 """Checkpoint rounds before those whose digests are kept."""
 APART_ROUNDS = 8
@@ -223,14 +221,6 @@ class State:
         return self.pause is not None and self.pause.holds(self.current_round)
 
     @property
-    def open_alarm(self) -> Alarm | None:
-        """The newest alarm, while it is new: the operator may have decided to go on."""
-        alarm = self.alarm
-        if alarm is None or alarm.is_over or self.current_round > alarm.round_number + ALARM_ROUNDS:
-            return None
-        return alarm
-
-    @property
     def excluded(self) -> frozenset[PeerId]:
         """The peers that are banned or in quarantine. All other peers refuse their connections."""
         return self.quarantined | self.banned.keys()
@@ -312,6 +302,13 @@ class State:
         """Whether `peer` is assigned in `round_number` and was never absent since its plan was made."""
         epoch = self.plan_for(round_number).epoch if self.plans else 0
         return peer in self.assignments.get(epoch, {}) and peer not in self.absent.get(epoch, ())
+
+    def has_entered(self, peer: PeerId) -> bool:
+        """Whether `peer` has its seat since the current round, by a repair."""
+        plan = self.plan_for(self.current_round)
+        former, newer = (self.assignments.get(each, {}).get(peer) for each in (plan.repairs, plan.epoch))
+        is_here = former is not None and newer is not None and former.replica.index == newer.replica.index
+        return plan.from_round == self.current_round and bool(plan.repairs and newer) and not is_here
 
     def may_offer(self, peer: PeerId, round_number: int) -> bool:
         """Whether what `peer` has trained in `round_number` may count: also after it retreated from a replica

@@ -44,16 +44,16 @@ class OpenChain:
         with waits.on(Wait.LINKS):
             links = await open_links(self._services, assignment, round_number, self._links)
         place = assignment.plan, assignment.replica, assignment.position, self._services.worker
-        self.pipeline = Pipeline(self._services.spec, *place, *links, waits)
+        self.pipeline = Pipeline(self._services.spec, *place, *links, waits, round_number)
         await self._connect(assignment)
 
-    async def adopt(self, assignment: PeerAssignment) -> None:
-        """Go on with the same links under the next plan, which may give them another k.
+    async def adopt(self, assignment: PeerAssignment, round_number: int) -> None:
+        """Go on with the same links under the plan of the next round, which may give them another k.
 
         Both ends change k between the same two rounds, when no frame is under way, so the link stays open.
         """
         await self._connect(assignment)
-        self.pipeline.adopt(assignment.plan, assignment.replica)
+        self.pipeline.adopt(assignment.plan, assignment.replica, round_number)
 
     async def _connect(self, assignment: PeerAssignment) -> None:
         """Tell the worker how wide both links are, unless it knows."""

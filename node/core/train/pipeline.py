@@ -59,7 +59,7 @@ class Pipeline:
     """One member of a replica, between its neighbours.
 
     Args:
-        plan: its epoch is in every frame.
+        plan: of the round `round_number`, from which the epoch in every frame follows.
         position: this member's index in `replica`.
         worker: the process that computes.
         upstream, downstream: the links to both neighbours, None at the ends.
@@ -80,12 +80,13 @@ class Pipeline:
         upstream: LiveLink | None,
         downstream: LiveLink | None,
         waits: Waits | None = None,
+        round_number: int = 0,
     ) -> None:
         self._spec, self._position, self._waits = spec, position, waits or Waits()
         self._worker, self._upstream, self._downstream = worker, upstream, downstream
         self._order: tuple[Op, ...]
         self._samples_per_round: int
-        self.adopt(plan, replica)
+        self.adopt(plan, replica, round_number)
         # Some frames have to wait until the neighbour has finished its own round.
         timing = spec.timing
         self._frame_seconds = timing.link
@@ -102,9 +103,9 @@ class Pipeline:
         spec = self._spec
         return len(self._links) * 4 * self._samples_per_round * spec.model.context * spec.model.width
 
-    def adopt(self, plan: Plan, replica: Replica) -> None:
+    def adopt(self, plan: Plan, replica: Replica, round_number: int = 0) -> None:
         """Continue under a new plan with the same members, between two rounds."""
-        self._epoch = plan.epoch
+        self._epoch = plan.epoch_of_links(replica, round_number)
         microbatches = self._spec.microbatches_of(replica)
         self._order = one_forward_one_backward(self._position, len(replica.members), microbatches)
         self._samples_per_round = self._spec.samples_per_round(microbatches)

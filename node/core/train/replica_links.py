@@ -11,8 +11,9 @@ from functools import partial
 from node.core.train.services import Services
 from node.net.link import LinkEndpoint, LinkLimits, LiveLink
 from node.net.link_dialer import dial
+from node.net.link_handshake import unreachable
 from node.net.membership import PeerAssignment
-from protocol.errors import HetnodeError
+from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.microbatch_order import most_in_flight
 from protocol.types import Dialer, PeerId, Replica
 from protocol.wire.framing import frame_limit
@@ -28,7 +29,7 @@ async def open_links(
     `stack` closes them. A link is also closed when its neighbour is banned or gives up, and when this machine
     gets another address.
 
-    Raises HetnodeError: NEIGHBOUR_UNREACHABLE, CERTIFICATE_REFUSED, SPEC_MISMATCH, ...
+    Raises HetnodeError: NEIGHBOUR_UNREACHABLE, also where a neighbour refuses; COORDINATOR_UNREACHABLE, ...
     """
     spec, replica, position = services.spec, assignment.replica, assignment.position
     members = replica.members
@@ -39,7 +40,7 @@ async def open_links(
     limits = LinkLimits(frame_limit(spec), 2 * ahead + 4)
 
     def endpoint_of(at: int) -> LinkEndpoint:
-        peer, epoch = members[at].peer, assignment.plan.epoch
+        peer, epoch = members[at].peer, assignment.plan.epoch_of_links(replica, round_number)
         return LinkEndpoint(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
 
     def report(neighbour: PeerId, address: str, why: str) -> None:
@@ -58,7 +59,13 @@ async def open_links(
             shown, received = services.coordinator.credentials.tls, services.membership.estimates.received
             line, on_silence = services.link_server.line, partial(report, there.peer, address)
             place = await services.through(address)
-            link = await dial(place, here, there, limits, seconds, shown, received, line, on_silence)
+            try:
+                link = await dial(place, here, there, limits, seconds, shown, received, line, on_silence)
+            except HetnodeError as error:
+                if error.code is ErrorCode.NEIGHBOUR_UNREACHABLE:
+                    raise
+                # What a neighbour answers ends the link, and never this node.
+                raise unreachable(there, f"{error.code.label}: {error.cause}") from error
         else:
             link = await services.link_server.accept(here, there, limits, seconds)
         stack.push_async_callback(link.close)

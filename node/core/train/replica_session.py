@@ -127,7 +127,7 @@ class ReplicaSession:
                     await self._chain.pipeline.part(_PARTING_SECONDS)
                     return
                 self.assignment = PeerAssignment(plan, replica, self.assignment.position)
-                await self._chain.adopt(self.assignment)
+                await self._chain.adopt(self.assignment, round_number + 1)
             await self._chain.pipeline.part()
             await self._measurements.told()
         await self._anchors.attestations.told()

@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 
+from coordinator.placement.phases import expected_seconds
 from coordinator.placement.repair import seconds_to_repair
-from coordinator.run.state.commands import Attest, Await, Drain, Heartbeat, Offer, ReportLink, Retreat, Tick
-from coordinator.run.state.events import PayloadWithheld, PeerRetreated, PlanAdopted
+from coordinator.run.state.commands import (
+    Attest,
+    Await,
+    Drain,
+    Heartbeat,
+    Offer,
+    Report,
+    ReportLink,
+    Retreat,
+    Start,
+    Tick,
+)
+from coordinator.run.state.events import LinkFailed, PayloadWithheld, PeerRetreated, PlanAdopted
 from protocol.math.sampling import sample_range
+from protocol.status import Wait
 from protocol.types import Lifecycle, Plan, Role
 from tests.builders import Keyed, anchor_of, keyed
 from tests.support.coordinator_run import Run, attest, leave, play_round, started_and_attested
@@ -41,8 +54,8 @@ def ready(**settings: Any) -> Run:
     return run
 
 
-def beat(run: Run, peer: Keyed, step: int) -> None:
-    run.accept(Heartbeat(peer.peer, run.state.current_round, step))
+def beat(run: Run, peer: Keyed, step: int, *waits: Wait) -> None:
+    run.accept(Heartbeat(peer.peer, run.state.current_round, step, waits=waits))
 
 
 def half_a_phase_later(run: Run, *peers: Keyed) -> Run:
@@ -55,15 +68,72 @@ def half_a_phase_later(run: Run, *peers: Keyed) -> Run:
 
 def retreat(run: Run, peer: Keyed, steps: int | None, number: int = 3) -> float:
     """What the coordinator answers: for how many seconds the peer waits."""
-    former = run.state.breaks.get(peer.peer)
-    run.accept(Retreat(peer.peer, run.state.epoch, "neighbour-lost", number, steps))
-    return seconds_to_repair(run.state, peer.peer, former, run.now)
+    former, epoch = run.state.breaks.get(peer.peer), run.state.epoch
+    run.accept(Retreat(peer.peer, epoch, "neighbour-lost", number, steps))
+    return seconds_to_repair(run.state, peer.peer, former, epoch, run.now)
 
 
 def repaired(run: Run) -> Plan:
     plan = run.state.plans[-1]
     assert plan.repairs, plan.reason
     return plan
+
+
+def with_more(count: int) -> tuple[Run, list[Keyed]]:
+    """As ready(), with `count` spares of each stage."""
+    run = started_and_attested(2, 1, inner__steps=STEPS, grouping__spares=2 * count)
+    spares = [keyed(i) for i in range(4, 4 + 2 * count)]
+    for spare in spares:
+        run.accept(spare.join(run.spec, Role.STAGE))
+        attest(run, spare, 0)
+    for _ in range(2):
+        run.now += 600.0
+        play_round(run, followers=spares)
+    for peer in (A, B, P, Q, *spares):
+        beat(run, peer, 0)
+    return run, spares
+
+
+def of_stage_1(run: Run, spares: list[Keyed]) -> list[Keyed]:
+    """Those of `spares` that could take the seat of Q, in the order in which they are asked."""
+    able = [each for each in spares if 1 in run.state.reservations[each.peer].stages]
+    return sorted(able, key=lambda each: each.peer)
+
+
+def deliver(run: Run, spares: list[Keyed], number: int) -> None:
+    """A and B offer both stages of a round, and P offers stage 0."""
+    hosts = {0: (A, B, P), 1: (A, B)}
+    live = [each for each in spares if run.state.peers[each.peer].is_live]
+    for stage in (0, 1):
+        payloads = tuple(each.payload(run.spec, stage, number) for each in hosts[stage])
+        for host, payload in zip(hosts[stage], payloads, strict=True):
+            run.accept(Offer(host.peer, payload))
+        for host in hosts[stage]:
+            run.accept(Report(host.peer, stage, number, payloads))
+        following = [each for each in live if stage in run.state.reservations[each.peer].stages]
+        for host in (*hosts[stage], *following):
+            run.accept(Attest(host.peer, stage, number, "stage", anchor_of(stage, number)))
+    for peer in (A, B, P, *live):
+        beat(run, peer, 0)
+
+
+def repaired_in_a_row(count: int) -> tuple[Run, list[Keyed]]:
+    """After rounds of ten minutes, in each of which the second member of the pipeline was replaced."""
+    run, spares = with_more(4)
+    dead = Q
+    for number in range(3, 3 + count):
+        leave(run, dead)
+        run.now = run.state.began_at + 300.0
+        for peer in (A, B, P, *spares):
+            if run.state.peers[peer.peer].is_live:
+                beat(run, peer, 4 if peer in (A, B, P) else 0)
+        retreat(run, P, 4, number=number)
+        plan = repaired(run)
+        (dead,) = (each for each in spares if each.peer in members(plan))
+        run.now = run.state.began_at + 600.0
+        run.accept(Await(dead.peer, 1, number, plan.epoch))  # its payload comes with the next round
+        deliver(run, spares, number)
+    return run, spares
 
 
 def members(plan: Plan) -> list[str]:
@@ -226,8 +296,109 @@ class TestSeats:
                 run.accept(Attest(spare.peer, stage, 2, "stage", anchor_of(stage, 2)))
         assert P.peer in members(repaired(run))
 
+    def test_a_silent_spare_takes_no_seat_while_another_is_heard_of(self) -> None:
+        run, spares = with_more(2)
+        silent, other = of_stage_1(run, spares)
+        run.now += 6.0
+        for peer in (A, B, P, Q, *spares):
+            if peer is not silent:
+                beat(run, peer, 4 if peer in (A, B, P, Q) else 0)
+        leave(run, Q)
+        retreat(run, P, 4)
+        assert run.state.peers[silent.peer].is_live, "it does not count as lost yet"
+        assert members(repaired(run)) == [P.peer, other.peer]
+
+    def test_a_dead_member_whose_seat_was_taken_gets_none_again(self) -> None:
+        run, spares = with_more(1)
+        (spare,) = of_stage_1(run, spares)
+        retreat(run, P, 4)
+        run.now += 6.0
+        for peer in (A, B, P, *spares):
+            beat(run, peer, 4 if peer in (A, B, P) else 0)
+        run.accept(Tick())
+        assert members(repaired(run)) == [P.peer, spare.peer]
+        leave(run, spare)
+        run.now += 1.0
+        beat(run, P, 4, Wait.LINKS)
+        retreat(run, P, 4)
+        assert run.state.peers[Q.peer].is_live
+        assert Q.peer not in members(run.state.plans[-1])
+
+    @pytest.mark.parametrize("has_told", [False, True])
+    def test_another_spare_takes_the_seat_where_the_first_cannot_reach_the_survivor(
+        self, has_told: bool
+    ) -> None:
+        run, spares = with_more(2)
+        first, second = of_stage_1(run, spares)
+        leave(run, Q)
+        retreat(run, P, 4)
+        plan = repaired(run)
+        assert members(plan) == [P.peer, first.peer]
+        run.now += 2.0
+        for peer in (P, *spares):
+            beat(run, peer, 4 if peer is P else 0, Wait.LINKS)
+        run.accept(ReportLink(first.peer, plan.epoch, P.peer, "h:1", "nobody answers"))
+        if has_told:
+            retreat(run, P, 4)
+            retreat(run, first, 0)
+        assert members(repaired(run)) == [P.peer, second.peer]
+
+    def test_repairs_in_three_rounds_do_not_part_a_chain_that_delivers(self) -> None:
+        run, spares = repaired_in_a_row(3)
+        following = [each for each in spares if run.state.peers[each.peer].is_live]
+        play_round(run, followers=[each for each in following if not run.state.takes_part(each.peer, 6)])
+        assert not [each for each in run.events if isinstance(each, LinkFailed)], run.state.plans[-1].reason
+
+    def test_a_spare_that_withholds_says_nothing_about_the_speed_of_its_chain(self) -> None:
+        run, _ = repaired_in_a_row(2)
+        assert expected_seconds(run.state, run.state.plans[-1].replicas[2]) == pytest.approx(600.0)
+
 
 class TestWaiting:
+    def test_who_repeats_a_call_whose_answer_was_lost_has_time_for_its_links(self) -> None:
+        run = broken()
+        seconds = retreat(run, P, 4)
+        plan, former = repaired(run), run.state.breaks[P.peer]
+        run.now += 1.0
+        run.accept(Retreat(P.peer, plan.repairs, "neighbour-lost", 3, 4))
+        assert seconds_to_repair(run.state, P.peer, former, plan.repairs, run.now) == seconds - 1.0
+
+    def test_an_outage_of_the_coordinator_uses_up_no_wait(self) -> None:
+        run = half_a_phase_later(ready(), P, Q, S, T)
+        retreat(run, P, 4)
+        run.now += 100.0
+        run.accept(Start())
+        for peer in (A, B, P, S, T):
+            beat(run, peer, 4 if peer is P else 0)
+        for peer in (A, B):
+            run.accept(Offer(peer.peer, peer.payload(run.spec, 0, 3)))
+        assert run.state.round_of(0, 3).group is None
+        run.accept(Offer(P.peer, P.payload(run.spec, 0, 3, weight=4 / STEPS)))
+        assert run.state.round_of(0, 3).group is not None
+
+    def test_a_survivor_that_has_not_told_of_a_second_break_keeps_its_training(self) -> None:
+        """Q has gone on at the same step, and has not heard of the second break yet."""
+        run = ready()
+        retreat(run, P, 4)
+        retreat(run, Q, 4)
+        first = repaired(run)
+        run.now += 2.0
+        for peer in (A, B, P, Q, S, T):
+            beat(run, peer, 4 if peer in (P, Q) else 0)
+        retreat(run, P, 4)
+        run.now += 1.0
+        beat(run, Q, 4)
+        run.accept(Tick())
+        assert run.state.plans[-1] == first
+
+    def test_a_retreat_that_has_waited_behind_a_slow_disk_is_a_sign_of_life(self) -> None:
+        run = ready()
+        run.now += 6.0
+        retreat(run, P, 4)
+        beat(run, Q, 4)
+        retreat(run, Q, 4)
+        assert members(repaired(run)) == [P.peer, Q.peer]
+
     def test_the_round_stays_open_while_members_wait_and_no_longer(self) -> None:
         run = ready()
         leave(run, S, T, Q)
@@ -270,7 +441,7 @@ class TestWaiting:
         run.now += 2.0
         for peer in (A, B, S, T):
             beat(run, peer, 0)
-        beat(run, P, 4)
+        beat(run, P, 4, Wait.LINKS)
         run.accept(Tick())
         second = repaired(run)
         assert (second.epoch, second.repairs) == (first.epoch + 1, first.repairs)

@@ -77,9 +77,9 @@ def test_batches_that_cannot_be_divided_are_refused(overrides: dict[str, Any]) -
         resolve("nano", overrides=overrides)
 
 
-def test_the_token_budget_of_a_constant_batch() -> None:
+def test_the_size_of_a_constant_batch() -> None:
     spec = constant(24)
-    assert spec.token_budget == spec.rounds * spec.inner.steps * 24 * spec.model.context
+    assert spec.global_batch == 24
     # As many as the replicas take with which the run starts.
     assert constant(0).global_batch == 2 * spec.inner.microbatches * spec.inner.microbatch_size
 

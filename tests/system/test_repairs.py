@@ -52,6 +52,13 @@ async def start_spares(swarm: VirtualSwarm) -> None:
     swarm.start(*SPARES)
 
 
+async def return_in(swarm: VirtualSwarm, number: int) -> None:
+    """Wait for the death of q, and start it again in round `number`."""
+    await swarm.until_fired("q")
+    await swarm.until_round(number)
+    swarm.start("q")
+
+
 def repairs(swarm: VirtualSwarm) -> list[Plan]:
     return [event.plan for event in swarm.happened(PlanAdopted) if event.plan.repairs]
 
@@ -375,9 +382,7 @@ def test_without_a_spare_the_members_wait_in_vain_and_offer_what_they_have(
     plan.fail_at("q", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
 
     async def lost(swarm: VirtualSwarm) -> None:
-        await swarm.until_fired("q")
-        await swarm.until_round(ROUND + 1)
-        swarm.start("q")
+        await return_in(swarm, ROUND + 1)
 
     swarm = play.to_the_end(lost, MIXED, spec=spec_of(), step_seconds=SECONDS)
     assert not repairs(swarm)
@@ -393,9 +398,7 @@ def test_a_spare_begins_the_round_where_a_death_was_not_known_when_its_plan_was_
 
     async def lost(swarm: VirtualSwarm) -> None:
         await start_spares(swarm)
-        await swarm.until_fired("q")
-        await swarm.until_round(ROUND + 2)
-        swarm.start("q")
+        await return_in(swarm, ROUND + 2)
 
     swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
     (repair,) = repairs(swarm)
@@ -432,9 +435,7 @@ def test_the_only_chain_of_a_run_goes_on_and_its_spare_contributes_at_once(
 
     async def lost(swarm: VirtualSwarm) -> None:
         await start_spares(swarm)
-        await swarm.until_fired("q")
-        await swarm.until_round(ROUND + 1)
-        swarm.start("q")
+        await return_in(swarm, ROUND + 1)
 
     swarm = play.to_the_end(lost, PIPE, later=SPARES, spec=spec_of(members=PIPE), step_seconds=SECONDS)
     (repair,) = repairs(swarm)

@@ -189,7 +189,7 @@ class _Server:
             "Enrollment": EnrollmentService(self.loop, AUTHORITY, _COORDINATOR, _ADDRESS, lambda _: _SOURCE),
             "Operator": OperatorService(
                 access,
-                Admin(self.loop, (), AUTHORITY.pin, _ADDRESS, _ADDRESS),
+                (Admin(self.loop, (), AUTHORITY.pin, _ADDRESS, _ADDRESS),),
                 (ExplanationDesk(explain), receipts),
             ),
             "Relay": RelayService(exposed, _dial),

@@ -13,6 +13,7 @@ import uvloop
 from benchmarks.processes import answer_commands
 from coordinator import app
 from coordinator.api.public_ports import ListenAddresses
+from protocol.server.busy_process import prepare_process
 from protocol.spec.run import RunSpec
 from protocol.types import PeerId, PeerRecord
 from tests.builders import keyed
@@ -84,7 +85,7 @@ class LoadedCoordinator:
 
 
 async def _main() -> None:
-    app.prepare_process()  # as the command does
+    prepare_process()  # as the command does
     await answer_commands(LoadedCoordinator())
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
-import platform
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,6 +24,7 @@ from coordinator.api.public_server import PublicServer, public_server
 from coordinator.api.relay import Relay
 from coordinator.api.run_records import RunRecords
 from coordinator.api.service import CoordinatorService
+from coordinator.api.succession import Fence, Partner
 from coordinator.arbiter import Arbiter, arbitrate_contested
 from coordinator.authority import (
     CERTIFICATE_SECONDS,
@@ -36,7 +33,6 @@ from coordinator.authority import (
     open_authority,
     renew_certificates,
     write_bootstrap,
-    write_operator,
 )
 from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.sources import MemberSources
@@ -47,6 +43,7 @@ from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.ops.receipts import Receipts
 from coordinator.ops.relay.own_relay import open_relay
+from coordinator.ops.standby import StandbyDesk
 from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.state.commands import AppointArbiter, Start, TellOwnRelay
 from coordinator.run.state.events import Event
@@ -73,23 +70,6 @@ TICK_SECONDS = 0.2
 LINGER_SECONDS = 30.0
 """How long the coordinator still serves a finished run if some peers do not leave."""
 STOP_SECONDS = 2.0
-_SWITCH_SECONDS = 0.0005
-"""The thread that decides commands gives way to the event loop after so long. With Python's 5 ms the loop
-would wait as long after each of its system calls, and an answer takes several."""
-_COLLECTIONS = (20_000, 5, 20)
-"""A collection of all objects takes 0.3 s with 1,000 peers. A call leaves half a kilobyte in cycles, so one
-in two minutes is enough."""
-_M_ARENA_MAX = -8  # of mallopt(3)
-
-
-def prepare_process() -> None:
-    """Set this process up to answer many calls while commands are decided, and to keep its memory small."""
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    gc.set_threshold(*_COLLECTIONS)
-    if platform.libc_ver()[0] == "glibc":
-        # By default threads have heaps of their own, and what one has freed is of no use to the others: with
-        # 1,000 peers that grew by 7 MB a round. Here the interpreter lets one thread work at a time anyway.
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class Bootstrap(AdmittingPeer, Protocol):
@@ -125,6 +105,7 @@ async def run_coordinator(
     dial_back: DialBack | None = None,
     alarm: AlarmMode = AlarmMode.WARN,
     terms: OpenTerms = CLOSED,
+    partner: Partner | None = None,
 ) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
@@ -138,12 +119,11 @@ async def run_coordinator(
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
         certificate_seconds: life of the issued certificates.
-        dial_back: tries what peers claim; None dials over the network.
+        dial_back: tries what peers claim, None over the network. `partner`: the other coordinator of the run.
         alarm, terms: what happens if the training looks unhealthy, and who may come without an invite.
 
-    Raises:
-        HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, SPEC_MISMATCH with both
-            hashes, or what `start_bootstrap` raises.
+    Raises HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, COORDINATOR_REPLACED,
+    SPEC_MISMATCH with both hashes, or what `start_bootstrap` raises.
     """
     async with AsyncExitStack() as stack:
         # Before anything is written: a wrong address must not leave a folder behind.
@@ -157,22 +137,22 @@ async def run_coordinator(
             await asyncio.to_thread(restored.history.close, None)
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
+        await (partner := partner or Partner(folder)).check(authority, restored.state.term)
         bootstrap = await _opened(stack, start_bootstrap(run))
-        health = _health(restored)
-        command_loop, serving, records = _start_run(stack, store, restored, folder, dashboard, health)
+        command_loop, serving, records, health = _start_run(stack, store, restored, folder, dashboard)
+        fence = Fence(command_loop, partner, identity.peer, identity.sign, tuple(bootstrap.addresses))
         sources = MemberSources()
-        own = command_loop, records, store, sources, authority, identity, bootstrap
+        own = command_loop, records, store, sources, authority, identity, bootstrap, fence
         servers = _public_servers(*own, dial_back, ports, relay, terms)
-        await _begin(command_loop, identity.peer if bootstrap.arbiter else None, relay)
-        if endpoint is not None:
-            await endpoint.start(RunMetrics(store.files, command_loop, servers, records).read)
-        await _start_servers(stack, ports, servers)
+        await _begin(command_loop, partner, bootstrap, identity.peer, relay)
+        metrics = RunMetrics(store.files, command_loop, servers, records)
+        await _start_servers(stack, ports, servers, endpoint, metrics)
         await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
-        write_operator(authority, folder)
-        _start_work(stack, command_loop, bootstrap, sources, ports, (authority, folder, identity.peer))
+        _start_work(stack, command_loop, bootstrap, sources, ports, authority, folder, fence)
         dashboard.serve(folder, command_loop, records, _entrance(authority, ports, addresses.contact, terms))
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
+        fence.raise_error()
     return True
 
 
@@ -196,10 +176,12 @@ async def _opened(stack: AsyncExitStack, starting: Awaitable[Bootstrap]) -> Boot
     return bootstrap
 
 
-async def _begin(command_loop: CommandLoop, arbiter: PeerId | None, relay: Relay | None) -> None:
+async def _begin(
+    command_loop: CommandLoop, partner: Partner, bootstrap: Bootstrap, own: PeerId, relay: Relay | None
+) -> None:
     # Before the first call: silence and deadlines of the stored state count from now.
-    await command_loop.execute(Start())
-    await command_loop.execute(AppointArbiter(arbiter))
+    await command_loop.execute(Start(partner.takes_over))
+    await command_loop.execute(AppointArbiter(own if bootstrap.arbiter else None))
     if relay is not None:
         await command_loop.execute(TellOwnRelay(relay.address.endpoint, relay.uplink))
 
@@ -212,7 +194,15 @@ def _metrics_endpoint(addresses: ListenAddresses, stack: AsyncExitStack) -> Metr
     return endpoint
 
 
-async def _start_servers(stack: AsyncExitStack, ports: PublicPorts, servers: Sequence[PublicServer]) -> None:
+async def _start_servers(
+    stack: AsyncExitStack,
+    ports: PublicPorts,
+    servers: Sequence[PublicServer],
+    endpoint: MetricsEndpoint | None,
+    metrics: RunMetrics,
+) -> None:
+    if endpoint is not None:
+        await endpoint.start(metrics.read)
     if ports.is_shared:
         stack.push_async_callback(ports.api.close)
     for server in servers:
@@ -243,6 +233,7 @@ def _public_servers(
     authority: Authority,
     identity: CoordinatorKey,
     bootstrap: Bootstrap,
+    fence: Fence,
     dial_back: DialBack | None,
     ports: PublicPorts,
     relay: Relay | None,
@@ -250,7 +241,7 @@ def _public_servers(
 ) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
     gateway, entrance = ports.api, ports.enrollment
-    access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of)
+    access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of, fence.check)
     certificate = ServerCertificate(authority)
     members = CoordinatorService(
         command_loop,
@@ -263,13 +254,10 @@ def _public_servers(
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
         relay.address if relay else None,
         terms,
+        fence.told,
     )
-    receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    operator = OperatorService(
-        access,
-        Admin(command_loop, records.resting, authority.pin, *ports.advertised),
-        (ExplanationDesk(records.explain), receipts),
-    )
+    admin = Admin(command_loop, records.resting, authority.pin, *ports.advertised)
+    operator = _operator_service(command_loop, records, access, store, fence, admin)
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], entrance.source_of, terms
     )
@@ -296,20 +284,37 @@ def _public_servers(
     )
 
 
+def _operator_service(
+    command_loop: CommandLoop,
+    records: RunRecords,
+    access: AccessControl,
+    store: SqliteStore,
+    fence: Fence,
+    admin: Admin,
+) -> OperatorService:
+    standby = StandbyDesk(store, fence.note)
+    command_loop.confirmed = standby.confirmed
+    receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
+    return OperatorService(access, (admin, standby), (ExplanationDesk(records.explain), receipts))
+
+
 def _start_work(
     stack: AsyncExitStack,
     command_loop: CommandLoop,
     bootstrap: Bootstrap,
     sources: MemberSources,
     ports: PublicPorts,
-    renewed: tuple[Authority, Path, PeerId],
+    authority: Authority,
+    folder: Path,
+    fence: Fence,
 ) -> None:
     """Tell DHT peer and members who is admitted, publish the API, arbitrate; `stack` ends all work."""
     for work in (
-        renew_certificates(*renewed),
+        fence.keep(),
+        renew_certificates(authority, folder, fence.coordinator),
         keep_admitted(command_loop, bootstrap, sources),
         tell_sources(command_loop, sources),
-        keep_published(bootstrap, renewed[2], ports.advertised[0]),
+        keep_published(bootstrap, fence.coordinator, ports.advertised[0]),
         arbitrate_contested(command_loop, bootstrap.arbiter),
     ):
         stack.callback(asyncio.create_task(work).cancel)
@@ -328,10 +333,9 @@ def _start_run(
     restored: RestoredRun,
     folder: Path,
     dashboard: Dashboard,
-    health: HealthMonitor,
-) -> tuple[CommandLoop, asyncio.Task[None], RunRecords]:
-    """The running command loop, and the records that follow its events."""
-    state, metrics, writer = restored.state, restored.metrics, restored.history
+) -> tuple[CommandLoop, asyncio.Task[None], RunRecords, HealthMonitor]:
+    """The running command loop, and the records and the monitor that follow its events."""
+    state, metrics, writer, health = restored.state, restored.metrics, restored.history, _health(restored)
     history = SqliteHistory(folder / HISTORY_FILE, writer)
     observers = metrics.record, health.note, dashboard.feed.note
 
@@ -354,7 +358,7 @@ def _start_run(
         dashboard.resting,
         explain=Explainer(command_loop, store, history, dashboard.resting).explain,
     )
-    return command_loop, serving, records
+    return command_loop, serving, records, health
 
 
 async def _tick_until_over(

@@ -305,10 +305,11 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
     """The connection to the other peers, which `processes` ends."""
 
     async def enter() -> Entry:
-        admission, credentials = node.admission(), node.coordinator.credentials
-        await node.sources.resolve_coordinator(credentials.api, admission.dht_peers)
+        credentials = node.coordinator.credentials
+        dht_peers = node.coordinator.dht_peers or node.admission().dht_peers
+        await node.sources.resolve_coordinator(credentials.api, dht_peers)
         sources, ports = node.sources.of(node.membership.run_view), node.reach.ports
-        first_peers = await node.reach.first_peers(admission.dht_peers)
+        first_peers = await node.reach.first_peers(dht_peers)
         node.reach.admit(sources)
         ports.release()  # the transport listens there from now on
         advertise, advertise_port = node.reach.dht_place()
@@ -352,11 +353,11 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
 
         await membership.attach(admit)
         directory = Directory(transport, node.newest_record, membership.estimates)
-        background.append(group.create_task(directory.keep()))
-        background.append(group.create_task(follow_coordinator(node.coordinator, membership, directory)))
+        follows = follow_coordinator(node.coordinator, membership, directory, transport)
+        connects = node.reach.keep_connected(transport, directory)
+        background += map(group.create_task, (directory.keep(), follows, connects))
         for told in (node.reach, node.forwarded, node.own_address):
             background.append(group.create_task(told.keep(transport, directory)))
-        background.append(group.create_task(node.reach.keep_connected(transport, directory)))
         if options.measure:
             prober = LinkProber(
                 identity.peer,
@@ -368,12 +369,9 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
             )
             background.append(group.create_task(prober.keep()))
         services = node.services(worker, transport, directory)
-        search_paths = [options.folder.absolute()]
-        if options.initial_folder is not None:
-            search_paths.append(options.initial_folder)
-        local = LocalData(
-            options.compute, options.own_data, options.tokenizer, options.initial_folder, tuple(search_paths)
-        )
+        initial = options.initial_folder
+        search_paths = (options.folder.absolute(), *(() if initial is None else (initial,)))
+        local = LocalData(options.compute, options.own_data, options.tokenizer, initial, search_paths)
         training = NodeLoop(services, local, node.folder, node.leaving, EmbeddingSnapshots)
         try:
             end = await training.run()

@@ -190,6 +190,9 @@ class ErrorCode(Enum):
     inserted or moved; the message names the row."""
     RUN_FOLDER_IN_USE = ("run-folder-in-use", ExitCode.STATE)
     """The run folder is not empty, or another coordinator uses it. A finished run is no error."""
+    COORDINATOR_REPLACED = ("coordinator-replaced", ExitCode.STATE)
+    """A standby has taken the run over, and the former coordinator ends; or that one answers, so the standby
+    does not take over."""
     DEVICE_UNAVAILABLE = ("device-unavailable", ExitCode.STATE)
     """The torch device cannot be used."""
     SWARM_PROCESS_FAILED = ("swarm-process-failed", ExitCode.STATE)

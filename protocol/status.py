@@ -523,6 +523,7 @@ class RunStatus:
         rollbacks: the last ones, the newest first.
         waiting: peers without an invite that wait for room in an open run, in order.
         changes: of settings, also those of rounds to come. `spec` has what holds in the current one.
+        term: how often a standby of the coordinator has taken the run over.
     """
 
     run: str
@@ -551,6 +552,7 @@ class RunStatus:
     rollbacks: tuple[Rollback, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     changes: tuple[RunChange, ...] = ()
+    term: int = 0
 
     @property
     def heartbeat(self) -> float:

@@ -24,6 +24,7 @@ class AccessControl:
     Args:
         sources: gets the source of every call of a peer that is not excluded.
         source_of, port_of: the source and port of a connection, by gRPC's name of the client.
+        fence: raises where another coordinator has taken the run over.
     """
 
     def __init__(
@@ -32,13 +33,16 @@ class AccessControl:
         sources: MemberSources,
         source_of: Callable[[str], str],
         port_of: Callable[[str], int] = lambda _: 0,
+        fence: Callable[[Context], None] = lambda _: None,
     ) -> None:
+        self._fence = fence
         self._command_loop, self._sources = command_loop, sources
         self._source_of, self._port_of = source_of, port_of
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
 
     def check(self, context: Context) -> None:
-        """Raises HetnodeError for excluded peers, BANNED or QUARANTINED, whatever they ask."""
+        """Raises what `fence` raises, and BANNED or QUARANTINED for excluded peers, whatever they ask."""
+        self._fence(context)
         holder = identity_of(context)
         self._check_not_excluded(holder)
         if (peer := peer_of(holder)) is not None:

@@ -25,11 +25,12 @@ Answering = Callable[[Any, Context], Awaitable[object]]
 class OperatorService(pb_grpc.OperatorServicer):
     """Answers by public methods of its parts that take a request and the context of its call.
 
-    `operator` answers the operator's certificate alone, `members` every certificate of the run.
+    Those of `operator` answer the operator's certificate alone, `members` every certificate of the run.
     """
 
-    def __init__(self, access: AccessControl, operator: object, members: Sequence[object]) -> None:
-        checks = [(operator, access.check_operator), *((part, access.check_member) for part in members)]
+    def __init__(self, access: AccessControl, operator: Sequence[object], members: Sequence[object]) -> None:
+        checks = [(part, access.check_operator) for part in operator]
+        checks += [(part, access.check_member) for part in members]
         self._answering: dict[str, tuple[type[Request[Any]], Answering, Callable[[Context], None]]] = {
             name_of(request): (request, method, check)
             for part, check in checks

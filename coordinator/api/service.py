@@ -27,7 +27,7 @@ from coordinator.api.remembered import closing_time, heartbeat_interval
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
-from coordinator.api.watch import Announcements, Watcher
+from coordinator.api.watch import Announcements, Watcher, alone
 from coordinator.authority import Authority
 from coordinator.membership.joining import check_compatible
 from coordinator.membership.open_places import CLOSED, OpenTerms
@@ -104,6 +104,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dial_back: tries the addresses that a peer claims.
         relay: the coordinator's own.
         terms: for peers without an invite.
+        succession: what members are told of this coordinator and its partner.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         dial_back: DialBack,
         relay: RelayAddress | None = None,
         terms: OpenTerms = CLOSED,
+        succession: Callable[[State], pb.Succession] = alone,
     ) -> None:
         self._terms = terms
         self._command_loop = command_loop
@@ -133,6 +135,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._announcements = Announcements(
             *(self._run, sign, sources, relay, records.resting),
             stall=RunNews(command_loop, records.resting).stall,
+            succession=succession,
         )
         self._closing_time, self._interval = closing_time(), heartbeat_interval()
         self._messages, self._large_answers = RoundMessages(), LargeAnswers()

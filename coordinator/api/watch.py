@@ -36,6 +36,7 @@ class Announcement:
     relays: tuple[RelayAddress, ...]
     pause: Pause | None
     rollback: Rollback | None
+    succession: pb.Succession
 
 
 def _newest_rollback(state: State) -> Rollback | None:
@@ -43,8 +44,16 @@ def _newest_rollback(state: State) -> Rollback | None:
     return Rollback(newest, state.restored[newest]) if newest else None
 
 
+_ALONE = pb.Succession()
+
+
+def alone(_: State) -> pb.Succession:
+    """What a coordinator without a standby tells."""
+    return _ALONE
+
+
 def _lists(announcement: Announcement) -> tuple[object, ...]:
-    return announcement.followers, announcement.banned, announcement.relays
+    return announcement.followers, announcement.banned, announcement.relays, announcement.succession
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Announcements:
     """Builds each announcement and signs each plan once for all watchers.
 
     `own_relay` is the coordinator's, if it runs one. `stall` says why the run waits, as watchers are to be
-    told.
+    told, `succession` what they learn of this coordinator and its partner.
 
     Attributes:
         resting: the peers that wait for the end of the run alone, with the number of their calls.
@@ -73,8 +82,9 @@ class Announcements:
         own_relay: RelayAddress | None = None,
         resting: Counter[PeerId] | None = None,
         stall: Callable[[], str] = str,
+        succession: Callable[[State], pb.Succession] = alone,
     ) -> None:
-        self._stall = stall
+        self._stall, self._succession = stall, succession
         self._run, self._sign, self.sources = run, sign, sources
         self._own_relays = () if own_relay is None else (own_relay,)
         self._sealed_plans: dict[int, tuple[bytes, bytes]] = {}
@@ -83,9 +93,11 @@ class Announcements:
         self.resting: Counter[PeerId] = Counter() if resting is None else resting
 
     def of(self, state: State) -> Announcement:
-        stall = self._stall()
+        stall, succession = self._stall(), self._succession(state)
         # Identity is enough: states are immutable, and a comparison would cost more than an announcement.
-        if self._newest is None or self._newest.state is not state or self._newest.stall != stall:
+        former = self._newest
+        is_same = former is not None and former.state is state and former.succession is succession
+        if former is None or not is_same or former.stall != stall:
             finished = state.phase is RunPhase.FINISHED
             waiting = run_message(state) if finished else stall or pause_message(state)
             followers = [
@@ -101,9 +113,10 @@ class Announcements:
                 )  # each watcher compares them, which takes no time for one object
             self._newest = Announcement(
                 *(state, stall, waiting, places, excluded, self.relays(state), state.pause),
-                _newest_rollback(state),
+                *(_newest_rollback(state), succession),
             )
             self._messages.clear()
+        assert self._newest is not None
         return self._newest
 
     def message(
@@ -133,6 +146,7 @@ class Announcements:
                 update.banned.extend(announcement.banned)
                 update.followers.extend(announcement.followers)
                 update.relays.extend(map(relay_to_pb, announcement.relays))
+                update.succession.CopyFrom(announcement.succession)
             if plans.newer:
                 self._add_plan(update, state, plans)
             self._messages[key] = update

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -117,6 +117,7 @@ class CommandLoop:
         spec: with which the run began; it has no changes.
         now: the clock.
         after_tick: called after each tick, for what changes with time alone.
+        confirmed: awaited between the storing of events and the first answer that follows from them.
         hindrance: why no command can be decided now; None if nothing hinders it.
     """
 
@@ -136,6 +137,7 @@ class CommandLoop:
         self._stopping = False
         self.hindrance: Cause | None = None
         self.after_tick: list[Callable[[], None]] = []
+        self.confirmed: Callable[[], Awaitable[None]] | None = None
         self.now = clock or steady_wall_clock(state.latest_at)
         self._ticked_at = self.now()
         self._was_suspended = False
@@ -272,6 +274,8 @@ class CommandLoop:
             for _, answer in batch:
                 _answer(answer, Stopped())
             raise
+        if decided.stored and self.confirmed is not None:
+            await self.confirmed()
         # Only now: no reader may see a state that a crash could take back.
         self.state = decided.state
         for step in decided.stored:

@@ -93,7 +93,9 @@ def _appoint_arbiter(transaction: Transaction, command: commands.AppointArbiter)
 
 
 _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
-    commands.Start: lambda transaction, _: transaction.add(events.CoordinatorStarted(transaction.now)),
+    commands.Start: lambda transaction, command: transaction.add(
+        events.CoordinatorStarted(transaction.now, transaction.state.term + command.takes_over)
+    ),
     commands.TellOwnRelay: _tell_own_relay,
     commands.AppointArbiter: _appoint_arbiter,
     commands.Tick: _tick,

@@ -86,6 +86,7 @@ def run_status(
         rollbacks=_rollbacks(state),
         waiting=waiting(state, now),
         changes=state.changes,
+        term=state.term,
     )
 
 

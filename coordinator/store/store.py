@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import struct
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from coordinator.run.state.events import Event, RoundDecided
 from coordinator.store.event_chain import first_hash, next_hash
 from coordinator.store.event_codec import STORED_KINDS, decode, encode
+from coordinator.store.log_head import LogHead
 from coordinator.store.row_body import pack_body, unpack_body
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.trust.envelope import Signer, is_signed_by, log_head_message
-from protocol.trust.private_file import FULL_DISK, write_whole
+from protocol.trust.envelope import Signer
+from protocol.trust.private_file import FULL_DISK
 from protocol.types import Decision, PeerId
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ SCHEMA = (
 SCHEMA_VERSION = 4
 """`PRAGMA user_version` of the file. A log of another version is refused."""
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_FSYNC)
+StoredRow: TypeAlias = tuple[str, bytes]
+"""The kind and the packed body of a row."""
 _ROWS_AT_ONCE = 500
 """Rows of the log that are read before an append gets its turn."""
 
@@ -98,48 +101,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release the log. Nothing else may be called afterwards."""
-
-
-class LogHead:
-    """The file with the number of rows of a log and its newest row hash, signed by the coordinator.
-
-    It may lag behind the log by the newest rows, and is never ahead of it.
-
-    Args:
-        coordinator: peer id of the key of `sign`.
-    """
-
-    def __init__(self, path: Path, coordinator: PeerId, sign: Signer) -> None:
-        self.path = path
-        self._coordinator, self._sign = coordinator, sign
-
-    def create(self, rows: int, row_hash: bytes) -> None:
-        """Write the file as a whole; it is durable when this returns. Raises OSError."""
-        write_whole(self.path, self._line(rows, row_hash))
-
-    def write(self, rows: int, row_hash: bytes) -> None:
-        """Replace the content in place. Raises OSError."""
-        # All lines have one length below a sector's, so a crash leaves the old or the new one. Not flushed:
-        # a second flush for each append would only protect the rows of the last seconds.
-        with self.path.open("r+b") as file:
-            file.write(self._line(rows, row_hash))
-
-    def read(self) -> tuple[int, bytes]:
-        """The number of rows and the newest row hash. ValueError unless the coordinator signed them."""
-        try:
-            rows, row_hash, signature = self.path.read_text("ascii").split()
-            head = int(rows), bytes.fromhex(row_hash)
-            is_signed = is_signed_by(self._coordinator, log_head_message(*head), bytes.fromhex(signature))
-        except FileNotFoundError:
-            raise ValueError(f"{self.path.name}, the file with its newest hash, is missing") from None
-        except (OSError, ValueError, struct.error) as error:
-            raise ValueError(f"{self.path.name} is unreadable ({error})") from None
-        if not is_signed:
-            raise ValueError(f"{self.path.name} is not signed with the key of this coordinator")
-        return head
-
-    def _line(self, rows: int, row_hash: bytes) -> bytes:
-        return f"{rows:020d} {row_hash.hex()} {self._sign(log_head_message(rows, row_hash)).hex()}\n".encode()
 
 
 class SqliteStore:
@@ -214,7 +175,24 @@ class SqliteStore:
         self.end = 0, first_hash(spec_json)
 
     def append(self, events: Sequence[Event]) -> None:
-        encoded = [(kind, pack_body(body)) for kind, body in map(encode, events)]
+        self._append(events, [(kind, pack_body(body)) for kind, body in map(encode, events)])
+
+    def append_rows(self, rows: Sequence[StoredRow]) -> Sequence[Event]:
+        """As :meth:`append`, for the next rows of the log that this one copies. Returns their events."""
+        events = [self._event(self.end[0] + place, *row) for place, row in enumerate(rows, start=1)]
+        self._append(events, rows)
+        return events
+
+    def rows_after(self, sequence: int, most_bytes: int) -> list[StoredRow]:
+        """The rows after row `sequence`, up to `most_bytes`, but one at least if there is any."""
+        query = "SELECT kind, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?"
+        with self._turn, self._reporting():
+            rows = self._db.execute(query, (sequence, _ROWS_AT_ONCE)).fetchall()
+        sizes = accumulate(len(body) for _, body in rows)
+        fitting = sum(size <= most_bytes for size in sizes)
+        return list(rows[: max(1, fitting)])
+
+    def _append(self, events: Sequence[Event], encoded: Sequence[StoredRow]) -> None:
         with self._turn, self._reporting():
             with transaction(self._db, "EXCLUSIVE"):
                 length, row_hash = self._end()
@@ -239,8 +217,10 @@ class SqliteStore:
                 log.warning("%s is behind its log: %s", self.head.path, error)  # the next append writes it
 
     def row_hash(self, sequence: int) -> bytes | None:
-        """The row hash of a row; None if there is no such row."""
+        """The row hash of a row, or before the first one with 0; None if there is no such row."""
         with self._turn, self._reporting():
+            if not sequence:
+                return first_hash(self._db.execute("SELECT spec FROM run").fetchone()[0])
             row = self._db.execute("SELECT row_hash FROM events WHERE sequence = ?", (sequence,)).fetchone()
         return None if row is None else bytes(row[0])
 

@@ -6,6 +6,7 @@ import json
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from platformdirs import user_data_path
 from coordinator.api.dashboard import USUAL_ADDRESS, command_for, forget_url, url_in
 from coordinator.store.log_copy import kept_spec
 from node import command_runner
+from node.cli.bootstrap_peer import BootstrapPeer
 from node.cli.options import (
     MEGABIT,
     Metrics,
@@ -28,6 +30,7 @@ from node.cli.options import (
 )
 from node.cli.output import open_log_of_service
 from node.cli.spec import SpecOptions, pinned
+from node.cli.standby import MARKER, StandbyFolder, address_of, follow_run, term_at
 from node.command_runner import TerminalConsole, bad_option
 from node.extras import can_serve_dashboard, require_for_dashboard
 from node.folder import make_usable
@@ -44,7 +47,6 @@ from protocol.trust.private_file import write_whole
 if TYPE_CHECKING:
     from coordinator.api.public_ports import ListenAddresses
     from coordinator.membership.open_places import OpenTerms
-    from node.exchange.transport import ArbiterPeer
     from node.security.identity import Identity
 
 log = logging.getLogger(__name__)
@@ -140,6 +142,22 @@ class CoordinatorOptions:
             "pause the run until the operator resumes it or rolls it back, only warn, or off."
         ),
     ] = AlarmMode.WARN
+    standby: Annotated[
+        bool,
+        network(
+            "Coordinate nothing yet: follow the coordinator of which --folder is a backup, and copy what it "
+            "stores before its nodes learn of it. --listen and --advertise are those of this machine.",
+            "--standby",
+        ),
+    ] = False
+    take_over: Annotated[
+        bool,
+        network(
+            "Go on with the run in --folder, a standby's, in the place of a coordinator that does not answer "
+            "any more.",
+            "--take-over",
+        ),
+    ] = False
     folder: Annotated[
         Path | None,
         option("Where the commit log, the run's authority and metrics are kept; the same folder resumes."),
@@ -183,6 +201,13 @@ class CoordinatorOptions:
         }
         own = {"one_port": self.one_port, "enrollment_port": None if self.one_port else ports[1]}
         return json.dumps({"listen": host_port(self.host, ports[0]), **kept, **own})
+
+    @property
+    def planned_places(self) -> str:
+        """As :meth:`places`, of a standby: its ports are known before it listens."""
+        port = command_runner.split_address(self.listen or _LISTEN, "--listen")[1]
+        ports = port, self.enrollment_port or port + 1
+        return self.places(*(host_port(self.host, each) for each in ports))
 
     def addresses(self) -> ListenAddresses:
         """Where the coordinator shall listen. Raises BAD_ADDRESS, BAD_OPTION, MISSING_EXTRA."""
@@ -243,23 +268,36 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     spec = pinned(kept or options.spec(), options.config)
     terms = chosen.terms(spec)
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
+    is_copy, listens = chosen.standby or chosen.take_over, chosen.listen is not None
     chosen = chosen.as_before(folder)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
+    standby = StandbyFolder(folder, address_of(addresses.api, addresses.advertise))
+    standby.check(chosen.standby, chosen.take_over, listens)
     _warn_of_other_files(folder)
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
+    if is_copy:
+        standby.make_own()
+    if chosen.standby:
+        write_whole(folder / _PLACES, chosen.planned_places)
+        follow_run(standby, spec, identity)
+        return
     own_template()  # imports the transport while this process imports the coordinator
 
-    from coordinator.app import prepare_process, run_coordinator  # noqa: PLC0415
+    from coordinator.api.succession import Partner  # noqa: PLC0415
+    from coordinator.app import run_coordinator  # noqa: PLC0415
     from coordinator.store.restore import once_there_is_space  # noqa: PLC0415
     from node.cli import finished  # noqa: PLC0415
+    from protocol.server.busy_process import prepare_process  # noqa: PLC0415
 
     advertise = addresses.advertise or chosen.host
-    bootstrap = _BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
+    bootstrap = BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
     announce = _CoordinatorFolder(folder, spec, chosen).announce
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
-    running = once_there_is_space(lambda: run_coordinator(*given, alarm=chosen.alarm, terms=terms))
+    partner = Partner(folder, term_at(folder), chosen.take_over)
+    start = partial(run_coordinator, *given, alarm=chosen.alarm, terms=terms, partner=partner)
+    running = once_there_is_space(start)
     was_served = command_runner.run(running)
     text = f"its pages again: {command_for(folder)}" if was_served else finished.coordinator_text(folder)
     TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
@@ -305,6 +343,7 @@ class _CoordinatorFolder:
         write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
         write_whole(folder / _PLACES, self._chosen.places(address, enrollment))
+        (folder / MARKER).unlink(missing_ok=True)
         write_whole(folder / "enrolment-address", enrollment)
         write_whole(folder / "address", address)
         console.print(f"run  {run}\nspec {spec.hash}: {folder / 'run.toml'}", markup=False, soft_wrap=True)
@@ -324,59 +363,6 @@ class _CoordinatorFolder:
         if self._chosen.open:
             invite = open_invite(address, enrollment, load_operator(folder)[1].pin).encode()
             console.print(f"anyone may come with: hetnode join {invite}", markup=False, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class _BootstrapPeer:
-    """The first peer of the run's DHT, which the coordinator hosts. `port` 0 takes the port of last time."""
-
-    folder: Path
-    identity: Identity
-    spec: RunSpec
-    host: str
-    port: int
-    advertise: str
-
-    async def start(self, run: str) -> ArbiterPeer:
-        """Start it for `run`; it starts itself again on its port.
-
-        Raises as :meth:`TransportPackage.start_arbiter` does.
-        """
-        # Nodes know where the DHT began, so a coordinator that is started again must use the same port.
-        kept = self.folder / "dht-port"
-        former = _port_in(kept)
-        try:
-            peer = await self._start_on(run, self.port or former)
-        except HetnodeError as error:
-            if error.code is not ErrorCode.PORT_IN_USE or self.port:
-                raise
-            peer = await self._start_on(run, 0)
-        write_whole(kept, str(peer.port))
-        return peer
-
-    async def _start_on(self, run: str, port: int) -> ArbiterPeer:
-        from node.exchange.transport import Entry, transport_in_use  # noqa: PLC0415
-
-        async def enter() -> Entry:
-            return Entry(
-                run,
-                self.folder / "bootstrap.pem",
-                self.folder / "authority.pem",
-                listen_host=self.host,
-                listen_port=port,
-                advertise=self.advertise,
-                sources=(),  # those of members come with their calls, and so do the members
-                members=(),
-            )
-
-        contested = self.folder / "contested"
-        return await transport_in_use().start_arbiter(self.identity, enter, self.spec, contested)
-
-
-def _port_in(file: Path) -> int:
-    """The port that a coordinator has noted there; 0 where there is none, or a crash has left half of it."""
-    text = file.read_text(errors="replace").strip() if file.exists() else ""
-    return int(text) if text.isdecimal() and int(text) < 1 << 16 else 0
 
 
 def _open_identity(folder: Path) -> Identity:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self, TypeVar
 
@@ -24,7 +24,7 @@ from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2, operator_pb2_grpc
 from protocol.server.clock import off_text
 from protocol.status import Explanation, RunStatus
-from protocol.trust.names import COORDINATOR_NAME
+from protocol.trust.names import COORDINATOR_NAME, TERM_HEADER
 from protocol.wire.operator_calls import AskWhy
 from protocol.wire.rpc_errors import error_from_rpc
 from protocol.wire.status import status_from_pb
@@ -58,6 +58,9 @@ class CoordinatorChannel:
     """A connection to the coordinator at `address`. It shows the same certificate until it is closed.
 
     `clock_offset`: by how many seconds the coordinator's clock is ahead, if that is known.
+
+    Attributes:
+        metadata: of each call: what ends a coordinator that another one has replaced.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class CoordinatorChannel:
         self._address, self._tls, self._clock_offset = address, tls, clock_offset
         self._channel = open_channel(address, tls, COORDINATOR_NAME, _OPTIONS)
         self._stub = pb_grpc.CoordinatorStub(self._channel)
+        self.metadata = ((TERM_HEADER, tls.term),) if tls.term else ()
         self._calls = 0
         self._retired = self._dropped = False
 
@@ -97,12 +101,13 @@ class CoordinatorChannel:
         Raises as :meth:`error_of`; BAD_REQUEST for the answer of another version.
         """
         async with self.call():
-            return await ask(self._channel, request, seconds)
+            return await ask(self._channel, request, seconds, self.metadata)
 
     @asynccontextmanager
     async def probe(self) -> AsyncIterator[LineProbe]:
         """Measure the connection. Raises as :func:`probe_over`; COORDINATOR_UNREACHABLE."""
-        async with self.call() as stub, probe_over(stub.Probe(), self.error_of) as probe:
+        calling = self.call()
+        async with calling as stub, probe_over(stub.Probe(metadata=self.metadata), self.error_of) as probe:
             yield probe
 
     def error_of(self, error: grpc.aio.AioRpcError) -> HetnodeError:
@@ -142,12 +147,17 @@ class CoordinatorChannel:
             await self._channel.close()
 
 
-async def ask(channel: grpc.aio.Channel, request: Request[Answer], seconds: float) -> Answer:
+async def ask(
+    channel: grpc.aio.Channel,
+    request: Request[Answer],
+    seconds: float,
+    metadata: Sequence[tuple[str, bytes]] = (),
+) -> Answer:
     """As :meth:`CoordinatorChannel.ask`; a failed call raises AioRpcError."""
     call = encode_request(request)
     stub = operator_pb2_grpc.OperatorStub(channel)
     asked = operator_pb2.OperatorCall(method=call.method, body=bytes(call.body))
-    reply = await stub.Ask(asked, timeout=seconds)
+    reply = await stub.Ask(asked, timeout=seconds, metadata=metadata)
     try:
         return decode_answer(request, Reply(reply.body))
     except ValueError as error:
@@ -163,4 +173,5 @@ async def fetch_explanation(address: str, tls: Credentials, question: str) -> Ex
 async def fetch_status(address: str, tls: Credentials, deadline: float = 5.0) -> RunStatus:
     """The status of the run. Raises as :meth:`CoordinatorChannel.error_of`."""
     async with CoordinatorChannel(address, tls) as channel, channel.call() as stub:
-        return status_from_pb(await stub.Status(pb.StatusRequest(), timeout=deadline))
+        request = pb.StatusRequest()
+        return status_from_pb(await stub.Status(request, timeout=deadline, metadata=channel.metadata))

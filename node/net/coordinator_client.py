@@ -38,6 +38,7 @@ from protocol.trust.envelope import is_signed_by, renewal_message, spec_message
 from protocol.trust.names import wrong_authority
 from protocol.trust.reachability import DIAL_BACK_SECONDS, NOT_REACHED, Addresses, Reached
 from protocol.trust.run_id import check_run_id
+from protocol.trust.term import Succession
 from protocol.types import (
     PROTOCOL_VERSION,
     Capacity,
@@ -107,6 +108,9 @@ class CoordinatorClient:
     """Calls of the peer of `identity`, to which `credentials` belong. Close it after use.
 
     A renewed certificate needs a new connection; open calls and the stream of plans continue on the old one.
+
+    Attributes:
+        dht_peers: multiaddresses of the DHT peer of a coordinator that has taken the run over.
     """
 
     def __init__(self, credentials: RunCredentials, identity: Identity) -> None:
@@ -117,6 +121,7 @@ class CoordinatorClient:
         self._ahead: float | None = None  # the coordinator's Unix time less the steady clock of this machine
         self._channel = self._opened()
         self._reports = GroupReports(self._peer)
+        self.dht_peers = tuple[str, ...]()
 
     async def join(
         self,
@@ -192,7 +197,8 @@ class CoordinatorClient:
             await hooks.current().before_coordinator_call("Join", request)
             async with self._channel.call() as stub:
                 try:
-                    reply: pb.JoinReply = await stub.Join(request, timeout=max(0.1, ends - clock()))
+                    seconds, shown = max(0.1, ends - clock()), self._channel.metadata
+                    reply: pb.JoinReply = await stub.Join(request, timeout=seconds, metadata=shown)
                 except grpc.aio.AioRpcError as error:
                     late = clock() > ends - _RETRY_SECONDS
                     if error.code() is not grpc.StatusCode.UNAVAILABLE or tls_failure(error) or late:
@@ -216,6 +222,10 @@ class CoordinatorClient:
         renewed = replace(tls, certificate=reply.certificate_pem)
         check_own(renewed, authority, self._peer)  # before it replaces the one that still works
         self.credentials = self.credentials.renewed(reply.certificate_pem)
+        await self._renew_channel()
+
+    async def _renew_channel(self) -> None:
+        """Make all later calls with what the credentials are now."""
         old, self._channel = self._channel, self._opened()
         await old.retire()
 
@@ -255,19 +265,29 @@ class CoordinatorClient:
         """
         async with self._channel.call() as stub:
             request = pb.WatchRequest(peer=self._peer, changes=True)
-            call = stub.Watch(request, wait_for_ready=True)
+            call = stub.Watch(request, wait_for_ready=True, metadata=self._channel.metadata)
             updates = PlanUpdates(self.credentials.run, self.credentials.coordinator)
             try:
                 async for update in call:
                     await hooks.current().after_coordinator_call("Watch", request)
-                    yield updates.opened(update)
+                    opened = updates.opened(update)
+                    await self._note(opened.succession)
+                    yield opened
             finally:
                 call.cancel()
+
+    async def _note(self, succession: Succession) -> None:
+        """Keep where else the coordinator may be, and show its term from now on: former ones end by it."""
+        self.dht_peers = succession.dht_peers
+        former, self.credentials = self.credentials, self.credentials.told(succession)
+        if former.tls.term != self.credentials.tls.term:
+            await self._renew_channel()
 
     async def until_over(self) -> None:
         """Wait until the run is over. This peer need not have joined."""
         async with self._channel.call() as stub:
-            call = stub.Watch(pb.WatchRequest(peer=self._peer, end_only=True))
+            request = pb.WatchRequest(peer=self._peer, end_only=True)
+            call = stub.Watch(request, metadata=self._channel.metadata)
             try:
                 async for update in call:
                     if update.finished:
@@ -424,7 +444,10 @@ class CoordinatorClient:
     async def _call(self, method: str, request: Any, deadline: float = _CALL_SECONDS) -> Any:
         await hooks.current().before_coordinator_call(method, request)
         async with self._channel.call() as stub:
-            reply = await getattr(stub, method)(request, timeout=deadline, wait_for_ready=True)
+            shown = self._channel.metadata
+            reply = await getattr(stub, method)(
+                request, timeout=deadline, wait_for_ready=True, metadata=shown
+            )
         await hooks.current().after_coordinator_call(method, request)
         return reply
 

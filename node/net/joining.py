@@ -54,14 +54,11 @@ async def obtain_credentials(
     if invite is None:
         credentials = load(folder_of(identity.path, run))
         await wait.answer(partial(_in_date, credentials, time.time))
-        return credentials
+        return await _located(credentials, (), wait)
     known = of_authority(identity.path, invite.pin)
     if known is not None and known.is_of_relay is relays and time.time() < known.tls.expires:
         log.info("already in run %s: the credentials in %s are used, not the invite", known.run, known.folder)
-        if known.api == invite.api:
-            return known
-        api = await wait.answer(partial(answering_address, known, (known.api, invite.api)))
-        return known.moved(api)
+        return await _located(known, (invite.api,), wait)
     credentials = await wait.turn(
         lambda: wait.answer(lambda seconds: enroll(invite, identity, seconds)),
     )
@@ -72,6 +69,15 @@ async def obtain_credentials(
             "the others for some rounds"
         )
     return credentials if known is None else replace(credentials, name=known.name)
+
+
+async def _located(known: RunCredentials, more: Sequence[str], wait: CoordinatorWait) -> RunCredentials:
+    """`known` with the address at which its coordinator answers; `more` are addresses to try, too."""
+    addresses = tuple(dict.fromkeys((known.api, *known.others, *more)))
+    if len(addresses) == 1:
+        return known
+    api = await wait.answer(partial(answering_address, known, addresses))
+    return known if api == known.api else known.moved(api)
 
 
 async def _in_date(credentials: RunCredentials, clock: Callable[[], float], seconds: float) -> None:

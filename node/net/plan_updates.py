@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from protocol.errors import faulty_peer
 from protocol.pb import hetnode_pb2 as pb
+from protocol.trust.term import ALONE, Succession
 from protocol.types import MemberSource, Pause, PeerId, Plan, RelayAddress, ReservedAssignment, Rollback
 from protocol.wire.convert.fields import banned_from_pb
 from protocol.wire.convert.plans import (
@@ -15,11 +16,14 @@ from protocol.wire.convert.plans import (
     relays_from_pb,
     rollback_from_pb,
     sources_from_pb,
+    succession_from_pb,
 )
 from protocol.wire.plan_pieces import plan_from_pieces
 from protocol.wire.records import open_plan
 
-_Lists: TypeAlias = tuple[frozenset[PeerId], tuple[ReservedAssignment, ...], tuple[RelayAddress, ...]]
+_Lists: TypeAlias = tuple[
+    frozenset[PeerId], tuple[ReservedAssignment, ...], tuple[RelayAddress, ...], Succession
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class PlanUpdate:
     sources: tuple[MemberSource, ...] = ()
     pause: Pause | None = None
     rollback: Rollback | None = None
+    succession: Succession = ALONE
 
 
 class PlanUpdates:
@@ -67,10 +72,11 @@ class PlanUpdates:
             plan = open_plan(self._plan, update.signature, self._run, self._coordinator)
         if not update.same_lists:
             followers, relays = places_from_pb(update.followers), relays_from_pb(update.relays)
-            self._lists = banned_from_pb(update.banned), followers, relays
+            succession = succession_from_pb(update.succession)
+            self._lists = banned_from_pb(update.banned), followers, relays, succession
         if self._lists is None:
             raise faulty_peer("The coordinator tells changes of lists that it has not told.")
-        banned, followers, relays = self._lists
+        banned, followers, relays, succession = self._lists
         return PlanUpdate(
             plan,
             update.waiting,
@@ -82,4 +88,5 @@ class PlanUpdates:
             sources_from_pb(update.sources),
             pause_from_pb(update.pause) if update.HasField("pause") else None,
             rollback_from_pb(update.rollback) if update.HasField("rollback") else None,
+            succession,
         )

@@ -17,11 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
+from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.private_file import write_private
 from protocol.trust.run_id import names_authority
 from protocol.types import PeerId, Role
+
+if TYPE_CHECKING:
+    from protocol.trust.term import Succession
 
 _LEAST_WAIT = 1.0  # seconds between two attempts to renew
 _KEY, _CERTIFICATE, _AUTHORITY, _RUN = "key.pem", "certificate.pem", "authority.pem", "run.json"
@@ -29,11 +33,15 @@ _KEY, _CERTIFICATE, _AUTHORITY, _RUN = "key.pem", "certificate.pem", "authority.
 
 @dataclass(frozen=True)
 class Credentials:
-    """One end of mutual TLS, in PEM: the authority that it trusts, its certificate, and its private key."""
+    """One end of mutual TLS, in PEM: the authority that it trusts, its certificate, and its private key.
+
+    `term`: the proof of the newest term (protocol.trust.term) that this end knows, shown to coordinators.
+    """
 
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    term: bytes = b""
 
     # Short commands only hand the files to gRPC: cryptography would take a third of their time.
 
@@ -74,6 +82,7 @@ class RunCredentials:
         coordinator: peer id of the key that must sign specs and plans.
         role: the last role that the node's owner chose, or the only one that its invite allows, or None.
         name: the public name that the node's owner chose last, or "".
+        others: where the coordinator may be if it does not answer at `api`.
     """
 
     folder: Path
@@ -83,6 +92,8 @@ class RunCredentials:
     role: Role | None
     tls: Credentials
     name: str = ""
+
+    others: tuple[str, ...] = ()
 
     def save(self) -> None:
         """Write all files. Only their owner can read them."""
@@ -94,8 +105,11 @@ class RunCredentials:
         write_private(self.folder / _CERTIFICATE, self.tls.certificate)
 
     def _save_run(self) -> None:
-        body = {"run": self.run, "api": self.api, "coordinator": self.coordinator, "role": self.role}
+        body: dict[str, Any] = {"run": self.run, "api": self.api}
+        body |= {"coordinator": self.coordinator, "role": self.role}
         body |= {"name": self.name} if self.name else {}
+        body |= {"others": self.others} if self.others else {}
+        body |= {"term": self.tls.term.hex()} if self.tls.term else {}
         write_private(self.folder / _RUN, json.dumps(body, indent=2).encode())
 
     def remember(self, role: Role | None, name: str = "") -> None:
@@ -104,8 +118,25 @@ class RunCredentials:
 
     def moved(self, api: str) -> RunCredentials:
         """These credentials with another address of the coordinator, which is stored in the folder."""
-        replace(load(self.folder), api=api)._save_run()  # role and name may have been remembered since
-        return replace(self, api=api)
+        return self._changed(api=api, others=(self.api, *(each for each in self.others if each != api)))
+
+    def told(self, succession: Succession) -> RunCredentials:
+        """These credentials with what their coordinator tells of its term and of others, which is stored.
+
+        A proof of an earlier term, or one that no coordinator of the run has signed, changes no term.
+        """
+        term, others = self.tls.term, tuple(each for each in succession.others if each != self.api)
+        from protocol.trust.term import is_proof, term_in  # noqa: PLC0415
+
+        if term_in(succession.term) > term_in(term) and is_proof(succession.term, self.run, self.coordinator):
+            term = succession.term
+        if (others or self.others, term) == (self.others, self.tls.term):
+            return self
+        return self._changed(others=others or self.others, tls=replace(self.tls, term=term))
+
+    def _changed(self, **changes: Any) -> RunCredentials:
+        replace(load(self.folder), **changes)._save_run()  # role and name may have been remembered since
+        return replace(self, **changes)
 
     @property
     def is_of_relay(self) -> bool:
@@ -151,8 +182,9 @@ def load(folder: Path) -> RunCredentials:
         _ = tls.expires, tls.public_key  # reading them raises ValueError if a file is damaged
         role = Role(body["role"]) if body["role"] else None
         coordinator = PeerId(body["coordinator"])
-        name = str(body.get("name", ""))
-        return RunCredentials(folder, str(body["run"]), str(body["api"]), coordinator, role, tls, name)
+        tls = replace(tls, term=bytes.fromhex(body.get("term", "")))
+        found = folder, str(body["run"]), str(body["api"]), coordinator, role, tls
+        return RunCredentials(*found, str(body.get("name", "")), tuple(map(str, body.get("others", ()))))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,
@@ -196,12 +228,16 @@ def check_in_date(credentials: RunCredentials, now: float) -> None:
         )
 
 
+def operator_tls(folder: Path) -> Credentials:
+    """The operator's credentials in a coordinator's folder. Raises OSError."""
+    names = ("authority.pem", "operator.pem", "operator.key")
+    return Credentials(*((folder / name).read_bytes() for name in names))
+
+
 def load_operator(folder: Path) -> tuple[str, Credentials]:
     """API address and operator's credentials from a coordinator's folder. Raises NO_CREDENTIALS."""
     try:
-        address = (folder / "address").read_text().strip()
-        names = ("authority.pem", "operator.pem", "operator.key")
-        return address, Credentials(*((folder / name).read_bytes() for name in names))
+        return (folder / "address").read_text().strip(), operator_tls(folder)
     except OSError as error:
         raise HetnodeError(
             ErrorCode.NO_CREDENTIALS,

@@ -425,7 +425,7 @@ class MemberSource(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PlanUpdate(_message.Message):
-    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources", "pause", "rollback", "pieces", "same_lists")
+    __slots__ = ("signed_plan", "signature", "waiting", "finished", "banned", "followers", "round", "relays", "sources", "pause", "rollback", "pieces", "same_lists", "succession")
     SIGNED_PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +439,7 @@ class PlanUpdate(_message.Message):
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SAME_LISTS_FIELD_NUMBER: _ClassVar[int]
+    SUCCESSION_FIELD_NUMBER: _ClassVar[int]
     signed_plan: bytes
     signature: bytes
     waiting: str
@@ -452,7 +453,18 @@ class PlanUpdate(_message.Message):
     rollback: Rollback
     pieces: _containers.RepeatedCompositeFieldContainer[PlanPiece]
     same_lists: bool
-    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[PlanPiece, _Mapping]]] = ..., same_lists: _Optional[bool] = ...) -> None: ...
+    succession: Succession
+    def __init__(self, signed_plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., waiting: _Optional[str] = ..., finished: _Optional[bool] = ..., banned: _Optional[_Iterable[str]] = ..., followers: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., round: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayAddress, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[MemberSource, _Mapping]]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[PlanPiece, _Mapping]]] = ..., same_lists: _Optional[bool] = ..., succession: _Optional[_Union[Succession, _Mapping]] = ...) -> None: ...
+
+class Succession(_message.Message):
+    __slots__ = ("term", "others", "dht_peers")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    DHT_PEERS_FIELD_NUMBER: _ClassVar[int]
+    term: bytes
+    others: _containers.RepeatedScalarFieldContainer[str]
+    dht_peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[bytes] = ..., others: _Optional[_Iterable[str]] = ..., dht_peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanPiece(_message.Message):
     __slots__ = ("offset", "length", "literal")

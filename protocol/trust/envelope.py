@@ -110,6 +110,11 @@ def log_head_message(rows: int, row_hash: bytes) -> bytes:
     return b"hetnode log head 1\n" + struct.pack("<Q", rows) + row_hash
 
 
+def term_message(run: str, term: int) -> bytes:
+    """The bytes that a coordinator signs to show that it has taken `run` over for the `term`-th time."""
+    return b"hetnode term 1\n" + run.encode() + b"\n" + struct.pack("<Q", term)
+
+
 def enrollment_message(pin: bytes, tls_public_key: bytes, invite: str) -> bytes:
     """The bytes that a new peer signs to claim `tls_public_key` (DER) at the authority with this `pin`."""
     # Signed bytes keep their spelling.

@@ -19,6 +19,8 @@ ENROLLMENT_NAME = "enrollment.hetnode"
 COORDINATOR_URI = "hetnode:coordinator"
 OPERATOR_URI = "hetnode:operator"
 _PEER_URI = "hetnode:peer:"
+TERM_HEADER = "hetnode-term-bin"
+"""The metadata by which a caller shows the proof of the newest term (protocol.trust.term) that it knows."""
 
 
 class Authenticated(Protocol):

@@ -193,6 +193,19 @@ class ListRollbacks(Request[RollbackChoices]):
     pass
 
 
+@dataclass(frozen=True)
+class FollowLog(Request[tuple[tuple[str, bytes], ...]]):
+    """A standby has the first `rows` rows of the event log; `row_hash` is that of the last one, in hex.
+
+    Answers the next ones, kind and body, as soon as there are any; none after some seconds. `address` is
+    where the standby will be reached if it takes the run over.
+    """
+
+    rows: int
+    row_hash: str
+    address: str
+
+
 # With any certificate of the run
 
 

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-PREPARE = "import ctypes, gc, sys, threading; from coordinator.app import prepare_process; prepare_process()"
+PREPARE = (
+    "import ctypes, gc, sys, threading; from protocol.server.busy_process import prepare_process; "
+    "prepare_process()"
+)
 ALLOCATE = """
 ready, done = threading.Barrier(5), threading.Event()
 def hold():

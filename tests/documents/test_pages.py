@@ -16,8 +16,9 @@ from tests.support.paths import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
-MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 220 * 1024
-"""What is written beside the code is read only if it is short; who adds a page shortens another one."""
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 222 * 1024
+"""What is written beside the code is read only if it is short; who adds a page shortens another one. The last
+2 kB are the standby: who reads too little of it lets two coordinators decide."""
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from coordinator import app
 from coordinator.api.dial_back import DialBack
 from coordinator.api.public_ports import ListenAddresses, RelayOptions
+from coordinator.api.succession import Partner
 from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
 from coordinator.membership.open_places import CLOSED, OpenTerms
 from node.net.coordinator_channel import ask
@@ -204,6 +205,7 @@ async def running(
     dashboard: str | None = None,
     terms: OpenTerms = CLOSED,
     contact: str = "",
+    partner: Partner | None = None,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
     dht = NoDht()
@@ -231,6 +233,7 @@ async def running(
             certificate_seconds,
             dial_back,
             terms=terms,
+            partner=partner,
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)

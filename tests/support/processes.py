@@ -34,7 +34,7 @@ from tests.support.faults import FaultPlan
 from tests.support.ports import free_port
 from tests.support.waiting import is_alive, wait_until
 
-COORDINATOR = "coordinator"
+COORDINATOR, STANDBY = "coordinator", "standby"
 
 
 @dataclass
@@ -72,6 +72,7 @@ class ProcessSwarm:
         # A short path, because those of sockets must be; a folder of its own, to see what is left in it.
         self._sockets = Path(tempfile.mkdtemp(prefix="t-"))
         self._address, self._dht_port = "127.0.0.1:0", free_port()
+        self._copies, self._ports = 0, tuple(free_port() for _ in range(6))
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,27 @@ class ProcessSwarm:
         )
         self.wait_until((self.run / "address").exists, 60, "the coordinator to listen")
         self._address = (self.run / "address").read_text().strip()
+
+    def start_standby(self) -> None:
+        """Let a backup of the coordinator's folder follow it; return when answers wait for it."""
+        self._copies += 1
+        copy, self._ports = self.folder / f"run-{self._copies}", (*self._ports[3:], *self._ports[:3])
+        done = commands.hetnode("run", "backup", str(self.run), "--out", str(copy))
+        assert done.returncode == 0, done.stderr
+        api, enrollment, dht = map(str, self._ports[:3])
+        where = "--listen", f"127.0.0.1:{api}", "--enrolment-port", enrollment, "--dht-port", dht
+        count = self.log(COORDINATOR).count("has the whole log")
+        self._spawn(STANDBY, ("coordinator", "--folder", str(copy), "--standby", *where), {})
+        self.wait_log(COORDINATOR, "has the whole log", 60, count + 1)
+
+    def take_over(self) -> None:
+        """Let the standby go on in the place of the coordinator; return when nodes can join."""
+        self.kill(STANDBY)
+        self.run = self.folder / f"run-{self._copies}"
+        (self.run / "address").unlink()
+        where = "--folder", str(self.run), "--dht-port", str(self._ports[2])
+        self._spawn(COORDINATOR, ("coordinator", *where, "--take-over"), {})
+        self.wait_until((self.run / "address").exists, 60, "the standby to take over")
 
     def start_node(self, name: str) -> None:
         """Start a node: with an invite the first time, with its own credentials later."""
@@ -282,9 +304,10 @@ class ProcessSwarm:
             f"fault {count} of {name}, of {list(map(str, self.plan.faults_of(name)))}",
         )
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """The coordinator's metrics of one kind."""
-        return [each for each in run_history.read_events(self.run / "metrics.jsonl") if each["event"] == kind]
+    def events(self, kind: str, folder: Path | None = None) -> list[dict[str, Any]]:
+        """The coordinator's metrics of one kind, or those of the one in `folder`."""
+        file = (folder or self.run) / "metrics.jsonl"
+        return [each for each in run_history.read_events(file) if each["event"] == kind]
 
     def decisions(self) -> list[dict[str, Any]]:
         return self.events("decision")
@@ -310,12 +333,14 @@ class ProcessSwarm:
         peer = self.peer(name)
         return sum(each["change"] == "lost" and each["peer"] == peer for each in self.events("peer"))
 
-    def anchors(self, name: str) -> dict[int, str]:
-        """Digests of the anchors in the node's newest checkpoint, by stage."""
+    def anchors(self, name: str, rounds: int = 0) -> dict[int, str]:
+        """Digests of the anchors in the node's newest checkpoint, by stage, of a run of `rounds` by now."""
         folder = global_model.latest(self.folder / name / "checkpoint")
         assert folder is not None, f"{name} has no checkpoint"
         found = global_model.read(folder)
-        assert found.round_number == self.spec.rounds, f"{name} ended with round {found.round_number}"
+        assert found.round_number == (rounds or self.spec.rounds), (
+            f"{name} ended with round {found.round_number}"
+        )
         return {
             stage: hashlib.sha256(
                 b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))

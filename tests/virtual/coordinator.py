@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from coordinator.api.access import AccessControl
 from coordinator.api.admission import keep_admitted
 from coordinator.api.operator import OperatorService
 from coordinator.api.run_records import RunRecords
+from coordinator.api.succession import PARTNER_FILE, Fence, Partner
 from coordinator.app import TICK_SECONDS
 from coordinator.arbiter import arbitrate_contested
 from coordinator.membership.open_places import CLOSED
@@ -22,8 +24,9 @@ from coordinator.membership.sources import MemberSources
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.receipts import Receipts
+from coordinator.ops.standby import StandbyDesk
 from coordinator.run import command_loop
-from coordinator.run.command_loop import CommandLoop
+from coordinator.run.command_loop import CommandLoop, Stopped
 from coordinator.run.decide import Outcome
 from coordinator.run.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.run.state.events import Event
@@ -36,14 +39,17 @@ from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.metrics import MetricsFile
 from coordinator.store.restore import restore
 from coordinator.store.store import SqliteStore
+from node.cli.standby import follow
 from node.exchange.transport import Entry
+from node.net.coordinator_channel import CoordinatorChannel, fetch_status
+from protocol.errors import HetnodeError, first_error
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
-from protocol.trust.names import peer_uri
+from protocol.trust.names import OPERATOR_URI, peer_uri
 from tests.builders import Keyed, keyed
-from tests.support.certificates import authority
+from tests.support.certificates import authority, credentials
 from tests.support.dial_back import believe
 from tests.support.memory_store import MemoryStore
 from tests.virtual.loop import VirtualProcess, start
@@ -61,7 +67,7 @@ COORDINATOR: Keyed = keyed(1000)
 class VirtualCoordinator:
     """The coordinator of one run. A test can kill it and start it again; its log is kept.
 
-    It has an arbiter if `dht` is given.
+    It has an arbiter if `dht` is given. `name` is that of its machine.
     """
 
     def __init__(
@@ -71,7 +77,9 @@ class VirtualCoordinator:
         rpc: VirtualGrpc,
         observe: Callable[[Event, State], None],
         dht: Dht | None = None,
+        name: str = NAME,
     ) -> None:
+        self.name, self.address = name, f"{name}:7700"
         self._spec, self._folder, self._rpc, self._observe = spec, folder, rpc, observe
         self._dht = dht
         self.terms = CLOSED
@@ -87,13 +95,36 @@ class VirtualCoordinator:
     def state(self) -> State:
         return self.command_loop.state
 
-    async def start(self) -> None:
-        """Return as soon as the service answers calls."""
+    async def start(self, takes_over: bool = False) -> None:
+        """Return as soon as the service answers calls. Raises HetnodeError COORDINATOR_REPLACED."""
         assert self.process is None or self.process.has_ended
-        self.process = VirtualProcess(NAME)
+        self.process = VirtualProcess(self.name)
         serving = asyncio.get_running_loop().create_future()
-        start(self.process, self._main(serving), name="coordinator")
-        await serving
+        self.task = start(self.process, self._main(serving, takes_over), name="coordinator")
+        await asyncio.wait({serving, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        if self.task.done():
+            await self.ended()
+
+    async def ended(self) -> None:
+        """Wait for the end of this process. Raises its HetnodeError."""
+        try:
+            await self.task
+        except BaseExceptionGroup as error:
+            raise first_error(error) from None
+
+    def follow(self, followed: VirtualCoordinator) -> None:
+        """Be the standby of a coordinator, from a backup of its folder on, until the next start."""
+        self.store, self.process = copy.deepcopy(followed.store), VirtualProcess(self.name)
+        (self._folder / PARTNER_FILE).write_text(followed.address)
+        self._rpc.register(self.name, OPERATOR_URI)
+        own = credentials(COORDINATOR.peer, self.authority)
+        following = follow(self.store, lambda: CoordinatorChannel(followed.address, own), self.address)
+        self.task = start(self.process, following, name="standby")
+
+    async def take_over(self) -> None:
+        """End as a standby, and go on as the coordinator."""
+        self.kill()
+        await self.start(takes_over=True)
 
     def kill(self) -> None:
         """SIGKILL: everything that is not in the log is lost."""
@@ -114,9 +145,19 @@ class VirtualCoordinator:
         with patch.object(command_loop, "decide", decide_or_inject):
             await self.command_loop.execute(injected)
 
-    async def _main(self, serving: asyncio.Future[None]) -> None:
+    async def _term_at(self, address: str) -> int | None:
+        try:
+            own = credentials(COORDINATOR.peer, self.authority)
+            return (await fetch_status(address, own)).term
+        except HetnodeError:
+            return None
+
+    async def _main(self, serving: asyncio.Future[None], takes_over: bool) -> None:
         clock = asyncio.get_running_loop().time
         state = restore(self.store, self._spec, self.run)
+        self._rpc.register(self.name, peer_uri(COORDINATOR.peer))
+        partner = Partner(self._folder, self._term_at, takes_over)
+        await partner.check(self.authority, state.term)
         metrics = MetricsFile(self._folder / "metrics.jsonl")
         history = SqliteHistory(self._folder / HISTORY_FILE)  # which nobody writes
         health = HealthMonitor(state)
@@ -138,12 +179,16 @@ class VirtualCoordinator:
                 history,
                 Counter(),
             )
-            access = AccessControl(command_loop, sources, str)
+            fence = Fence(command_loop, partner, COORDINATOR.peer, COORDINATOR.sign, (self.address,))
+            group.create_task(fence.keep())
+            access = AccessControl(command_loop, sources, str, fence=fence.check)
             store = cast(SqliteStore, self.store)
+            self.desk = standby = StandbyDesk(store, fence.note)
+            command_loop.confirmed = standby.confirmed
             receipts = Receipts(access, self._spec, self.run, history, store)
             admission = member_server.admission(access, self._spec, str, lambda _: None)
             server = member_server.new_server(admission, self._spec)
-            server.add_secure_port(ADDRESS, None)
+            server.add_secure_port(self.address, None)
             pb_grpc.add_CoordinatorServicer_to_server(  # type: ignore[no-untyped-call]
                 service.CoordinatorService(
                     command_loop,
@@ -155,26 +200,29 @@ class VirtualCoordinator:
                     ("virtual",),
                     believe,
                     terms=self.terms,
+                    succession=fence.told,
                 ),
                 server,
             )
             operator_pb2_grpc.add_OperatorServicer_to_server(  # type: ignore[no-untyped-call]
-                OperatorService(access, None, (receipts,)), server
+                OperatorService(access, (standby,), (receipts,)), server
             )
-            await command_loop.execute(Start())
+            await command_loop.execute(Start(takes_over))
             if self._dht is not None:
                 await self._start_arbiter(command_loop, self._dht, sources, group)
             await server.start()
             serving.set_result(None)
             while True:
-                await command_loop.tick()
+                try:
+                    await command_loop.tick()
+                except Stopped:
+                    fence.raise_error()
                 await judge_health(command_loop, health, AlarmMode.OFF)
                 await asyncio.sleep(TICK_SECONDS)
 
     async def _start_arbiter(
         self, command_loop: CommandLoop, dht: Dht, sources: MemberSources, group: asyncio.TaskGroup
     ) -> None:
-        self._rpc.register(NAME, peer_uri(COORDINATOR.peer))
         package, entry = VirtualPackage(self._rpc, dht), Entry(self.run, self._folder, self._folder)
 
         async def enter() -> Entry:

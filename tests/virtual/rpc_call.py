@@ -14,6 +14,7 @@ from tests.virtual.loop import VirtualProcess, current_process, start
 from tests.virtual.network import Network, current_machine
 
 Metadata = Sequence[tuple[str, str]]
+Shown = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ class Server(Protocol):
 
 
 class OpenCall:
-    """One call between two machines, from its first message to its status."""
+    """One call between two machines, from its first message to its status. `shown`: its metadata."""
 
-    def __init__(self, network: Network, server: Server) -> None:
+    def __init__(self, network: Network, server: Server, shown: Shown = ()) -> None:
+        self.shown = shown
         self.caller, self.host = current_machine(), server.name
         self.caller_process, self.host_process, self.server = current_process.get(), server.process, server
         self.requests, self.replies = MessageQueue(), MessageQueue()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from tests.virtual.rpc_call import OpenCall, Status, Unavailable
+from tests.virtual.rpc_call import OpenCall, Shown, Status, Unavailable
 
 if TYPE_CHECKING:
     from tests.virtual.rpc import VirtualGrpc
@@ -24,7 +24,8 @@ class VirtualCall:
         self._channel, self._path, self._codec = channel, path, codec
         self._call: OpenCall | None = None
         self._status: Status | None = None
-        self._opening = asyncio.ensure_future(self._open(bool(options.get("wait_for_ready"))))
+        opening = self._open(bool(options.get("wait_for_ready")), options.get("metadata", ()))
+        self._opening = asyncio.ensure_future(opening)
         self._sending: asyncio.Future[None] | None = None
 
     def send_only(self, request: Any) -> VirtualCall:
@@ -77,9 +78,9 @@ class VirtualCall:
     async def trailing_metadata(self) -> grpc.aio.Metadata:
         return grpc.aio.Metadata(*(await self._final_status()).metadata)
 
-    async def _open(self, wait_for_ready: bool) -> None:
+    async def _open(self, wait_for_ready: bool, shown: Shown) -> None:
         try:
-            self._call = await self._channel.open(self._path, wait_for_ready)
+            self._call = await self._channel.open(self._path, wait_for_ready, shown)
         except Unavailable as error:
             self._status = Status(grpc.StatusCode.UNAVAILABLE, str(error))
 
@@ -117,10 +118,11 @@ class VirtualChannel:
     ) -> Callable[..., Any]:
         codec = MessageCodec(request_serializer, response_deserializer)
 
-        def call(request: Any, timeout: float | None = None, wait_for_ready: bool = False) -> Any:
-            return self._remember(
-                asyncio.ensure_future(self._call_unary(path, codec, request, timeout, wait_for_ready))
-            )
+        def call(
+            request: Any, timeout: float | None = None, wait_for_ready: bool = False, metadata: Shown = ()
+        ) -> Any:
+            calling = self._call_unary(path, codec, request, timeout, wait_for_ready, metadata)
+            return self._remember(asyncio.ensure_future(calling))
 
         return call
 
@@ -138,9 +140,9 @@ class VirtualChannel:
         codec = MessageCodec(request_serializer, response_deserializer)
         return lambda **options: self._remember(VirtualCall(self, path, codec, options))
 
-    async def open(self, path: str, wait_for_ready: bool) -> OpenCall:
+    async def open(self, path: str, wait_for_ready: bool, shown: Shown = ()) -> OpenCall:
         server = await self._grpc.connect(self._address, wait_for_ready)
-        call = OpenCall(self._grpc.network, server)
+        call = OpenCall(self._grpc.network, server, shown)
         call.handle(lambda call: server.serve(call, path))
         return call
 
@@ -154,14 +156,20 @@ class VirtualChannel:
         return call
 
     async def _call_unary(
-        self, path: str, codec: MessageCodec, request: Any, seconds: float | None, wait_for_ready: bool
+        self,
+        path: str,
+        codec: MessageCodec,
+        request: Any,
+        seconds: float | None,
+        wait_for_ready: bool,
+        shown: Shown,
     ) -> Any:
         message = codec.encode(request)
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(self._grpc.deliveries(path) - 1):
                     await self._send_duplicate(path, message)
-                call = await self.open(path, wait_for_ready)
+                call = await self.open(path, wait_for_ready, shown)
                 try:
                     await call.request(message)
                     reply = await call.replies.get()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from tests.virtual.loop import current_process
-from tests.virtual.rpc_call import Metadata, OpenCall, Status
+from tests.virtual.rpc_call import Metadata, OpenCall, Shown, Status
 
 if TYPE_CHECKING:
     from tests.virtual.rpc import VirtualGrpc
@@ -35,6 +35,9 @@ class VirtualContext:
 
     def peer(self) -> str:
         return self._call.caller
+
+    def invocation_metadata(self) -> Shown:
+        return self._call.shown
 
     async def read(self) -> Any:
         message = await self._call.requests.get()

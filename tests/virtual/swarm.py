@@ -90,6 +90,20 @@ class VirtualSwarm:
     def state(self) -> State:
         return self.coordinator.state
 
+    def standby(self, name: str) -> VirtualCoordinator:
+        """A standby of the coordinator, which follows it from now on, on a machine of its own."""
+        found = VirtualCoordinator(self.spec, self.folder / name, self.rpc, self._observe, self.dht, name)
+        found.follow(self.coordinator)
+        return found
+
+    async def take_over(self, standby: VirtualCoordinator) -> None:
+        """Go on with `standby`. AssertionError if anything is lost that anyone may have learned."""
+        held = list(standby.store.events())
+        assert held[: len(self.events)] == self.events, "the standby lacks what was told"
+        self.events[:] = held
+        self.coordinator = standby
+        await standby.take_over()
+
     @property
     def loop(self) -> VirtualLoop:
         return running_loop()

@@ -61,7 +61,7 @@ def _see(state: State, event: events.PeerSeen) -> State:
 
 
 _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
-    events.CoordinatorStarted: lambda state, event: replace(state, started_at=event.at),
+    events.CoordinatorStarted: lambda state, event: replace(state, started_at=event.at, term=event.term),
     events.OwnRelayTold: lambda state, event: replace(
         state, own_uplinks={event.endpoint: event.uplink} if event.uplink else {}
     ),

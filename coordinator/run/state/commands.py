@@ -24,7 +24,9 @@ from protocol.types import (
 
 @dataclass(frozen=True)
 class Start:
-    """The coordinator begins to listen, for the first time or again."""
+    """The coordinator begins to listen, for the first time or again; `takes_over`: in place of another."""
+
+    takes_over: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,9 @@ class StageEvent(_Event):
 
 @dataclass(frozen=True)
 class CoordinatorStarted(_Event):
-    """Deadlines and silence count from here at the earliest: no peer could report before."""
+    """Deadlines and silence count from here: no peer could report before. `term` counts take-overs."""
+
+    term: int = 0
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ class State:
     phase: RunPhase = RunPhase.GATHERING
     latest_at: float = 0.0
     started_at: float = 0.0
+    term: int = 0
     finished_at: float = 0.0
     arrivals: int = 0
     peers: PersistentMap[PeerId, Peer] = field(default_factory=PersistentMap)

@@ -231,10 +231,13 @@ class NodeLoop:
                 await anchors.attest_all()
                 attested_round = anchors.position
             membership.progress = (next_round, 0)
-            self._assignment = await self._assignment_or_decision(next_round)
+            unattested = is_caught_up and attested_round < anchors.position
+            self._assignment = await self._assignment_or_decision(next_round, unattested)
             if self._assignment is not None:
                 self._check_settings()  # the plan may have come meanwhile
                 return True
+            if unattested and self._has_own_reservation:
+                continue  # it came only now
             await anchors.follow(next_round)
             await self._write_checkpoint_if_due(next_round)
         return False
@@ -264,8 +267,11 @@ class NodeLoop:
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._services.membership.until(lambda _: self._check_reservation())
 
-    async def _assignment_or_decision(self, round_number: int) -> PeerAssignment | None:
-        """This node's assignment in a round as soon as it has one; None as soon as the round is decided."""
+    async def _assignment_or_decision(self, round_number: int, unattested: bool) -> PeerAssignment | None:
+        """This node's assignment in a round as soon as it has one; None as soon as the round is decided.
+
+        `unattested`: also None as soon as it has a reservation, for which it is to attest its anchor.
+        """
         peer = self._services.identity.peer
 
         def assignment_in(run_view: RunView) -> PeerAssignment | None:
@@ -277,17 +283,20 @@ class NodeLoop:
 
         assigned = asyncio.create_task(self._services.membership.until(assignment_in))
         decided = asyncio.create_task(self._anchors.decision(self._stages.first, round_number))
+        own = self._services.membership.until(lambda _: (unattested and self._has_own_reservation) or None)
+        reserved = asyncio.create_task(own)
         try:
             with self._services.figures.waits.on(Wait.ASSIGNMENT):
-                await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
+                waiting = assigned, decided, reserved
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if decided.done():
                 decided.result()  # raises where waiting for it has failed
                 return None
-            return assigned.result()
+            return assigned.result() if assigned.done() else None
         finally:
-            for task in (assigned, decided):
+            for task in (assigned, decided, reserved):
                 task.cancel()
-            await asyncio.gather(assigned, decided, return_exceptions=True)
+            await asyncio.gather(assigned, decided, reserved, return_exceptions=True)
 
     # Training, and what follows a failure
 

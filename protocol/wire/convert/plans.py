@@ -6,6 +6,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.change import CHANGEABLE, MOST_CHANGES
 from protocol.spec.run import MOST_MICROBATCHES
 from protocol.trust.reachability import Addresses, Reached
+from protocol.trust.term import Succession
 from protocol.types import (
     Capacity,
     Estimates,
@@ -25,6 +26,7 @@ from protocol.types import (
     StageRange,
 )
 from protocol.wire.convert.fields import (
+    AS_SENT,
     DIALABLE,
     ENDPOINT,
     INT64,
@@ -32,6 +34,7 @@ from protocol.wire.convert.fields import (
     MAX_RELAYS,
     MAX_REPLICAS,
     MAX_STAGES,
+    NAME,
     SENTENCE,
     SETTING,
     SOURCE,
@@ -122,6 +125,13 @@ LINK = Record(Link, pb.Link, {"k": between(0, MAX_K)})
 
 _MEMBER_SOURCE = Record(MemberSource, pb.MemberSource, {"source": SOURCE})
 
+_MOST_OTHERS = 4
+_SUCCESSION = Record(
+    Succession,
+    pb.Succession,
+    {"term": AS_SENT, "others": several(ENDPOINT, _MOST_OTHERS), "dht_peers": several(NAME, _MOST_OTHERS)},
+)
+
 _RESERVED_ASSIGNMENT = Record(ReservedAssignment, pb.Place, {"stages": STAGE_RANGE})
 
 
@@ -203,6 +213,7 @@ place_to_pb = _RESERVED_ASSIGNMENT.to_pb
 relay_to_pb = _RELAY.to_pb
 relays_from_pb = several(_RELAY, MAX_RELAYS, key="peer").from_pb
 source_to_pb = _MEMBER_SOURCE.to_pb
+succession_to_pb, succession_from_pb = _SUCCESSION.to_pb, _SUCCESSION.from_pb
 sources_from_pb = several(_MEMBER_SOURCE, MAX_SOURCES).from_pb
 places_from_pb = several(_RESERVED_ASSIGNMENT, MAX_RESERVED, key="peer").from_pb
 

@@ -82,8 +82,9 @@ def test_a_former_log_has_every_kind_and_is_written_again_byte_for_byte() -> Non
     assert {kind for kind, _ in former_log()} == set(chain(*STORED_KINDS.values())) - LATER_KINDS
     again = [encode(decode(kind, text)) for kind, text in former_log()]
     # Descriptors had no epoch, those of plans begin at 1. Nobody dialled peers back, and there was no relay.
-    # Reports had all payloads. All runs gathered.
+    # Reports had all payloads. All runs gathered. No standby took a run over.
     added = (
+        ',"term":0',
         ',"epoch":0',
         ',"relayed":false',
         ',"reachability":null,"claimed":"","problem":"","role_reason":""',

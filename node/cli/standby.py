@@ -1,0 +1,171 @@
+"""The standby of a coordinator: follows its event log into a copy of its folder, and takes the run over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from coordinator.store.log_copy import LOG_FILE, has_log
+from node import command_runner
+from node.cli.output import say
+from node.command_runner import bad_option
+from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.host_port import host_port, split_host_port
+from protocol.trust.private_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from coordinator.run.state.events import Event
+    from coordinator.store.store import StoredRow
+    from node.net.coordinator_channel import CoordinatorChannel
+    from node.security.identity import Identity
+    from protocol.spec.run import RunSpec
+
+log = logging.getLogger(__name__)
+
+MARKER = "standby"
+"""The file in the folder of a standby that has not taken the run over; where it will be reached then."""
+_CALL_SECONDS, _RETRY_SECONDS, _ANSWER_SECONDS = 30.0, 1.0, 5.0
+_CONNECTION_SECONDS = 3600.0
+"""A connection shows one certificate, which ends sooner or later."""
+
+
+@dataclass(frozen=True)
+class StandbyFolder:
+    """The folder of a coordinator or a standby, and where this one is, or will be, reached."""
+
+    folder: Path
+    own: str
+
+    @property
+    def is_of_standby(self) -> bool:
+        return (self.folder / MARKER).exists()
+
+    def check(self, follows: bool, takes_over: bool, listens: bool) -> None:
+        """Raises HetnodeError BAD_OPTION if the options do not fit. `listens`: they say where."""
+        if follows and takes_over:
+            raise bad_option("--standby waits, and --take-over does not.", "Give one of the two.")
+        if not (follows or takes_over):
+            if self.is_of_standby:
+                remedy = "--take-over goes on here, once the coordinator is dead; --standby follows it."
+                raise bad_option(f"{self.folder} is the folder of a standby.", remedy)
+            return
+        if not has_log(self.folder):
+            remedy = "Make it on the coordinator's machine: 'hetnode run backup --out DIR'."
+            raise bad_option(f"{self.folder} is no copy of a coordinator's folder.", remedy)
+        if not self.is_of_standby and not listens:
+            remedy = "Give --listen HOST:PORT and --advertise HOST."
+            raise bad_option("A copy does not say where its new owner will be reached.", remedy)
+
+    def make_own(self) -> None:
+        """Note where the coordinator of this copy is: its partner from now on. Raises OSError."""
+        from coordinator.api.succession import PARTNER_FILE  # noqa: PLC0415
+
+        address = self.folder / "address"
+        former = address.read_text().strip() if address.exists() else ""
+        if not self.is_of_standby and former not in ("", self.own):
+            write_whole(self.folder / PARTNER_FILE, former)
+
+    def mark(self) -> None:
+        """From now on this is the folder of a standby. Raises OSError."""
+        if split_host_port(self.own)[1] == 0:
+            raise bad_option(
+                "Nodes must know the port of a standby before it listens.", "Give it in --listen."
+            )
+        write_whole(self.folder / MARKER, self.own)
+
+
+class LogCopy(Protocol):
+    """The copy of an event log: a part of coordinator.store.store.SqliteStore."""
+
+    @property
+    def end(self) -> tuple[int, bytes]: ...
+
+    def append_rows(self, rows: Sequence[StoredRow]) -> Sequence[Event]: ...
+
+
+async def follow(store: LogCopy, connect: Callable[[], CoordinatorChannel], own: str) -> None:
+    """Copy each row as soon as the coordinator has it, until the run is over and the coordinator ends.
+
+    A coordinator that does not answer is waited for. `connect` opens a connection of the operator to it.
+
+    Raises HetnodeError: the refusal of the coordinator, such as for a log that is no copy; STORE_CORRUPT.
+    """
+    from coordinator.run.state.events import RunFinished  # noqa: PLC0415
+    from protocol.wire.operator_calls import FollowLog  # noqa: PLC0415
+
+    clock = asyncio.get_running_loop().time
+    silent, is_over = True, False
+    while True:
+        try:
+            async with connect() as channel:
+                until = clock() + _CONNECTION_SECONDS
+                while clock() < until:
+                    rows, row_hash = store.end
+                    found = await channel.ask(FollowLog(rows, row_hash.hex(), own), _CALL_SECONDS)
+                    events = await asyncio.to_thread(store.append_rows, found) if found else ()
+                    if silent and not found:
+                        silent = False
+                        log.info("%d rows of the log are here: the standby is in step", store.end[0])
+                    is_over |= any(isinstance(event, RunFinished) for event in events)
+        except HetnodeError as error:
+            if is_over and error.code is ErrorCode.COORDINATOR_UNREACHABLE:
+                return
+            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.DISK_FULL):
+                raise
+            if not silent:
+                log.warning("%s This standby has %d rows, and goes on waiting", error, store.end[0])
+            silent = True
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> None:
+    """Follow the coordinator of a copy until its run is over, as :func:`follow`."""
+    from coordinator.api.succession import Partner  # noqa: PLC0415
+    from coordinator.authority import open_authority, write_operator  # noqa: PLC0415
+    from coordinator.store.store import SqliteStore  # noqa: PLC0415
+    from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
+    from node.security.credentials import operator_tls  # noqa: PLC0415
+
+    standby.mark()
+    folder, own = standby.folder, standby.own
+    authority, partner = open_authority(folder, spec.name), Partner(folder).address
+
+    def connect() -> CoordinatorChannel:
+        write_operator(authority, folder)
+        return CoordinatorChannel(partner, operator_tls(folder))
+
+    with closing(SqliteStore(folder / LOG_FILE, identity.peer, identity.sign)) as store:
+        store.verify()
+        say(f"standby of {partner}; in its place nodes will find this one at {own}")
+        say(f"when it is dead: hetnode coordinator --folder {folder} --take-over")
+        command_runner.run(follow(store, connect, own))
+    say(f"the run is over; {folder} has its whole log")
+
+
+def term_at(folder: Path) -> Callable[[str], Awaitable[int | None]]:
+    """Tells the term of the coordinator of this run that answers at an address; None if none does."""
+
+    async def term(address: str) -> int | None:
+        from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
+        from node.security.credentials import operator_tls  # noqa: PLC0415
+
+        try:
+            return (await fetch_status(address, operator_tls(folder), _ANSWER_SECONDS)).term
+        except HetnodeError as error:
+            # A refusal is an answer, too.
+            return None if error.code in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY) else 0
+
+    return term
+
+
+def address_of(listen: str, advertise: str | None) -> str:
+    """Where others reach a coordinator with these options."""
+    host, port = split_host_port(listen)
+    return host_port(advertise or host, port)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, NewType, TypeAlias
 
@@ -265,13 +265,6 @@ class Plan:
     # Most runs have none, and logs of runs before have no such fields.
     changes: Annotated[tuple[RunChange, ...], Field(exclude_if=lambda changes: not changes)] = ()
     repairs: Annotated[int, Field(exclude_if=lambda epoch: not epoch)] = field(default=0, repr=False)
-
-    @property
-    def lasting(self) -> tuple[Replica, ...]:
-        """The replicas as they begin later rounds than the first, which is at the first step."""
-        return tuple(
-            replace(each, resumes_at=0, resumed_in=0) if each.resumed_in else each for each in self.replicas
-        )
 
     def goes_on_from(self, epoch: int) -> bool:
         """Whether its first round has begun under the plan of `epoch`, and goes on under this one."""

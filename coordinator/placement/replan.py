@@ -25,6 +25,7 @@ from coordinator.placement.rules import (
     fits,
     has_moved,
     is_synced,
+    lasting,
     links_between,
     may_be_neighbours,
     member_obstacle,
@@ -82,7 +83,7 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     # A change whose round had no plan holds from this one on: the rounds between were trained without it.
     late = state.changes_until(from_round)[len(newest.changes) :]
     changes = (*newest.changes, *(replace(c, from_round=from_round, first_sample=sample) for c in late))
-    if is_same and replicas == list(newest.lasting) and changes == newest.changes:
+    if is_same and replicas == lasting(newest) and changes == newest.changes:
         return None
     reasons += map(change_text, changes[len(newest.changes) :])
     if first < from_round:
@@ -96,7 +97,7 @@ def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> d
     absent = state.absent.get(newest.epoch, frozenset())  # of them also those that are back
     unbroken = (
         _at_present_addresses(state, replica)
-        for replica in newest.lasting
+        for replica in lasting(newest)
         if not any(member.peer in absent or has_moved(state, replica, member) for member in replica.members)
         and (is_lenient or not are_parted(state, replica.members))
         and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
@@ -288,14 +289,13 @@ def _microbatch_seconds(
     state: State, survey: Survey, replicas: Sequence[Replica], from_round: int
 ) -> list[float]:
     """Seconds of a microbatch on each of `replicas`: measured, else predicted; 0 where nothing is known."""
-    # A report before the first decision of a round may still be about the round before it. So a measured
-    # time counts only for chains that are in both plans.
+    # A report before the first decision of a round may be about the round before it: so for chains of both.
     earlier, newest = state.plan_for(max(1, from_round - 2)).replicas, state.plans[-1].replicas
-    lasting, costs = set(map(_chain, earlier)) & set(map(_chain, newest)), Costs(state.spec, survey)
+    in_both, costs = set(map(_chain, earlier)) & set(map(_chain, newest)), Costs(state.spec, survey)
 
     def seconds(replica: Replica) -> float:
         measured = state.estimates[replica.members[0].peer].microbatch_seconds
-        if measured > 0 and _chain(replica) in lasting:
+        if measured > 0 and _chain(replica) in in_both:
             return bounded_seconds(measured)
         return costs.seconds_per_microbatch(*_chain(replica))
 

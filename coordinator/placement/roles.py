@@ -32,6 +32,7 @@ from coordinator.run.state.events import AssignmentReserved, RoleChanged
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
+from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
 from protocol.roles import POLICIES
 from protocol.spec.fixed import SETTLE_ROUNDS
@@ -184,7 +185,7 @@ def payload_bytes(spec: RunSpec) -> float:
 def _longest_payload_bytes(spec: RunSpec) -> float:
     """About the bytes of one replica's payloads of all stages, as in the last round."""
     parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
-    return parameters * spec.outer.bits_per_parameter / 8
+    return parameters * bits_per_parameter(spec.outer) / 8
 
 
 def _present(peer: Peer, estimates: Estimates | None) -> Capacity:

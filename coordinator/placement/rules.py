@@ -39,6 +39,7 @@ from protocol.types import (
     Link,
     Member,
     PeerId,
+    Plan,
     Reachability,
     Replica,
     ReservedAssignment,
@@ -278,6 +279,11 @@ def least_synced(state: State, holder: ReservedAssignment | Member, from_round: 
 def replica_rests_until(state: State, index: int) -> int:
     """The round in which replica `index` may train again; each failure but the first doubles the rest."""
     return _rests_until(*state.retreats.get(index, (0, 0)))
+
+
+def lasting(plan: Plan) -> list[Replica]:
+    """The replicas as they begin later rounds than the first of `plan`, which is at the first step."""
+    return [replace(each, resumes_at=0, resumed_in=0) if each.resumed_in else each for each in plan.replicas]
 
 
 def peer_rests_until(state: State, peer: PeerId) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from protocol.group.payload_bits import bits_per_parameter
 from protocol.reduction.partition import checkers_of, group_shares
 from protocol.spec.outer import OuterSpec
 from protocol.types import MemberLine, PeerId
@@ -71,4 +72,4 @@ def reduction_of(lines: Sequence[MemberLine], ratio: float) -> list[PartTraffic]
 
 def result_ratio(outer: OuterSpec) -> float:
     """About the bytes of a result of the reducers for each byte of a payload."""
-    return outer.of_result.bits_per_parameter / outer.bits_per_parameter
+    return bits_per_parameter(outer.of_result) / bits_per_parameter(outer)

@@ -16,6 +16,7 @@ from node.data.sources import names_files
 from node.net.joining import RunOffer
 from node.views.run_history import size
 from node.views.text import count, plain
+from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
 from protocol.math.retention import LEVELS
 from protocol.roles import POLICIES
@@ -99,7 +100,7 @@ def _replicas(spec: RunSpec) -> int:
 def _payload(spec: RunSpec, stages: StageRange) -> float:
     """About the bytes of the payloads of `stages` in a round, mean over the rounds."""
     parameters = sum(stage_parameters(spec, stage) for stage in stages)
-    return parameters * spec.outer.bits_per_parameter / 8 / spec.outer.turns
+    return parameters * bits_per_parameter(spec.outer) / 8 / spec.outer.turns
 
 
 def _disk(spec: RunSpec, stages: StageRange) -> float:

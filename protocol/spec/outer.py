@@ -17,10 +17,6 @@ _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, in the memory of every member."""
 
 
-_BITS = {"2bit": 2, "1bit": 1, "none": 32}
-"""Of a value, by quantizer."""
-
-
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 """DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
 
@@ -80,14 +76,6 @@ class OuterSpec(Section):
     def value_quantizer(self) -> str:
         """Name of the quantizer of the values sent."""
         return "none" if self.dense else self.quantizer
-
-    @property
-    def bits_per_parameter(self) -> float:
-        """About the bits of a payload for each parameter, positions included."""
-        if self.dense:
-            return _BITS["none"]
-        share = self.top_k / self.chunk
-        return share * (_BITS[self.quantizer] + 2 - math.log2(share))
 
     @property
     def of_result(self) -> OuterSpec:

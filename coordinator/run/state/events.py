@@ -49,7 +49,7 @@ class StageEvent(_Event):
 class CoordinatorStarted(_Event):
     """Deadlines and silence count from here: no peer could report before. `term` counts take-overs."""
 
-    term: int = 0
+    term: Annotated[int, Field(exclude_if=lambda term: not term)] = 0
 
 
 @dataclass(frozen=True)

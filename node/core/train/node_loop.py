@@ -231,13 +231,11 @@ class NodeLoop:
                 await anchors.attest_all()
                 attested_round = anchors.position
             membership.progress = (next_round, 0)
-            unattested = is_caught_up and attested_round < anchors.position
-            self._assignment = await self._assignment_or_decision(next_round, unattested)
+            is_untold = is_caught_up and attested_round < anchors.position
+            self._assignment = await self._assignment_or_decision(next_round, is_untold)
             if self._assignment is not None:
                 self._check_settings()  # the plan may have come meanwhile
                 return True
-            if unattested and self._has_own_reservation:
-                continue  # it came only now
             await anchors.follow(next_round)
             await self._write_checkpoint_if_due(next_round)
         return False
@@ -267,10 +265,10 @@ class NodeLoop:
             async with asyncio.timeout(_MOVE_SECONDS):
                 await self._services.membership.until(lambda _: self._check_reservation())
 
-    async def _assignment_or_decision(self, round_number: int, unattested: bool) -> PeerAssignment | None:
+    async def _assignment_or_decision(self, round_number: int, is_untold: bool) -> PeerAssignment | None:
         """This node's assignment in a round as soon as it has one; None as soon as the round is decided.
 
-        `unattested`: also None as soon as it has a reservation, for which it is to attest its anchor.
+        `is_untold`: its anchor is not attested. Raises Superseded as soon as it has the reservation for that.
         """
         peer = self._services.identity.peer
 
@@ -278,25 +276,24 @@ class NodeLoop:
             if run_view.round_number > round_number:
                 return None  # it is decided already
             self._check_reservation()
+            if is_untold and self._has_own_reservation:
+                raise Superseded("this node attests its anchor: its reservation has come")
             found = run_view.assignment_of(peer, round_number)
             return found if found is not None and found.plan.epoch > self._given_up_epoch else None
 
         assigned = asyncio.create_task(self._services.membership.until(assignment_in))
         decided = asyncio.create_task(self._anchors.decision(self._stages.first, round_number))
-        own = self._services.membership.until(lambda _: (unattested and self._has_own_reservation) or None)
-        reserved = asyncio.create_task(own)
         try:
             with self._services.figures.waits.on(Wait.ASSIGNMENT):
-                waiting = assigned, decided, reserved
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({assigned, decided}, return_when=asyncio.FIRST_COMPLETED)
             if decided.done():
                 decided.result()  # raises where waiting for it has failed
                 return None
-            return assigned.result() if assigned.done() else None
+            return assigned.result()
         finally:
-            for task in (assigned, decided, reserved):
+            for task in (assigned, decided):
                 task.cancel()
-            await asyncio.gather(assigned, decided, reserved, return_exceptions=True)
+            await asyncio.gather(assigned, decided, return_exceptions=True)
 
     # Training, and what follows a failure
 

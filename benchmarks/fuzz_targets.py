@@ -79,6 +79,7 @@ from protocol.wire.convert.plans import (
     relays_from_pb,
     rollback_from_pb,
     sources_from_pb,
+    succession_from_pb,
 )
 from protocol.wire.framing import frame_header_from_pb
 from protocol.wire.groups import at_positions, pack, positions_of
@@ -244,6 +245,7 @@ def _messages() -> list[Target]:
         _message("plan", PLAN, plan_from_pb),
         _message("pause", pb.Pause(from_round=1, by="operator", reason="r"), pause_from_pb),
         _message("rollback", pb.Rollback(round=3, restore_round=1), rollback_from_pb),
+        _message("succession", pb.Succession(term=b"t" * 72, others=["h:1"]), succession_from_pb),
         _message(
             "heartbeat",
             pb.HeartbeatRequest(waits=["group"], kept=[1, 10]),

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.run.state.commands import ChangeRun, Leave
 from coordinator.run.state.events import PlanAdopted
-from node.core.train.node_loop import NodeLoop
+from node.core.train.recovery import Recovery
 from node.net import link_server
 from node.net.link import LinkEndpoint
 from protocol.errors import ErrorCode, HetnodeError
@@ -263,14 +263,14 @@ def test_a_repair_of_another_chain_leaves_links_that_are_being_opened_alone(
 ) -> None:
     """New settings hold from a round on, so all links open anew. A late member knows a newer plan."""
     members = {"a": Role.REPLICA, **dict.fromkeys("pquv", Role.STAGE)}
-    build, late = NodeLoop._build_stages, list[str]()
+    load, late = Recovery.load_at_start, list[str]()
 
-    async def build_late(self: NodeLoop) -> None:
-        await build(self)
+    async def load_late(self: Recovery) -> None:
+        await load(self)
         if current_machine() in late:
             await asyncio.sleep(20.0)
 
-    monkeypatch.setattr(NodeLoop, "_build_stages", build_late)
+    monkeypatch.setattr(Recovery, "load_at_start", load_late)
     other = list[str]()
 
     async def changed(swarm: VirtualSwarm) -> None:

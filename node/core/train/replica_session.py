@@ -218,6 +218,8 @@ class ReplicaSession:
         else:  # the overlap with the round before has begun it
             await inner.resume(self.assignment)
         await self._unless_broken(inner.train())
+        if self._broken is not None:  # other stages may not have decided the round before
+            await self._services.membership.until(lambda view: view.round_number >= round_number or None)
         while self._broken is not None and await self._is_repaired(round_number):
             await self._unless_broken(inner.train())
         is_alone = len(self.assignment.plan.replicas) == 1  # the round waits for peers then

@@ -26,9 +26,7 @@ from protocol.types import (
 
 log = logging.getLogger(__name__)
 
-_LOCAL_SECONDS = 10.0
-_PLAN_SECONDS = 2.0
-"""A plan that was adopted before a group closed is here within these."""
+_LOCAL_SECONDS, _PLAN_SECONDS = 10.0, 2.0
 NOBODY = PeerId("")
 """The owner of a result."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> Non
         store.verify()
         say(f"standby of {partner}; in its place nodes will find this one at {own}")
         say(f"when it is dead: hetnode coordinator --folder {folder} --take-over")
+        sys.stdout.flush()  # it may be a file
         command_runner.run(follow(store, connect, own))
     say(f"the run is over; {folder} has its whole log")
 

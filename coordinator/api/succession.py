@@ -14,6 +14,7 @@ from pathlib import Path
 from coordinator.authority import Authority, write_operator
 from coordinator.run.command_loop import RUN_TOPIC, CommandLoop, Stopped
 from coordinator.run.state.state import State
+from coordinator.store.log_copy import PARTNER_FILE
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.server.calls import Context
@@ -26,15 +27,10 @@ from protocol.wire.convert.plans import succession_to_pb
 
 log = logging.getLogger(__name__)
 
-PARTNER_FILE = "partner"
 LOOK_SECONDS = 10.0
 
 TermAt = Callable[[str], Awaitable[int | None]]
 """The term of the coordinator of this run that answers at ``host:port``; None if none does."""
-
-
-async def nobody(_: str) -> None:
-    """The :data:`TermAt` of a coordinator that asks nobody."""
 
 
 class Partner:
@@ -45,7 +41,7 @@ class Partner:
         address: where it is or may be, "" without one; kept in the folder.
     """
 
-    def __init__(self, folder: Path, term_at: TermAt = nobody, takes_over: bool = False) -> None:
+    def __init__(self, folder: Path, term_at: TermAt | None = None, takes_over: bool = False) -> None:
         self._folder, self._file, self._term_at = folder, folder / PARTNER_FILE, term_at
         self.takes_over = takes_over
         self.address = self._file.read_text().strip() if self._file.exists() else ""
@@ -79,7 +75,7 @@ class Partner:
             raise replaced(f"at {self.address}, in term {found}")
 
     async def _found(self) -> int | None:
-        return await self._term_at(self.address) if self.address else None
+        return await self._term_at(self.address) if self.address and self._term_at else None
 
 
 def replaced(where: str) -> HetnodeError:

@@ -50,7 +50,7 @@ def may_wait(state: State, replica: Replica, steps: int) -> bool:
     if len(replica.members) == 1 or replica.index in state.answered or is_closing:
         return False
     left = 1 - steps / state.spec.inner.steps
-    is_worth_it = left > 0 and expected_seconds(state, replica) * left > _wait(state)
+    is_worth_it = left > 0 and expected_seconds(state, replica) * left > _seconds(state, _WAITED_HEARTBEATS)
     return is_worth_it and _repairs_of(state, replica) < _MOST_REPAIRS
 
 
@@ -66,7 +66,7 @@ def seconds_to_repair(state: State, peer: PeerId, former: Break | None, epoch: i
     is_repaired = assignment.replica.resumed_in > epoch
     if told is former and state.takes_part(peer, state.current_round) and not is_repaired:
         return 0.0
-    return max(0.0, _since(state, told) + _wait(state) - now)
+    return max(0.0, _until(state, told, _WAITED_HEARTBEATS) - now)
 
 
 def awaits_repair(state: State, now: float) -> bool:
@@ -76,7 +76,7 @@ def awaits_repair(state: State, now: float) -> bool:
     """
     return any(
         told.steps
-        and now < _since(state, told) + _HELD_HEARTBEATS / _WAITED_HEARTBEATS * _wait(state)
+        and now < _until(state, told, _HELD_HEARTBEATS)
         and state.may_offer(peer, state.current_round)
         and not _has_answered(state, peer)
         for peer, told in state.breaks.items()
@@ -132,13 +132,13 @@ def repair(transaction: Transaction) -> None:
         transaction.add(PlanAdopted(transaction.now, newer))
 
 
-def _since(state: State, told: Break) -> float:
-    """When the wait of who has told of a break begins: a coordinator that was away has repaired nothing."""
-    return max(told.at, state.started_at)
+def _until(state: State, told: Break, heartbeats: float) -> float:
+    """The end of a wait after a break was told: a coordinator that was away has repaired nothing."""
+    return max(told.at, state.started_at) + _seconds(state, heartbeats)
 
 
-def _wait(state: State) -> float:
-    return _WAITED_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
+def _seconds(state: State, heartbeats: float) -> float:
+    return heartbeats * state.spec.timing.heartbeat_of(state.live)
 
 
 def _is_within_a_phase(state: State) -> bool:
@@ -205,7 +205,7 @@ def _steps(state: State, member: Member, broken_at: float, now: float) -> int | 
         has_gone_on = seen.round_number == round_number and seen.inner_step > told.steps
         # After a repair that has failed, it is there if it was heard of since, and does not train.
         waits = seen.at > broken_at and not {Wait.LINKS, Wait.PLAN}.isdisjoint(seen.waits)
-        is_there = (told.epoch == state.epoch or waits) and now < _since(state, told) + _wait(state)
+        is_there = (told.epoch == state.epoch or waits) and now < _until(state, told, _WAITED_HEARTBEATS)
         return told.steps if is_there and not has_gone_on else None
     # It follows, or opens its links: it can begin at any step, and loses nothing.
     is_idle = peer in state.absent.get(state.epoch, ()) or Wait.LINKS in seen.waits
@@ -231,7 +231,7 @@ def _unlinked(state: State, replica: Replica) -> set[PeerId]:
 def _is_silent(state: State, known: Peer, now: float) -> bool:
     told = state.breaks.get(known.peer)
     silence = now - max(state.last_seen[known.peer].at, state.started_at, told.at if told else 0.0)
-    return silence > _SILENT_HEARTBEATS * state.spec.timing.heartbeat_of(state.live)
+    return silence > _seconds(state, _SILENT_HEARTBEATS)
 
 
 def _has_anchors(state: State, holder: Member | ReservedAssignment) -> bool:

@@ -27,7 +27,7 @@ from protocol.trust.tls import pin_of
 from protocol.types import PeerId
 
 _ATTEMPTS = 5
-LOG_FILE = "coordinator.sqlite"
+LOG_FILE, PARTNER_FILE = "coordinator.sqlite", "partner"
 
 
 def kept_spec(folder: Path) -> RunSpec | None:

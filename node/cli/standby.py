@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.store.log_copy import LOG_FILE, has_log
+from coordinator.store.log_copy import LOG_FILE, PARTNER_FILE, has_log
 from node import command_runner
 from node.cli.output import say
 from node.command_runner import bad_option
@@ -63,15 +63,20 @@ class StandbyFolder:
         if not self.is_of_standby and not listens:
             remedy = "Give --listen HOST:PORT and --advertise HOST."
             raise bad_option("A copy does not say where its new owner will be reached.", remedy)
+        if follows and self._coordinator in ("", self.own):
+            remedy = "Give the address of this machine: --listen HOST:PORT and --advertise HOST."
+            raise bad_option(f"{self.folder} names no coordinator that is not at {self.own}.", remedy)
+
+    @property
+    def _coordinator(self) -> str:
+        """Where the coordinator of this copy is; "" if that is not known."""
+        file = self.folder / (PARTNER_FILE if self.is_of_standby else "address")
+        return file.read_text().strip() if file.exists() else ""
 
     def make_own(self) -> None:
         """Note where the coordinator of this copy is: its partner from now on. Raises OSError."""
-        from coordinator.api.succession import PARTNER_FILE  # noqa: PLC0415
-
-        address = self.folder / "address"
-        former = address.read_text().strip() if address.exists() else ""
-        if not self.is_of_standby and former not in ("", self.own):
-            write_whole(self.folder / PARTNER_FILE, former)
+        if self._coordinator not in ("", self.own):
+            write_whole(self.folder / PARTNER_FILE, self._coordinator)
 
     def mark(self) -> None:
         """From now on this is the folder of a standby. Raises OSError."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from protocol.trust.term import Succession
 
 _LEAST_WAIT = 1.0  # seconds between two attempts to renew
+_MOST_OTHERS = 4  # addresses: a start tries each of them
 _KEY, _CERTIFICATE, _AUTHORITY, _RUN = "key.pem", "certificate.pem", "authority.pem", "run.json"
 
 
@@ -92,7 +93,6 @@ class RunCredentials:
     role: Role | None
     tls: Credentials
     name: str = ""
-
     others: tuple[str, ...] = ()
 
     def save(self) -> None:
@@ -118,16 +118,17 @@ class RunCredentials:
 
     def moved(self, api: str) -> RunCredentials:
         """These credentials with another address of the coordinator, which is stored in the folder."""
-        return self._changed(api=api, others=(self.api, *(each for each in self.others if each != api)))
+        others = self.api, *(each for each in self.others if each != api)
+        return self._changed(api=api, others=others[:_MOST_OTHERS])
 
     def told(self, succession: Succession) -> RunCredentials:
         """These credentials with what their coordinator tells of its term and of others, which is stored.
 
         A proof of an earlier term, or one that no coordinator of the run has signed, changes no term.
         """
-        term, others = self.tls.term, tuple(each for each in succession.others if each != self.api)
         from protocol.trust.term import is_proof, term_in  # noqa: PLC0415
 
+        term, others = self.tls.term, tuple(each for each in succession.others if each != self.api)
         if term_in(succession.term) > term_in(term) and is_proof(succession.term, self.run, self.coordinator):
             term = succession.term
         if (others or self.others, term) == (self.others, self.tls.term):

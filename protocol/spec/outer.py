@@ -15,8 +15,6 @@ PayloadQuantizerName = Annotated[str, one_of(PAYLOAD_QUANTIZERS)]
 
 _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, in the memory of every member."""
-
-
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 """DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
 

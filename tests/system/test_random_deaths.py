@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.run.state.events import PlanAdopted
 from protocol.types import Role
 from tests.support.examples import examples
 from tests.support.faults import FaultPlan
@@ -108,6 +109,7 @@ def test_pipelines_that_fail_every_two_hours_train_nine_tenths_of_what_they_coul
                 swarm.start_later(struck, 120.0)
         await swarm.until_all_over(but="the run is over")
         assert_each_sample_counts_once(swarm)
+        assert sum(bool(event.plan.repairs) for event in swarm.happened(PlanAdopted)) > 10
         measured = sum(line["steps"] for (name, _), line in swarm.measured().items() if name != "a")
         ideal = 2 * pipelines * (asyncio.get_running_loop().time() - began) / 120.0
         return measured / ideal

@@ -37,7 +37,7 @@ def test_no_decision_is_lost_or_made_twice(tmp_path: Path, seed: int, kills: int
         for number in range(kills):
             former = swarm.run
             swarm.start_standby()
-            time.sleep(chance.uniform(0, 4))
+            time.sleep(chance.uniform(0, 4))  # the moment of the kill is random
             swarm.kill(COORDINATOR)
             swarm.take_over()
             told = {(each["round"], each["stage"]) for each in swarm.events("decision", former)}

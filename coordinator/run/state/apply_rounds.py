@@ -221,7 +221,7 @@ def _barren(state: State, decision: Decision) -> dict[tuple[int, int], Barren]:
     barren = dict(state.barren)
     for replica in state.complete_replicas(round_number):
         peer, key = replica.host_of(stage).peer, (replica.index, stage)
-        # Who has its seat since this round withholds what it has, and is no fault of the others.
+        # Who took its seat in this round withholds by rule, which says nothing about the replica.
         is_withheld = peer in round_state.withheld and not state.has_entered(peer)
         if is_withheld or (peer in round_state.offers and key in barren):
             former = barren.get(key, Barren(round_number - 1))

@@ -1,4 +1,4 @@
-"""A standby has what anyone has learned, and nobody waits long for one that is dead."""
+"""No answer tells what the standby lacks, and a dead standby holds answers up for seconds only."""
 
 from __future__ import annotations
 

@@ -41,6 +41,10 @@ def test_options_that_do_not_fit_the_folder(copy: StandbyFolder, tmp_path: Path)
         empty = StandbyFolder(tmp_path / "empty", HERE)
         assert "run backup" in refusal(empty, follows, not follows, True)
     copy.check(False, False, True)
+    own = StandbyFolder(tmp_path, THERE)
+    assert "address of this machine" in refusal(own, True, False, True)
+    own.check(False, True, True)  # a name may have been moved to this machine
+    copy.make_own()
     copy.mark()
     assert "--take-over goes on here" in refusal(copy, False, False, True)
     for follows in (True, False):  # where it listens is in the folder by now

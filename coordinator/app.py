@@ -62,6 +62,7 @@ from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode, RunPhase
 from protocol.trust.invite import open_invite
+from protocol.trust.term import next_term
 from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
@@ -179,8 +180,10 @@ async def _opened(stack: AsyncExitStack, starting: Awaitable[Bootstrap]) -> Boot
 async def _begin(
     command_loop: CommandLoop, partner: Partner, bootstrap: Bootstrap, own: PeerId, relay: Relay | None
 ) -> None:
+    await partner.check_silent()  # again: to start the DHT peer takes seconds
     # Before the first call: silence and deadlines of the stored state count from now.
-    await command_loop.execute(Start(partner.takes_over))
+    term = next_term(command_loop.state.term, command_loop.now()) if partner.takes_over else 0
+    await command_loop.execute(Start(term))
     await command_loop.execute(AppointArbiter(own if bootstrap.arbiter else None))
     if relay is not None:
         await command_loop.execute(TellOwnRelay(relay.address.endpoint, relay.uplink))
@@ -292,7 +295,7 @@ def _operator_service(
     fence: Fence,
     admin: Admin,
 ) -> OperatorService:
-    standby = StandbyDesk(store, fence.note)
+    standby = StandbyDesk(store, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     return OperatorService(access, (admin, standby), (ExplanationDesk(records.explain), receipts))

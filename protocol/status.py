@@ -523,7 +523,7 @@ class RunStatus:
         rollbacks: the last ones, the newest first.
         waiting: peers without an invite that wait for room in an open run, in order.
         changes: of settings, also those of rounds to come. `spec` has what holds in the current one.
-        term: how often a standby of the coordinator has taken the run over.
+        term: of the coordinator (protocol.trust.term), later after each take-over.
     """
 
     run: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from coordinator.authority import Authority, write_operator
@@ -29,8 +30,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
 
-TermAt = Callable[[str], Awaitable[int | None]]
-"""The term of the coordinator of this run that answers at ``host:port``; None if none does."""
+TermAt = Callable[[str, bytes], Awaitable[int | None]]
+"""The term of the coordinator of this run that answers at ``host:port``, which is shown the proof of another
+term or b""; None if none answers."""
 
 
 class Partner:
@@ -60,29 +62,36 @@ class Partner:
         Raises HetnodeError: COORDINATOR_REPLACED where the partner decides; STORE_CORRUPT.
         """
         write_operator(authority, self._folder)
+        await self.check_silent()
+        await self.look(term)
+
+    async def check_silent(self) -> None:
+        """Raises HetnodeError COORDINATOR_REPLACED where this one takes over from one that answers."""
         if self.takes_over and await self._found() is not None:
             raise HetnodeError(
                 ErrorCode.COORDINATOR_REPLACED,
                 f"The coordinator at {self.address} answers: a standby must not decide beside it.",
                 "Stop it there, then take over again.",
             )
-        await self.look(term)
 
-    async def look(self, term: int) -> None:
-        """Raises HetnodeError COORDINATOR_REPLACED where the partner decides in a later term than `term`."""
-        found = await self._found()
+    async def look(self, term: int, proof: bytes = b"") -> None:
+        """Show the partner the `proof` of `term`, which ends it if its own term is earlier.
+
+        Raises HetnodeError COORDINATOR_REPLACED where the partner decides in a later term.
+        """
+        found = await self._found(proof)
         if found is not None and found > term:
-            raise replaced(f"at {self.address}, in term {found}")
+            raise replaced(f" at {self.address}")
 
-    async def _found(self) -> int | None:
-        return await self._term_at(self.address) if self.address and self._term_at else None
+    async def _found(self, proof: bytes = b"") -> int | None:
+        return await self._term_at(self.address, proof) if self.address and self._term_at else None
 
 
-def replaced(where: str) -> HetnodeError:
+def replaced(where: str = "") -> HetnodeError:
     """The error with which a former coordinator ends."""
     return HetnodeError(
         ErrorCode.COORDINATOR_REPLACED,
-        f"Another coordinator has taken this run over, {where}.",
+        f"Another coordinator has taken this run over{where}.",
         "Leave this one stopped. To make it the standby, begin with a backup of the other one.",
     )
 
@@ -120,7 +129,7 @@ class Fence:
             if name != TERM_HEADER or not isinstance(proof, bytes) or term_in(proof) <= state.term:
                 continue
             if is_proof(proof, state.run, self.coordinator):
-                self.close(replaced(f"in term {term_in(proof)}"))
+                self.close(replaced())
                 raise Stopped
 
     def raise_error(self) -> None:
@@ -149,11 +158,18 @@ class Fence:
             self._told = key, succession_to_pb(told)
         return self._told[1]
 
+    async def look(self) -> None:
+        """Look at the partner. Raises HetnodeError COORDINATOR_REPLACED where another one decides."""
+        state = self._command_loop.state
+        try:
+            await self._partner.look(state.term, proof_of(state.term, state.run, self._sign))
+        except HetnodeError as error:
+            self.close(error)
+        self.raise_error()
+
     async def keep(self) -> None:
-        """Look at the partner until cancelled, or until it decides."""
+        """Look at the partner until cancelled, or until another one decides."""
         while self.error is None:
+            with suppress(HetnodeError):
+                await self.look()
             await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self._partner.look(self._command_loop.state.term)
-            except HetnodeError as error:
-                self.close(error)

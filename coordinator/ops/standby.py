@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 
+from coordinator.api.succession import Fence
 from coordinator.store.store import SqliteStore, StoredRow
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.calls import Context
@@ -30,19 +30,21 @@ class StandbyDesk:
 
     Args:
         store: the log, which is appended to meanwhile.
-        note: gets the address of the standby.
+        fence: is told the address of the standby, and asked whether it has taken the run over.
     """
 
-    def __init__(self, store: SqliteStore, note: Callable[[str], None]) -> None:
-        self._store, self._note = store, note
+    def __init__(self, store: SqliteStore, fence: Fence) -> None:
+        self._store, self._fence = store, fence
         self._moved = asyncio.Condition()
-        self._held, self._address = 0, ""
+        self._held, self._address, self._heard = 0, "", 0.0
         self.is_in_step = False
 
     async def follow(self, call: FollowLog, _: Context) -> tuple[StoredRow, ...]:
         """Raises HetnodeError: STORE_CORRUPT for a log that is no copy; ALREADY_ACTIVE beside another one."""
-        address = endpoint_from_pb(call.address)
-        if self.is_in_step and address != self._address:
+        address, now = endpoint_from_pb(call.address), asyncio.get_running_loop().time()
+        # A standby with fewer rows than before is another one, in a copy of the folder.
+        is_other = address != self._address or call.rows < self._held
+        if self.is_in_step and is_other and now < self._heard + WAIT_SECONDS + PATIENCE_SECONDS:
             raise HetnodeError(
                 ErrorCode.ALREADY_ACTIVE,
                 f"The standby at {self._address} follows this coordinator already.",
@@ -55,9 +57,9 @@ class StandbyDesk:
                 f"The {call.rows} rows of the standby at {address} are no copy of this coordinator's log.",
                 "Begin the standby with a new backup: 'hetnode run backup'.",
             )
-        self._note(address)
+        self._fence.note(address)
         async with self._moved:
-            self._held, self._address = call.rows, address
+            self._held, self._address, self._heard = call.rows, address, now
             if call.rows >= self._store.end[0] and not self.is_in_step:
                 self.is_in_step = True
                 log.info("the standby at %s has the whole log: answers wait for it from now on", address)
@@ -68,19 +70,22 @@ class StandbyDesk:
         return tuple(await asyncio.to_thread(self._store.rows_after, call.rows, MOST_BYTES))
 
     async def confirmed(self) -> None:
-        """Return when the standby has all rows, or after PATIENCE_SECONDS; at once while it lags."""
+        """Return when the standby has all rows, or after PATIENCE_SECONDS; at once while it lags.
+
+        Raises HetnodeError COORDINATOR_REPLACED where another coordinator decides: nobody may be answered.
+        """
         rows = self._store.end[0]
-        async with self._moved:
-            self._moved.notify_all()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS), self._moved:
+                self._moved.notify_all()
+                await self._moved.wait_for(lambda: not self.is_in_step or self._held >= rows)
+        except TimeoutError:
+            await self._fence.look()  # it may be silent because it has taken the run over
+            self.is_in_step = self._held >= rows
             if not self.is_in_step:
-                return
-            try:
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._moved.wait_for(lambda: self._held >= rows)
-            except TimeoutError:
-                self.is_in_step = False
                 log.warning(
                     "the standby at %s does not answer: the run goes on, and its log is on this machine "
                     "alone from row %d on, until the standby is back",
                     *(self._address, self._held + 1),
                 )
+        self._fence.raise_error()

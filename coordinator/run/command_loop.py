@@ -117,7 +117,8 @@ class CommandLoop:
         spec: with which the run began; it has no changes.
         now: the clock.
         after_tick: called after each tick, for what changes with time alone.
-        confirmed: awaited between the storing of events and the first answer that follows from them.
+        confirmed: awaited between the storing of events and the first answer that follows from them, which
+            an error of it prevents.
         hindrance: why no command can be decided now; None if nothing hinders it.
     """
 
@@ -269,13 +270,13 @@ class CommandLoop:
                 # Who has given up asks again. Silence and deadlines count from the time when there is space.
                 still = [each for each in batch if each[1] is None or not each[1].done()]
                 batch = still if isinstance(batch[0][0], Start) else [(Start(), None), *still]
+            if decided.stored and self.confirmed is not None:
+                await self.confirmed()
         except BaseException:
-            # Nothing of the batch is certain to be durable, so no caller may learn an outcome.
+            # Nothing of the batch is certain to last, so no caller may learn an outcome.
             for _, answer in batch:
                 _answer(answer, Stopped())
             raise
-        if decided.stored and self.confirmed is not None:
-            await self.confirmed()
         # Only now: no reader may see a state that a crash could take back.
         self.state = decided.state
         for step in decided.stored:

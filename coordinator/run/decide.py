@@ -94,7 +94,7 @@ def _appoint_arbiter(transaction: Transaction, command: commands.AppointArbiter)
 
 _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.Start: lambda transaction, command: transaction.add(
-        events.CoordinatorStarted(transaction.now, transaction.state.term + command.takes_over)
+        events.CoordinatorStarted(transaction.now, max(transaction.state.term, command.term))
     ),
     commands.TellOwnRelay: _tell_own_relay,
     commands.AppointArbiter: _appoint_arbiter,

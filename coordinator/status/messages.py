@@ -94,7 +94,7 @@ def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
         case events.AlarmRaised():
             return f"ALARM: {alarm_text(event.reason, event.last_healthy)}"
         case events.CoordinatorStarted():
-            return "the coordinator listens" + f", in its term {event.term}" * bool(event.term)
+            return "the coordinator listens" + ", in the place of another one" * bool(event.term)
         case events.OwnRelayTold():
             most = f"{8e-6 * event.uplink:.1f} Mb/s" if event.uplink else "an unknown number of Mb/s"
             return f"the coordinator's relay at {event.endpoint} sends {most} for all nodes together"

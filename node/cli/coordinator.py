@@ -268,7 +268,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     spec = pinned(kept or options.spec(), options.config)
     terms = chosen.terms(spec)
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
-    is_copy, listens = chosen.standby or chosen.take_over, chosen.listen is not None
+    listens = chosen.listen is not None
     chosen = chosen.as_before(folder)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
     standby = StandbyFolder(folder, address_of(addresses.api, addresses.advertise))
@@ -276,7 +276,8 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     _warn_of_other_files(folder)
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
     identity = _open_identity(folder)
-    if is_copy:
+    takes_over = chosen.take_over and not standby.has_decided  # a service may say so at each start
+    if chosen.standby or takes_over:
         standby.make_own()
     if chosen.standby:
         write_whole(folder / _PLACES, chosen.planned_places)
@@ -295,7 +296,7 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     announce = _CoordinatorFolder(folder, spec, chosen).announce
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
-    partner = Partner(folder, term_at(folder), chosen.take_over)
+    partner = Partner(folder, term_at(folder), takes_over)
     start = partial(run_coordinator, *given, alarm=chosen.alarm, terms=terms, partner=partner)
     running = once_there_is_space(start)
     was_served = command_runner.run(running)
@@ -352,7 +353,11 @@ class _CoordinatorFolder:
         Thread(target=warn_of_unreached, args=({address, enrollment},), daemon=True).start()
         if (url := url_in(folder)) is not None:
             console.print(f"dashboard {url}", markup=False)
-        if self._former not in ("", address):
+        if self._chosen.take_over:
+            console.print(
+                "nodes come here by themselves; make new invites, or move the name of the former host"
+            )
+        elif self._former not in ("", address):
             console.print(
                 f"[yellow]it was at {self._former}: nodes that train there find it in some minutes, if they "
                 "still reach its DHT peer; send the others a new invite, or start it there again[/]"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from coordinator.store.history_file import HISTORY_FILE
 from coordinator.store.log_copy import LOG_FILE, PARTNER_FILE, has_log
 from node import command_runner
 from node.cli.output import say
@@ -22,8 +23,9 @@ from protocol.trust.private_file import write_whole
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coordinator.api.succession import TermAt
     from coordinator.run.state.events import Event
-    from coordinator.store.store import StoredRow
+    from coordinator.store.store import SqliteStore, StoredRow
     from node.net.coordinator_channel import CoordinatorChannel
     from node.security.identity import Identity
     from protocol.spec.run import RunSpec
@@ -32,7 +34,8 @@ log = logging.getLogger(__name__)
 
 MARKER = "standby"
 """The file in the folder of a standby that has not taken the run over; where it will be reached then."""
-_CALL_SECONDS, _RETRY_SECONDS, _ANSWER_SECONDS = 30.0, 1.0, 5.0
+_CALL_SECONDS, _RETRY_SECONDS, _ANSWER_SECONDS, _SHOWN_SECONDS = 30.0, 1.0, 5.0, 2.0
+_TEMPORARY = ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.DISK_FULL
 _CONNECTION_SECONDS = 3600.0
 """A connection shows one certificate, which ends sooner or later."""
 
@@ -47,6 +50,12 @@ class StandbyFolder:
     @property
     def is_of_standby(self) -> bool:
         return (self.folder / MARKER).exists()
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether who ran here last was the coordinator itself, at this address. A backup has no history."""
+        is_own = not self.is_of_standby and self._coordinator == self.own
+        return is_own and (self.folder / HISTORY_FILE).exists()
 
     def check(self, follows: bool, takes_over: bool, listens: bool) -> None:
         """Raises HetnodeError BAD_OPTION if the options do not fit. `listens`: they say where."""
@@ -64,7 +73,7 @@ class StandbyFolder:
             remedy = "Give --listen HOST:PORT and --advertise HOST."
             raise bad_option("A copy does not say where its new owner will be reached.", remedy)
         if follows and self._coordinator in ("", self.own):
-            remedy = "Give the address of this machine: --listen HOST:PORT and --advertise HOST."
+            remedy = "Give the address of this machine, --listen and --advertise, or make a new backup."
             raise bad_option(f"{self.folder} names no coordinator that is not at {self.own}.", remedy)
 
     @property
@@ -96,10 +105,13 @@ class LogCopy(Protocol):
     def append_rows(self, rows: Sequence[StoredRow]) -> Sequence[Event]: ...
 
 
-async def follow(store: LogCopy, connect: Callable[[], CoordinatorChannel], own: str) -> None:
+async def follow(
+    store: LogCopy, connect: Callable[[], CoordinatorChannel], own: str, is_over: bool = False
+) -> None:
     """Copy each row as soon as the coordinator has it, until the run is over and the coordinator ends.
 
     A coordinator that does not answer is waited for. `connect` opens a connection of the operator to it.
+    `is_over`: the run was over before.
 
     Raises HetnodeError: the refusal of the coordinator, such as for a log that is no copy; STORE_CORRUPT.
     """
@@ -107,7 +119,7 @@ async def follow(store: LogCopy, connect: Callable[[], CoordinatorChannel], own:
     from protocol.wire.operator_calls import FollowLog  # noqa: PLC0415
 
     clock = asyncio.get_running_loop().time
-    silent, is_over = True, False
+    silent: bool | None = None  # nobody was told yet
     while True:
         try:
             async with connect() as channel:
@@ -116,19 +128,25 @@ async def follow(store: LogCopy, connect: Callable[[], CoordinatorChannel], own:
                     rows, row_hash = store.end
                     found = await channel.ask(FollowLog(rows, row_hash.hex(), own), _CALL_SECONDS)
                     events = await asyncio.to_thread(store.append_rows, found) if found else ()
-                    if silent and not found:
+                    if silent is not False and not found:
                         silent = False
                         log.info("%d rows of the log are here: the standby is in step", store.end[0])
                     is_over |= any(isinstance(event, RunFinished) for event in events)
         except HetnodeError as error:
             if is_over and error.code is ErrorCode.COORDINATOR_UNREACHABLE:
                 return
-            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.DISK_FULL):
+            if error.code not in _TEMPORARY:
                 raise
             if not silent:
                 log.warning("%s This standby has %d rows, and goes on waiting", error, store.end[0])
             silent = True
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _is_over(store: SqliteStore) -> bool:
+    from coordinator.run.state.events import RunFinished  # noqa: PLC0415
+
+    return bool(store.read(1, store.end[0], [RunFinished]))
 
 
 def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> None:
@@ -144,7 +162,8 @@ def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> Non
     authority, partner = open_authority(folder, spec.name), Partner(folder).address
 
     def connect() -> CoordinatorChannel:
-        write_operator(authority, folder)
+        with suppress(OSError):  # on a full disk the former one is in date for a day
+            write_operator(authority, folder)
         return CoordinatorChannel(partner, operator_tls(folder))
 
     with closing(SqliteStore(folder / LOG_FILE, identity.peer, identity.sign)) as store:
@@ -152,22 +171,26 @@ def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> Non
         say(f"standby of {partner}; in its place nodes will find this one at {own}")
         say(f"when it is dead: hetnode coordinator --folder {folder} --take-over")
         sys.stdout.flush()  # it may be a file
-        command_runner.run(follow(store, connect, own))
+        command_runner.run(follow(store, connect, own, _is_over(store)))
     say(f"the run is over; {folder} has its whole log")
 
 
-def term_at(folder: Path) -> Callable[[str], Awaitable[int | None]]:
-    """Tells the term of the coordinator of this run that answers at an address; None if none does."""
+def term_at(folder: Path) -> TermAt:
+    """Tells the term of the coordinator of this run that answers at an address, 0 where it is not told."""
 
-    async def term(address: str) -> int | None:
+    async def term(address: str, proof: bytes = b"") -> int | None:
         from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
+        from node.net.enrollment import shows_authority  # noqa: PLC0415
         from node.security.credentials import operator_tls  # noqa: PLC0415
 
+        tls = replace(operator_tls(folder), term=proof)
         try:
-            return (await fetch_status(address, operator_tls(folder), _ANSWER_SECONDS)).term
+            return (await fetch_status(address, tls, _ANSWER_SECONDS)).term
         except HetnodeError as error:
-            # A refusal is an answer, too.
-            return None if error.code in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY) else 0
+            if error.code not in (ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY):
+                return 0  # a refusal is an answer, too
+            # It may be busy, or a clock is wrong: then it refuses the certificate without a word.
+            return 0 if await shows_authority(address, tls.pin, _SHOWN_SECONDS) else None
 
     return term
 

@@ -129,6 +129,16 @@ async def clock_error(
     return WrongClock(what, off_text(ahead, "at least "), more) if ahead else None
 
 
+async def shows_authority(address: str, pin: bytes, deadline: float) -> bool:
+    """Whether a coordinator of the authority with this pin answers, whatever clocks and calls say."""
+    try:
+        async with asyncio.timeout(deadline):
+            authority_of(await _shown_certificate(address), pin)
+    except (HetnodeError, TimeoutError):
+        return False
+    return True
+
+
 async def clock_ahead(invite: Invite) -> float:
     """Seconds by which the clock of this machine is at least ahead. Raises HetnodeError, OSError."""
     shown = await _shown_certificate(invite.enrollment)

@@ -1,4 +1,4 @@
-"""The term of a coordinator: how often a standby has taken the run over. Its proof ends the former ones."""
+"""The term of a coordinator: later after each take-over, 0 before all. Its proof ends the former ones."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ class Succession:
 
 ALONE = Succession()
 """Of a coordinator in its first term, which has no standby."""
+
+
+def next_term(term: int, now: float) -> int:
+    """The term of a coordinator that takes over at Unix time `now` from one in `term`.
+
+    Of two that do so side by side, the later one goes on.
+    """
+    return max(term + 1, int(now))
 
 
 def proof_of(term: int, run: str, sign: Signer) -> bytes:

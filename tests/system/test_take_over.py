@@ -45,11 +45,12 @@ def test_the_coordinator_is_killed_again_and_again_at_random_moments(
             swarm.coordinator.kill()
             await asyncio.sleep(chance.uniform(0, 60))
             await swarm.take_over(standby)
-            assert swarm.state.term == number + 1
             assert swarm.state.current_round in (before, before + 1)  # what nobody has learned may be decided
         await swarm.until_over()
         swarm.assert_all_agree()
-        assert [each.term for each in swarm.happened(CoordinatorStarted)] == list(range(kills + 1))
+        terms = [each.term for each in swarm.happened(CoordinatorStarted)]
+        assert terms == sorted(set(terms))
+        assert len(terms) == kills + 1
 
     play(scenario, members, swarm_spec(members, 5 * kills + 4, **SPARSE))
 

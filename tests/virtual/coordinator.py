@@ -7,6 +7,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -48,6 +49,7 @@ from protocol.pb import operator_pb2_grpc
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
 from protocol.trust.names import OPERATOR_URI, peer_uri
+from protocol.trust.term import next_term
 from tests.builders import Keyed, keyed
 from tests.support.certificates import authority, credentials
 from tests.support.dial_back import believe
@@ -145,9 +147,9 @@ class VirtualCoordinator:
         with patch.object(command_loop, "decide", decide_or_inject):
             await self.command_loop.execute(injected)
 
-    async def _term_at(self, address: str) -> int | None:
+    async def _term_at(self, address: str, proof: bytes) -> int | None:
         try:
-            own = credentials(COORDINATOR.peer, self.authority)
+            own = replace(credentials(COORDINATOR.peer, self.authority), term=proof)
             return (await fetch_status(address, own)).term
         except HetnodeError:
             return None
@@ -183,7 +185,7 @@ class VirtualCoordinator:
             group.create_task(fence.keep())
             access = AccessControl(command_loop, sources, str, fence=fence.check)
             store = cast(SqliteStore, self.store)
-            self.desk = standby = StandbyDesk(store, fence.note)
+            self.desk = standby = StandbyDesk(store, fence)
             command_loop.confirmed = standby.confirmed
             receipts = Receipts(access, self._spec, self.run, history, store)
             admission = member_server.admission(access, self._spec, str, lambda _: None)
@@ -207,7 +209,8 @@ class VirtualCoordinator:
             operator_pb2_grpc.add_OperatorServicer_to_server(  # type: ignore[no-untyped-call]
                 OperatorService(access, (standby,), (receipts,)), server
             )
-            await command_loop.execute(Start(takes_over))
+            await partner.check_silent()
+            await command_loop.execute(Start(next_term(state.term, clock()) if takes_over else 0))
             if self._dht is not None:
                 await self._start_arbiter(command_loop, self._dht, sources, group)
             await server.start()

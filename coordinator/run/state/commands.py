@@ -24,9 +24,9 @@ from protocol.types import (
 
 @dataclass(frozen=True)
 class Start:
-    """The coordinator begins to listen, for the first time or again; `takes_over`: in place of another."""
+    """The coordinator begins to listen, for the first time or again; `term`: a later one, or 0."""
 
-    takes_over: bool = False
+    term: int = 0
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class StageEvent(_Event):
 
 @dataclass(frozen=True)
 class CoordinatorStarted(_Event):
-    """Deadlines and silence count from here: no peer could report before. `term` counts take-overs."""
+    """Deadlines and silence count from here: no peer could report before. `term` grows at each take-over."""
 
     term: Annotated[int, Field(exclude_if=lambda term: not term)] = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from coordinator.api import succession
-from coordinator.api.succession import Partner
+from coordinator.api.succession import Partner, TermAt
 from node.security.credentials import RunCredentials, load
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.names import TERM_HEADER
-from protocol.trust.term import Succession, is_proof, proof_of, term_in
+from protocol.trust.term import Succession, is_proof, next_term, proof_of, term_in
 from tests.builders import keyed, spec_of
 from tests.support.certificates import authority, credentials
 from tests.support.coordinator_process import COORDINATOR, Running, failure_of, running, update_where
@@ -37,8 +37,8 @@ def status(run: Running, proof: bytes) -> Awaitable[object]:
     return run.stub(A).Status(pb.StatusRequest(), metadata=((TERM_HEADER, proof),))
 
 
-def answering(term: int | None) -> Callable[[str], Awaitable[int | None]]:
-    async def term_at(address: str) -> int | None:
+def answering(term: int | None) -> TermAt:
+    async def term_at(address: str, _: bytes) -> int | None:
         assert address == OTHER
         return term
 
@@ -99,17 +99,61 @@ async def test_a_standby_takes_over_when_the_other_one_is_silent(tmp_path: Path)
             pass
     assert refused.value.code is ErrorCode.COORDINATOR_REPLACED
     async with running(spec_of(), folder, partner=Partner(folder, answering(None), takes_over=True)) as run:
-        assert (await run.status()).term == 1
+        term = (await run.status()).term
+        assert term > 0
         watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
         told = (await update_where(watch, lambda update: update.HasField("succession"))).succession
-        assert term_in(told.term) == 1
+        assert term_in(told.term) == term
         assert is_proof(told.term, run.run, COORDINATOR.peer)
         assert list(told.others) == [OTHER]
         assert list(told.dht_peers) == list(first.dht_peers)
         assert await code_of(status(run, told.term)) is None
         watch.cancel()
     async with running(spec_of(), folder) as run:  # the term is in the log
-        assert (await run.status()).term == 1
+        assert (await run.status()).term == term
+
+
+async def test_a_former_coordinator_that_is_back_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    """To start the DHT peer takes seconds, in which a service may have started the former one again."""
+    folder = tmp_path / "run"
+    async with running(spec_of(), folder):
+        pass
+    (folder / "partner").write_text(OTHER)
+    answers = iter((None, None, 0))
+
+    async def back_meanwhile(_: str, __: bytes) -> int | None:
+        return next(answers)
+
+    with pytest.raises(HetnodeError, match="Stop it there") as refused:
+        async with running(spec_of(), folder, partner=Partner(folder, back_meanwhile, takes_over=True)):
+            pass
+    assert refused.value.code is ErrorCode.COORDINATOR_REPLACED
+    async with running(spec_of(), folder) as run:
+        assert (await run.status()).term == 0
+
+
+async def test_a_coordinator_shows_its_partner_that_it_has_taken_over(tmp_path: Path) -> None:
+    """At once: where the former one cannot reach this one, nobody else may tell it for long."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "partner").write_text(OTHER)
+    shown = asyncio.Queue[bytes]()
+
+    async def noting(_: str, proof: bytes) -> int | None:
+        shown.put_nowait(proof)
+        return None
+
+    async with running(spec_of(), folder, partner=Partner(folder, noting, takes_over=True)) as run:
+        async with asyncio.timeout(30):
+            while not (proof := await shown.get()):
+                pass
+        assert is_proof(proof, run.run, COORDINATOR.peer)
+        assert term_in(proof) == (await run.status()).term
+
+
+def test_of_two_that_take_over_side_by_side_the_later_goes_on() -> None:
+    assert next_term(0, 1_800_000_000.7) == 1_800_000_000
+    assert next_term(1_800_000_000, 1_700_000_000.0) == 1_800_000_001  # a clock may be late
 
 
 @pytest.mark.parametrize(("term", "ends"), [(None, False), (0, False), (1, True)])
@@ -123,7 +167,7 @@ async def test_a_coordinator_that_comes_back_looks_at_its_partner(
     asked = asyncio.Event()
     answers = iter((None, None, term))
 
-    async def at_first_silent(_: str) -> int | None:
+    async def at_first_silent(_: str, __: bytes) -> int | None:
         if (answer := next(answers, "over")) == "over":
             asked.set()
             return term
@@ -138,7 +182,7 @@ async def test_a_coordinator_that_comes_back_looks_at_its_partner(
         return
     async with ending(folder, partner):
         pass
-    with pytest.raises(HetnodeError, match="in term 1"):
+    with pytest.raises(HetnodeError, match="run over at other"):
         async with running(spec_of(), folder, partner=Partner(folder, answering(term))):
             pass
 

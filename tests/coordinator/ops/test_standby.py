@@ -7,10 +7,12 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import grpc
 import pytest
 
+from coordinator.api.succession import Fence, Partner
 from coordinator.ops import standby
 from coordinator.ops.standby import StandbyDesk
 from coordinator.run.state.events import CoordinatorStarted, PeerBanned
@@ -23,7 +25,9 @@ from protocol.errors import ErrorCode, HetnodeError
 from protocol.types import PeerId
 from protocol.wire.operator_calls import BanPeer, FollowLog
 from tests.builders import keyed, spec_of
+from tests.support.certificates import credentials
 from tests.support.coordinator_process import COORDINATOR, Running, refusal_of, running
+from tests.support.ports import free_port
 
 A, B = keyed(1), keyed(2)
 HERE = "standby.example.org:7700"
@@ -121,6 +125,66 @@ async def test_nobody_waits_long_for_a_dead_standby(
         assert keyed(4).peer in str(store.read(store.end[0], store.end[0]))
 
 
+async def test_nobody_learns_what_is_decided_beside_a_standby_that_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coordinator that was suspended meanwhile decides once more, before it has looked at the other one."""
+    monkeypatch.setattr(standby, "PATIENCE_SECONDS", 0.5)
+    folder, term = tmp_path / "run", None
+
+    async def term_at(_: str, __: bytes) -> int | None:
+        return term
+
+    async with AsyncExitStack() as stack:
+        own = running(spec_of(), folder, partner=Partner(folder, term_at))
+        run = await stack.enter_async_context(own)
+        async with followed(run, tmp_path / "copy"):
+            await until_in_step(run)
+            await ban(run, A.peer)
+        term = 1
+        with pytest.raises(grpc.aio.AioRpcError) as untold:
+            await ban(run, B.peer)
+        assert untold.value.code() is grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(30):
+            await asyncio.wait({run.task})
+        with pytest.raises(HetnodeError) as ended:
+            await stack.aclose()
+        assert ended.value.code is ErrorCode.COORDINATOR_REPLACED
+
+
+async def test_another_standby_comes_where_one_has_died_while_nothing_is_decided(
+    run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with followed(run, tmp_path / "copy") as store:
+        await until_in_step(run)
+        await ban(run, A.peer)
+        there = FollowLog(store.end[0], store.end[1].hex(), "another.example.org:7700")
+    refused = await refusal_of(run.ask(there))
+    assert refused.code is ErrorCode.ALREADY_ACTIVE
+    monkeypatch.setattr(standby, "PATIENCE_SECONDS", -standby.WAIT_SECONDS)  # some seconds later
+    monkeypatch.setattr(standby, "WAIT_SECONDS", 0.0)
+    assert await run.ask(there) == ()
+
+
+async def test_a_standby_says_that_nobody_answers_and_ends_with_a_run_that_is_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(SqliteStore(tmp_path / "log.sqlite", COORDINATOR.peer, COORDINATOR.sign)) as store:
+        store.begin(spec_of().canonical_json)
+        address, peer = f"127.0.0.1:{free_port()}", credentials(A.peer)
+
+        def connect() -> CoordinatorChannel:
+            return CoordinatorChannel(address, peer)
+
+        waiting = asyncio.create_task(follow(store, connect, HERE))
+        async with asyncio.timeout(30):
+            while "goes on waiting" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        waiting.cancel()
+        async with asyncio.timeout(30):
+            await follow(store, connect, HERE, is_over=True)
+
+
 async def test_who_is_refused(run: Running, tmp_path: Path) -> None:
     empty = FollowLog(0, "00" * 32, HERE)
     refused = await refusal_of(run.ask(empty, A))
@@ -137,6 +201,10 @@ async def test_who_is_refused(run: Running, tmp_path: Path) -> None:
         await ban(run, A.peer)
         number, row_hash = store.end
         refused = await refusal_of(run.ask(FollowLog(number, row_hash.hex(), "another.example.org:7700")))
+        assert refused.code is ErrorCode.ALREADY_ACTIVE
+        first = store.row_hash(1)
+        assert first is not None
+        refused = await refusal_of(run.ask(FollowLog(1, first.hex(), HERE)))  # a second copy of its folder
         assert refused.code is ErrorCode.ALREADY_ACTIVE
 
 
@@ -177,4 +245,4 @@ def test_rows_are_copied_whole_and_in_their_order(tmp_path: Path) -> None:
         assert second.row_hash(second.end[0]) == first.row_hash(second.end[0])
     assert second.end == first.end
     assert first.rows_after(700, 100) == []
-    assert StandbyDesk(first, lambda _: None).is_in_step is False
+    assert StandbyDesk(first, cast(Fence, None)).is_in_step is False

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coordinator.authority import write_operator
 from node.cli.standby import StandbyFolder, address_of, term_at
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import spec_of
@@ -75,6 +78,26 @@ def test_nodes_must_know_where_a_standby_will_be(copy: StandbyFolder) -> None:
     assert not copy.is_of_standby
     assert address_of("0.0.0.0:7700", "here.example.org") == HERE
     assert address_of("[::1]:7700", None) == "[::1]:7700"
+
+
+def test_a_folder_that_has_decided_takes_nothing_over(copy: StandbyFolder, tmp_path: Path) -> None:
+    """Its service may give the option at each start; a backup of a machine whose name has moved is none."""
+    own = StandbyFolder(tmp_path, THERE)
+    assert not own.has_decided
+    (tmp_path / "history.sqlite").touch()
+    assert own.has_decided
+    assert not copy.has_decided
+    own.mark()
+    assert not own.has_decided
+
+
+async def test_a_coordinator_is_there_whatever_the_clocks_say(tmp_path: Path) -> None:
+    async with running(spec_of(), tmp_path / "run") as run:
+        for hours in (-30, 3):
+            write_operator(
+                replace(run.authority, clock=lambda off=hours: time.time() + 3600 * off), run.folder
+            )  # type: ignore[misc]
+            assert await term_at(run.folder)(run.address) == 0
 
 
 async def test_who_answers_tells_its_term(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 In the checkout, the folders node, protocol and coordinator lie at the top and import each other by these
 names, which in the environment of a user belong to others. So a wheel is built from a copy of the tree: there
-the folders lie in hetnode/, and every import of theirs is rewritten in its line, so that tracebacks have the
-right numbers. No text is rewritten: a text that names a module derives the name from __name__ or __package__.
+the folders lie in hetnode/, the package for programs, and every import of them is rewritten in its line, so
+that tracebacks have the right numbers. No text is rewritten: a text that names a module derives the name from
+__name__ or __package__.
 """
 
 import ast
@@ -55,11 +56,10 @@ def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
 
 def write_tree(source: Path, target: Path) -> None:
     """Write what a wheel is built from, made of the checkout or sdist `source`, into the folder `target`."""
-    for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source / package, target / "hetnode" / package, ignore=ignored, copy_function=_copy)
-    for name, text in (("__init__.py", ""), ("__main__.py", START), ("py.typed", "")):
-        (target / "hetnode" / name).write_text(text)
+    for package, place in (("hetnode", "."), *((each, each) for each in PACKAGES)):
+        ignored, folder = shutil.ignore_patterns("__pycache__"), target / "hetnode" / place
+        shutil.copytree(source / package, folder, ignore=ignored, copy_function=_copy, dirs_exist_ok=True)
+    (target / "hetnode" / "__main__.py").write_text(START)
     for name in ("LICENSE", "README.md"):
         shutil.copy2(source / name, target)
     module = (target / VERSION).read_text()

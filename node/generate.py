@@ -87,9 +87,14 @@ def whole_model(checkpoint: Checkpoint) -> WholeModel:
 
     Raises CHECKPOINT_MISSING if stages are missing.
     """
+    return WholeModel(stages_of(checkpoint))
+
+
+def stages_of(checkpoint: Checkpoint) -> Iterator[Stage]:
+    """As :func:`whole_model`, the stages alone, in their order."""
     require_complete(checkpoint)
-    numbers = range(checkpoint.spec.swarm.stages)
-    return WholeModel(Stage(checkpoint.spec, each, checkpoint.stages[each]) for each in numbers)
+    for each in range(checkpoint.spec.swarm.stages):
+        yield Stage(checkpoint.spec, each, checkpoint.stages[each])
 
 
 def _continue(

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.checkpoint.layout import round_folder
 from node.command_runner import LIFELINE
 from node.data.own import ANY
 from node.ipc.modules import COMMAND, COMMAND_MODULES
@@ -161,6 +162,18 @@ async def run_swarm(
 
         await _watch(swarm, folder, on_status, restart)
         return swarm
+
+
+def keep_model(spec: RunSpec, folder: Path) -> int:
+    """Put the parts of a finished run's model together in ``checkpoint`` of its folder. Waits for a process.
+
+    Returns its exit status: where that is not 0, it has said why on standard error.
+    """
+    parts = sorted(folder.glob(f"nodes/*/checkpoint/{round_folder(spec.rounds)}"))
+    # In a process of the template, because this one has not imported torch.
+    command = ["export", "--format", "checkpoint", *map(str, parts), str(folder / "checkpoint")]
+    with open(os.devnull, "wb") as nowhere:
+        return own_template(COMMAND_MODULES).fork(COMMAND, command, stdout=nowhere.fileno()).wait()
 
 
 @dataclass(frozen=True)

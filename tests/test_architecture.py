@@ -63,15 +63,19 @@ LAYERS = (
     "node.process",
     # faces: they alone see both sides
     "node.command_runner",
+    "node.here",
     "node.local_swarm",
     "node.hosts node.views",
     "node.watch",
+    "hetnode",
     "node.cli",
     "node.__main__",
 )
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 GROUPS = ("coordinator.run", "coordinator.ops", "node.core", "node.home")
 """Folders of folders: each folder in them has its own layer."""
+WHOLE = "hetnode"
+"""The package for programs is one layer."""
 
 # Folders that decide or calculate: time and randomness are arguments.
 PURE = [
@@ -159,15 +163,18 @@ ROOTS = (
     "node.watch",
     "node.cli",
     "node.__main__",
+    "hetnode",
 )
 
 IMPURE = {"asyncio", "grpc", "time", "random", "socket", "subprocess", "threading"}
 FACES = (
     "node.command_runner",
+    "node.here",
     "node.local_swarm",
     "node.views",
     "node.hosts",
     "node.watch",
+    "hetnode",
     "node.cli",
     "node.__main__",
 )
@@ -176,9 +183,9 @@ MOST_LOOSE_FILES = {"node": 10, "coordinator": 6, "protocol": 4}
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the three packages by name, but for generated code."""
+    """Every module of the packages by name, but for generated code."""
     found = {}
-    for package in ("protocol", "coordinator", "node"):
+    for package in ("protocol", "coordinator", "node", "hetnode"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
             if not name.startswith("protocol.pb."):
@@ -222,15 +229,17 @@ def defined_by(module: str) -> frozenset[str]:
 
 
 def folder_of(module: str) -> str:
-    """The first two parts of a module's name, three within :data:`GROUPS`: its layer."""
+    """The layer of a module: two parts of its name, three within :data:`GROUPS`, one of :data:`WHOLE`."""
     parts = module.split(".")
+    if parts[0] == WHOLE:
+        return WHOLE
     return ".".join(parts[: 3 if ".".join(parts[:2]) in GROUPS else 2])
 
 
 def own_imports() -> Iterator[tuple[str, str]]:
     for module in modules():
         for imported in imports_of(module):
-            if imported.split(".")[0] in ("node", "coordinator", "protocol"):
+            if imported.split(".")[0] in ("node", "coordinator", "protocol", "hetnode"):
                 yield module, imported
 
 
@@ -468,13 +477,13 @@ def test_few_commands_and_options() -> None:
     assert options <= MOST_OPTIONS
 
 
-@pytest.mark.parametrize("module", ["node.process", "coordinator.app", "node.cli.main"])
+@pytest.mark.parametrize("module", ["node.process", "coordinator.app", "node.cli.main", "hetnode"])
 def test_main_processes_import_neither_torch_nor_hivemind(module: str) -> None:
     """They live in children; an event loop must start fast and never share their state, nor hold 200 MB more.
 
     prometheus_client is imported where metrics are served.
     """
-    heavy = "{'torch', 'hivemind', 'prometheus_client'}"
+    heavy = "{'torch', 'hivemind', 'prometheus_client', 'pandas'}"
     check = f"import sys, {module}; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], check=False, cwd=ROOT).returncode == 0
 
@@ -482,7 +491,7 @@ def test_main_processes_import_neither_torch_nor_hivemind(module: str) -> None:
 def test_every_file_of_a_package_is_packed() -> None:
     """A face without its pages would install without an error, and fail at its first use."""
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    packages = [ROOT / package for package in ("coordinator", "node", "protocol")]
+    packages = [ROOT / package for package in ("coordinator", "hetnode", "node", "protocol")]
     there = {*packages, *(path for package in packages for path in package.rglob("*"))}
     files = {path for path in there if path.is_file()}
     packed = {path for folder in there - files for part in patterns["*"] for path in folder.glob(part)}

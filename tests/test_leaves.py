@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("protocol", "coordinator", "node", "tests", "benchmarks", "docs")
+PACKAGES = ("protocol", "coordinator", "node", "hetnode", "tests", "benchmarks", "docs")
 FEW = ("tests/coordinator/run/rounds/test_rounds.py", "tests/virtual/test_exchange.py")
 CORE_TESTS = (
     "tests/protocol/math",
@@ -27,7 +27,7 @@ WITHOUT = "not enumerative and not int4 and not dither"
 """Cases of the core's tests with a format of a leaf."""
 IMPORT_ALL_AND_TEST = """
 import importlib, pkgutil, sys
-for name in ("protocol", "coordinator", "node"):
+for name in ("protocol", "coordinator", "node", "hetnode"):
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
         if not module.name.endswith("__main__"):

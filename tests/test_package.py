@@ -1,4 +1,4 @@
-"""What a wheel is built from: the three packages below ``hetnode``; nothing needs them at the top."""
+"""What a wheel is built from: the packages below ``hetnode``; nothing needs them at the top."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.syntax import syntax
 PACKAGES = ("coordinator", "node", "protocol")
 SOURCES = [
     path
-    for package in PACKAGES
+    for package in (*PACKAGES, "hetnode")
     for path in sorted((ROOT / package).rglob("*"))
     if path.suffix in (".py", ".pyi")
 ]

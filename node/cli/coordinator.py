@@ -29,7 +29,7 @@ from node.cli.options import (
     seconds_of,
 )
 from node.cli.output import open_log_of_service
-from node.cli.spec import SpecOptions, pinned
+from node.cli.spec import SpecOptions
 from node.cli.standby import MARKER, StandbyFolder, address_of, follow_run, term_at
 from node.command_runner import TerminalConsole, bad_option
 from node.extras import can_serve_dashboard, require_for_dashboard
@@ -260,6 +260,8 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     Tensors pass through it only where peers contest a payload, so a small machine is enough. Prints the
     command that makes an invite; nodes join with an invite alone.
     """
+    from node.data.tokenizer import pinned  # noqa: PLC0415
+
     open_log_of_service()
     folder = chosen.folder
     kept = None if folder is None or options.any_given else kept_spec(folder)

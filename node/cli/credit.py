@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,13 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.store.history_answers import CreditOrder, Credits, Page
-from node.cli import known_runs
+from hetnode.runs import open_run
 from node.cli.options import option
 from node.cli.output import say
 from node.command_runner import TerminalConsole
 from node.views.run_history import size
 from node.views.text import count, plain, short_id
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.public_name import name_as_text
 
 
@@ -42,9 +40,7 @@ def credit(
 
     Reads the history in the folder of the coordinator, whether that runs or not.
     """
-    from coordinator.store.history import SqliteHistory  # noqa: PLC0415
-
-    found = SqliteHistory(_file_of(run)).credits(by, Page(0, most))
+    found = open_run(run).answers.credits(by, Page(0, most))
     if as_json:
         say(json.dumps(asdict(found), allow_nan=False))
     else:
@@ -82,18 +78,3 @@ def credit_view(credits: Credits) -> RenderableType:
     if shown < credits.peers:
         lines.append(f"{shown} of {credits.peers} peers are shown; --most shows more.")
     return Group(table, *(Text(line) for line in lines))
-
-
-def _file_of(run: str | None) -> Path:
-    """The history of a run. One that is not there is an error where it is read."""
-    from coordinator.store.history_file import HISTORY_FILE  # noqa: PLC0415
-
-    if folder := known_runs.coordinator_folder(run, HISTORY_FILE) or known_runs.coordinator_folder(run):
-        return folder / HISTORY_FILE
-    if run is None:
-        known_runs.only_coordinator()  # says why there is none
-    raise HetnodeError(
-        ErrorCode.NO_HISTORY,
-        f"There is no history of {run!r:.80} on this machine.",
-        "Give the folder of the run's coordinator.",
-    )

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from node import command_runner
 from node.cli import doctor_checks as checks
-from node.cli import known_runs
 from node.cli.doctor_checks import CheckResult, NodeSettings, Severity
 from node.cli.doctor_reach import check_reach, check_router, operator_finding
 from node.cli.doctor_wsl import check_wsl, look
 from node.cli.options import Device, option
 from node.cli.output import say
 from node.command_runner import TerminalConsole
+from node.here import known_runs
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE
 from node.measure import hardware

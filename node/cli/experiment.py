@@ -12,7 +12,7 @@ from node import command_runner
 from node.cli.family import CommandFamily
 from node.cli.options import option, records_as_options, settings_of
 from node.cli.output import say
-from node.cli.spec import SpecOptions, pinned
+from node.cli.spec import SpecOptions
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
 from protocol.run_files.resolve import resolve
@@ -133,6 +133,7 @@ def experiment_one(
 
     --set variation.NAME=VALUE departs from the algorithm; node/experiment/variation.py describes how.
     """
+    from node.data.tokenizer import pinned  # noqa: PLC0415
     from node.experiment.results import faults_of  # noqa: PLC0415
     from node.experiment.runner import results_file, sole_use  # noqa: PLC0415
     from node.experiment.trial import Mode, Planned, TrialOptions, trial_in_mode  # noqa: PLC0415

@@ -11,11 +11,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
 from node.cli.status import AWAY, stored_run
 from node.command_runner import TerminalConsole
+from node.here import known_runs
 from node.views.text import as_text
 from protocol.errors import HetnodeError
 from protocol.status import Explanation
@@ -83,7 +83,7 @@ class ExplanationView:
 
 def _answer(run: str | None, question: str) -> Explanation:
     """From the coordinator, or from its folder if that is on this machine and no coordinator answers."""
-    from node.cli.own_node import meant  # noqa: PLC0415
+    from node.here.nodes import meant  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_explanation  # noqa: PLC0415
 
     run = meant(run)

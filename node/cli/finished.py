@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from node import command_runner
-from node.cli import known_runs
-from node.cli.known_runs import Destination
 from node.folder import node_folder_of, run_in, was_finished
+from node.here import known_runs
+from node.here.known_runs import Destination
 from node.net.coordinator_channel import fetch_status
 from node.security import credentials
 from node.security.credentials import RunCredentials

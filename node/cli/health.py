@@ -10,7 +10,7 @@ import typer
 from node import command_runner
 from node.cli.options import option
 from node.cli.output import say
-from node.cli.own_node import chosen, nodes_here
+from node.here.nodes import chosen, nodes_here
 from node.home.guest.control import Ask, GuestState, ask
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli import known_runs
 from node.cli.options import option
 from node.command_runner import TerminalConsole, bad_option
+from node.here import known_runs
 
 if TYPE_CHECKING:
     from coordinator.ops.incident.file import Incident

@@ -16,9 +16,7 @@ from platformdirs import user_data_path
 from rich.console import Console
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.consent import Consent
-from node.cli.known_runs import Destination
 from node.cli.options import (
     MEGABIT,
     Metrics,
@@ -34,6 +32,8 @@ from node.cli.output import open_log_of_service
 from node.cli.run_page import published
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
+from node.here import known_runs
+from node.here.known_runs import Destination
 from node.home.guest.guest import Guest, GuestRule
 from node.hosts import command as hosts
 from node.hosts.launch import Launch
@@ -385,7 +385,7 @@ def _expected_spec(chosen: JoinOptions) -> str:
     """The hash of the specification that the run must have; "" accepts any."""
     if not chosen.expect_spec or re.fullmatch("[0-9a-f]{64}", chosen.expect_spec):
         return chosen.expect_spec
-    from node.cli.spec import pinned  # noqa: PLC0415
+    from node.data.tokenizer import pinned  # noqa: PLC0415
     from protocol.run_files.resolve import resolve  # noqa: PLC0415
 
     file, tokenizer = Path(chosen.expect_spec), str(chosen.tokenizer) if chosen.tokenizer else None

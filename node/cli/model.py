@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.options import Device, option, records_as_options
 from node.cli.output import say
-from node.cli.spec import SpecOptions, pinned
+from node.cli.spec import SpecOptions
 from node.command_runner import TerminalConsole, bad_option
-from node.folder import make_usable, run_in
-from node.security import credentials
+from node.folder import make_usable
+from node.here.nodes import place_of
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.link_text import width_text
@@ -31,36 +30,12 @@ from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:
-    import torch
-
-    from node.checkpoint.global_model import Checkpoint
-    from node.data.tokenizer import FileTokenizer
     from node.experiment.evaluate import Evaluation
     from node.hugging_face.card import Measured
     from node.hugging_face.importing import Published
 
 _LIKELIEST = 40
 """Tokens among which ``hetnode generate`` samples, as most programs do by default."""
-
-
-def place_of(run: Path) -> Path:
-    """`run`; for the name of a swarm, run or node, or the folder of credentials, where its model is here.
-
-    Raises HetnodeError BAD_OPTION if several nodes of this machine are in it.
-    """
-    if run.exists() and not credentials.exist(run):
-        return run
-    if swarm := known_runs.swarm_called(str(run)):
-        return swarm
-    from node.cli.own_node import chosen, nodes_here  # noqa: PLC0415
-
-    here = [node for node in nodes_here() if node.folder is not None and run_in(node.folder) == node.run]
-    try:
-        return chosen(str(run), here).folder or run
-    except HetnodeError as error:
-        if error.code is not ErrorCode.NO_CREDENTIALS:
-            raise
-        return run
 
 
 def _places_of(runs: list[Path]) -> list[Path]:
@@ -85,11 +60,11 @@ def generate(
     seed: Annotated[int, option("Seed of the sampling.")] = 0,
 ) -> None:
     """Continue a text with the model of a run, to see what it has learned."""
-    from node.checkpoint import global_model  # noqa: PLC0415
+    from hetnode.models import checkpoint_at, tokenizer_path  # noqa: PLC0415
     from node.generate import generate as continue_text  # noqa: PLC0415
 
-    loaded = global_model.read(global_model.find(run))
-    path = _tokenizer_path(loaded.spec, run)
+    loaded = checkpoint_at(run)
+    path = tokenizer_path(loaded.spec, run)
     pieces = continue_text(loaded, prompt, tokens, temperature, _LIKELIEST, seed, path)
     say(prompt, end="")
     for piece in pieces:
@@ -119,25 +94,25 @@ def evaluate(
     as_json: Annotated[bool, option("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Measure how well a model predicts text: loss, perplexity, bits per byte."""
+    from hetnode.models import checkpoint_at, is_published, tokenizer_path  # noqa: PLC0415
     from node.core.worker.compute import Compute  # noqa: PLC0415
     from node.experiment import evaluate as measuring  # noqa: PLC0415
     from node.machine.devices import check_device  # noqa: PLC0415
 
     documents = command_runner.one_of(measuring.Documents, split, "--split")
     forward = command_runner.one_of(measuring.ForwardMode, mode, "--mode")
-    loaded = _model_at(run, Compute(device=check_device(Compute(device)).device).open())
+    loaded = checkpoint_at(run, Compute(device=check_device(Compute(device)).device).open())
     spec, (source, is_whole) = loaded.spec, measuring.measured_source(loaded.spec.data, data)
-    terminal = TerminalConsole(stderr=True)
-    with terminal.status("reading the data") as shown:
+    with TerminalConsole(stderr=True).status("reading the data") as shown:
 
         def progress(so_far: Evaluation) -> None:
             shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
 
-        path = _tokenizer_path(spec, run)
+        path = tokenizer_path(spec, run)
         place, chosen = source.source, measuring.Documents.ALL if is_whole else documents
         found = measuring.evaluate(loaded, place, chosen, forward, batches, path, progress, source.text_field)
     link = f"{width_text([spec.link.k], spec.model.width)}, {spec.link.dtype}"
-    is_run = not _is_hugging_face(run)
+    is_run = not is_published(run)
     facts = {
         "loss": found.loss,
         "perplexity": found.perplexity,
@@ -187,6 +162,7 @@ def export(
     shard_size: Annotated[str, option("Largest weight file, such as 5GB or 500MB.")] = "5GB",
 ) -> None:
     """Write the model of a run as a folder that transformers loads without remote code."""
+    from hetnode.models import tokenizer_path  # noqa: PLC0415
     from node.checkpoint import global_model  # noqa: PLC0415
     from node.hugging_face.export import export as write_folder  # noqa: PLC0415
     from node.hugging_face.weights import DTYPES  # noqa: PLC0415
@@ -202,7 +178,7 @@ def export(
     with _put_together(found, folder) as whole:
         stored = global_model.verify(whole)
         measured = _measured(runs[0], stored.round_number)
-        path = _tokenizer_path(stored.spec, runs[0])
+        path = tokenizer_path(stored.spec, runs[0])
         write_folder(stored, folder, DTYPES[dtype], most, path, measured)
     say(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
     if not (folder / "tokenizer.model").exists():
@@ -287,7 +263,7 @@ def _import_for_new_run(
     `former` is the spec in the run file of `options`, if they name one. Its learning rate stays, as one that
     an option names; a preset's is for a model that has learned nothing.
     """
-    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
+    from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer, pinned  # noqa: PLC0415
     from node.hugging_face import importing  # noqa: PLC0415
 
     published = importing.inspect(model, options.given.get("model.context"))
@@ -301,7 +277,7 @@ def _import_for_new_run(
         overrides["inner.learning_rate"] = importing.PRETRAINED_RATE
     if own:
         overrides |= {"data.tokenizer": own.file_name, "data.tokenizer_sha256": own.sha256}
-        overrides |= _named_end(own)
+        overrides |= importing.named_end(own)
     with _naming_k(options, published.model["width"]):
         spec = options.spec(**overrides)
         if published.tied and spec.swarm.stages == 1 and "model.tied_head" not in options.given:
@@ -317,12 +293,6 @@ def _import_for_new_run(
         RunSpec.model_validate({**spec.model_dump(), "data": data}),
         place or spec.data.tokenizer,
     )
-
-
-def _named_end(tokenizer: FileTokenizer) -> dict[str, object]:
-    """The setting for an end-of-text token that a tokenizer's file alone does not tell."""
-    is_usual = tokenizer.end is None or [tokenizer.end] == tokenizer.usual_ends[:1]
-    return {} if is_usual else {"data.end_token": tokenizer.end}
 
 
 @contextmanager
@@ -342,38 +312,9 @@ def _naming_k(options: SpecOptions, width: int) -> Iterator[None]:
         ) from None
 
 
-def _tokenizer_path(spec: RunSpec, run: Path) -> str | None:
-    """The tokenizer file that stands with the run; None is as the spec says."""
-    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
-
-    return find_tokenizer(spec.data, run)
-
-
 def _in_json(value: object) -> object:
     """JSON has no numbers that are not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_hugging_face(place: Path) -> bool:
-    return (place / "config.json").is_file()
-
-
-def _model_at(place: Path, device: torch.device) -> Checkpoint:
-    """The model of a run, or of a Hugging Face folder as if it were a run of one stage."""
-    from node.checkpoint import global_model  # noqa: PLC0415
-    from node.hugging_face import importing  # noqa: PLC0415
-
-    if not _is_hugging_face(place):
-        return global_model.read(global_model.find(place), device)
-    published = importing.inspect(place)
-    kept = importing.tokenizer_of(published)
-    tokenizer = str(place / kept.file_name) if kept else None
-    shape = {"swarm.replicas": 1, "swarm.pipelines": 0, "swarm.stages": 1, "link.k": 0}
-    model = {f"model.{name}": value for name, value in published.model.items()}
-    model["model.tied_head"] = published.tied
-    end = _named_end(kept) if kept else {}
-    spec = resolve(overrides={"data.tokenizer": tokenizer} | end | shape | model)
-    return importing.read_model(published, spec, device)
 
 
 def _measured(run: Path, round_number: int) -> Measured:

@@ -15,12 +15,12 @@ from rich.text import Text
 from coordinator.base.phrases import short
 from node import command_runner
 from node.cli.family import CommandFamily
-from node.cli.known_runs import only_coordinator
 from node.cli.options import option, seconds_of
 from node.cli.output import say
 from node.cli.run import answer_of
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import disk_errors_reported, make_usable
+from node.here.known_runs import only_coordinator
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import decode

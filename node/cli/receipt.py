@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
+from node.here import known_runs
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 
@@ -78,7 +78,7 @@ def _opened(file: Path) -> Receipt:
 
 def _membership(run: str | None) -> RunCredentials:
     """The one node of this machine that is meant. Raises NO_CREDENTIALS, BAD_OPTION."""
-    from node.cli.own_node import chosen, nodes_here  # noqa: PLC0415
+    from node.here.nodes import chosen, nodes_here  # noqa: PLC0415
 
     runs = known_runs.runs_here() if run is None else []
     known = [node for node in nodes_here() if run is not None or node.run in runs]

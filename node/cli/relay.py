@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.options import (
     MEGABIT,
     PublicName,
@@ -20,6 +19,7 @@ from node.cli.options import (
 )
 from node.cli.output import open_log_of_service
 from node.command_runner import TerminalConsole
+from node.here import known_runs
 
 
 def relay(

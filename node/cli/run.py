@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 
 from node import command_runner
-from node.cli.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_folder
 from node.cli.options import option, settings_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
 from node.folder import make_usable
+from node.here.known_runs import coordinator_folder, no_coordinator, only_coordinator, operator_folder
 from node.security.credentials import load_operator
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.change import changed, settings_text

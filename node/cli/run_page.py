@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from os.path import exists
 
-from node.cli.known_runs import Destination, memberships
 from node.command_runner import TerminalConsole
+from node.here.known_runs import Destination, memberships
 from node.net.run_page import fetch_page, page_url
 from node.views.text import count
 from protocol.errors import ErrorCode, HetnodeError

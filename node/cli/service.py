@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 
 from node import command_runner
 from node.cli.join import join
-from node.cli.own_node import nodes_here
 from node.command_runner import TerminalConsole, bad_option
+from node.here.nodes import nodes_here
 from node.home.guest.hours import parse_hours
 from node.home.guest.service_unit import Service, launchd_agent, systemd_unit
 from node.security import credentials

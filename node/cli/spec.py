@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,6 @@ from node.cli.output import say
 from node.command_runner import TerminalConsole
 from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
-
-log = logging.getLogger(__name__)
 
 spec_app = typer.Typer(help="Run specifications.", no_args_is_help=True)
 
@@ -70,27 +67,6 @@ class SpecOptions:
         Raises as :func:`protocol.run_files.resolve.resolve`; HetnodeError BAD_OPTION.
         """
         return resolve(self.preset, self.config, self.given | overrides)
-
-
-def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
-    """Pin the tokenizer file by its hash, so that every node must have the same one.
-
-    `tokenizer` is where it lies now, if that is elsewhere than the spec says; else one that is known by its
-    hash is looked for in `search_paths`, too (node.data.tokenizer.find_tokenizer).
-    """
-    from node.data.tokenizer import FileTokenizer, check_tokenizer, find_tokenizer, load_tokenizer  # noqa: PLC0415
-
-    tokenizer = tokenizer or find_tokenizer(spec.data, *search_paths)
-    if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
-        found = load_tokenizer(spec.data, tokenizer)
-        spec = RunSpec.model_validate(
-            {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
-        )
-    used = check_tokenizer(spec, tokenizer)
-    if isinstance(used, FileTokenizer) and not spec.data.end_token and len(usual := used.usual_ends) != 1:
-        what = f"{usual[0]} (it also has {', '.join(usual[1:])})" if usual else "a newline"
-        log.warning("%s: each document is followed by %s; or set data.end_token", spec.data.tokenizer, what)
-    return spec
 
 
 @spec_app.command("show")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import command_runner
-from node.cli import known_runs
 from node.cli.options import option
 from node.cli.output import say
 from node.command_runner import TerminalConsole, bad_option
 from node.extras import require_for_dashboard
+from node.here import known_runs
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import Explanation, RunStatus
 
@@ -59,7 +59,7 @@ def status(
     While the coordinator does not run, this reads its folder, if that is on this machine.
     """
     from node.cli import finished  # noqa: PLC0415
-    from node.cli.own_node import meant  # noqa: PLC0415
+    from node.here.nodes import meant  # noqa: PLC0415
     from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
     if dashboard:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import command_runner
-from node.cli import known_runs
-from node.cli.own_node import Node, ask_to_leave, chosen, meant, nodes_here
+from node.cli.own_node import ask_to_leave
 from node.folder import run_in
+from node.here import known_runs
+from node.here.nodes import Node, chosen, meant, nodes_here
 from node.security import credentials
 from protocol.errors import ErrorCode, HetnodeError
 

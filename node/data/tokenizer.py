@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+log = logging.getLogger(__name__)
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
 
@@ -298,3 +301,22 @@ def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
             "Use the tokenizer file with which the run was started.",
         )
     return tokenizer
+
+
+def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
+    """Pin the tokenizer file by its hash, so that every node must have the same one.
+
+    `tokenizer` is where it lies now, if that is elsewhere than the spec says; else one that is known by its
+    hash is looked for in `search_paths`, too (:func:`find_tokenizer`).
+    """
+    tokenizer = tokenizer or find_tokenizer(spec.data, *search_paths)
+    if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
+        found = load_tokenizer(spec.data, tokenizer)
+        spec = RunSpec.model_validate(
+            {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
+        )
+    used = check_tokenizer(spec, tokenizer)
+    if isinstance(used, FileTokenizer) and not spec.data.end_token and len(usual := used.usual_ends) != 1:
+        what = f"{usual[0]} (it also has {', '.join(usual[1:])})" if usual else "a newline"
+        log.warning("%s: each document is followed by %s; or set data.end_token", spec.data.tokenizer, what)
+    return spec

@@ -33,7 +33,7 @@ from node.hugging_face.tokenizer import byte_definition
 from node.hugging_face.weights import Weights, read_json
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.outer_step import anchor_digest
-from protocol.run_files.resolve import to_toml
+from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import ModelSpec
 
@@ -127,6 +127,12 @@ def tokenizer_of(published: Published) -> FileTokenizer | None:
         ) from None
 
 
+def named_end(tokenizer: FileTokenizer) -> dict[str, object]:
+    """The setting for an end-of-text token that a tokenizer's file alone does not tell."""
+    is_usual = tokenizer.end is None or [tokenizer.end] == tokenizer.usual_ends[:1]
+    return {} if is_usual else {"data.end_token": tokenizer.end}
+
+
 def import_model(published: Published, spec: RunSpec, out: Path, tokenizer: str | None = None) -> RunSpec:
     """Write the start of a run from the model to `out`, a new or empty folder.
 
@@ -187,6 +193,22 @@ def read_model(published: Published, spec: RunSpec, device: torch.device | str =
         for stage in range(spec.swarm.stages)
     }
     return Checkpoint(spec, 0, stages)
+
+
+def as_checkpoint(place: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """The model of a Hugging Face folder in memory, as if it were that of a run of one stage.
+
+    Raises HetnodeError UNSUPPORTED_MODEL, TOKENIZER_UNREADABLE.
+    """
+    published = inspect(place)
+    kept = tokenizer_of(published)
+    tokenizer = str(place / kept.file_name) if kept else None
+    shape = {"swarm.replicas": 1, "swarm.pipelines": 0, "swarm.stages": 1, "link.k": 0}
+    model = {f"model.{name}": value for name, value in published.model.items()}
+    model["model.tied_head"] = published.tied
+    end = named_end(kept) if kept else {}
+    spec = resolve(overrides={"data.tokenizer": tokenizer} | end | shape | model)
+    return read_model(published, spec, device)
 
 
 def require_empty(out: Path) -> None:

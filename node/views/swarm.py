@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -24,11 +23,8 @@ from rich.table import Table
 from coordinator.api.dashboard import command_for, url_in
 from coordinator.status.cause_text import status_text
 from node import command_runner
-from node.checkpoint.layout import round_folder
 from node.command_runner import TerminalConsole
-from node.ipc.modules import COMMAND
-from node.ipc.template import own_template
-from node.local_swarm import run_swarm
+from node.local_swarm import keep_model, run_swarm
 from node.views import run_history
 from node.views.spec import spec_view
 from node.views.status import replica_table
@@ -90,12 +86,7 @@ class SwarmView:
             history = run_history.history_of(run_history.read_events(self.folder / "metrics.jsonl"))
             if history.replicas:
                 self._plot(history)
-        parts = sorted(self.folder.glob(f"nodes/*/checkpoint/{round_folder(self.spec.rounds)}"))
-        # In a process of the template, because this one has not imported torch.
-        command = ["export", "--format", "checkpoint", *map(str, parts), str(self.folder / "checkpoint")]
-        with open(os.devnull, "wb") as nowhere:
-            status = own_template().fork(COMMAND, command, stdout=nowhere.fileno()).wait()
-        if status:
+        if status := keep_model(self.spec, self.folder):
             raise SystemExit(status)  # the process has printed the reason
         self._summarise(history, time.monotonic() - began)
 

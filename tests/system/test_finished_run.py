@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from node.cli import finished
-from node.cli.known_runs import Destination
 from node.folder import keep_only_run, remember_finished, remember_node_folder
+from node.here.known_runs import Destination
 from node.security import credentials
 from node.security.identity import open_identity
 from protocol.trust.invite import Invite

@@ -27,6 +27,7 @@ from protocol.trust.invite import decode
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.commands import hetnode, start
+from tests.support.examples_of_docs import notebook
 from tests.support.processes import ProcessSwarm
 from tests.support.waiting import is_alive, wait_until
 
@@ -139,6 +140,21 @@ def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(fin
     assert not mentioning(folder)
     generated = hetnode("generate", str(folder), "--prompt", "def ", "--tokens", "5", check=True)
     assert generated.stdout.startswith("def ")
+
+
+def test_the_program_of_the_documents_reads_what_is_left(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(finished.folder)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(notebook()[1], names)
+    losses = names["history"].query("replica == 0")["validation_loss"]
+    expected = run_history.history_of(events_of(finished.folder)).replicas[0].losses
+    assert list(losses) == [loss for _, loss in expected]
+    assert names["model"].round_number == 3
+    assert names["logits"].shape == (1, 4, names["model"].spec.model.vocabulary)
 
 
 def test_no_secret_of_a_swarm_can_be_seen_by_others(finished: Finished) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import known_runs
-from node.cli.known_runs import Destination
-from node.cli.model import place_of
 from node.folder import keep_only_run, remember_node_folder
+from node.here import known_runs
+from node.here.known_runs import Destination
+from node.here.nodes import place_of
 from node.security.identity import open_identity, peer_in
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.invite import Invite
@@ -125,7 +125,7 @@ def test_a_swarm_below_runs_is_called_by_its_name(
 ) -> None:
     """By every command: those of the run, and those of its model."""
     monkeypatch.setattr(known_runs, "user_data_path", lambda _: home)
-    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: home)
+    monkeypatch.setattr("node.here.nodes.user_config_path", lambda _: home)
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/tiny-1")
     folder.mkdir(parents=True)
@@ -140,7 +140,7 @@ def test_a_swarm_below_runs_is_called_by_its_name(
 def test_the_model_of_a_node_is_named_as_the_node_is(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: home)
+    monkeypatch.setattr("node.here.nodes.user_config_path", lambda _: home)
     monkeypatch.chdir(tmp_path)
     run = authority("a").run_id(spec_of())
     for number in range(2):

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from node.cli.own_node import Node, ask_to_leave, chosen, meant
+from node.cli.own_node import ask_to_leave
 from node.command_runner import LEAVE, LEAVE_AT_ONCE
 from node.folder import keep_only_run, lock_folder, node_folder_of, remember_node_folder, running_process
+from node.here.nodes import Node, chosen, meant
 from node.security import credentials
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
@@ -70,8 +71,8 @@ def test_the_status_without_a_name_is_that_of_the_nodes_that_run(
 ) -> None:
     """And not that of a finished run whose coordinator has its folder here."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: tmp_path)
-    monkeypatch.setattr("node.cli.known_runs.user_data_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.here.nodes.user_config_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.here.known_runs.user_data_path", lambda _: tmp_path)
     over = tmp_path / "runs" / "over" / "coordinator"
     over.mkdir(parents=True)
     (over / "operator.pem").touch()
@@ -96,9 +97,9 @@ def test_the_status_without_a_name_is_that_of_the_only_run_where_nothing_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in ("own_node", "known_runs"):
-        monkeypatch.setattr(f"node.cli.{module}.user_config_path", lambda _: tmp_path)
-    monkeypatch.setattr("node.cli.known_runs.user_data_path", lambda _: tmp_path / "data")
+    for module in ("nodes", "known_runs"):
+        monkeypatch.setattr(f"node.here.{module}.user_config_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.here.known_runs.user_data_path", lambda _: tmp_path / "data")
     assert meant(None) is None
     enrolled(open_identity(tmp_path / "peer-0.key"), "first")
     assert meant(None) == "first"

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.api.dashboard import url_in
 from coordinator.membership.open_places import OpenTerms
-from node.cli import known_runs
 from node.cli.run_page import published
+from node.here import known_runs
 from node.security.identity import open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import spec_of

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from node.cli import known_runs, watch
-from node.cli.own_node import Node
+from node.cli import watch
+from node.here import known_runs
+from node.here.nodes import Node
 from protocol.errors import ErrorCode, HetnodeError
 from tests.support.commands import hetnode
 
@@ -76,7 +77,7 @@ def test_without_anything_the_message_is_that_of_status(
     monkeypatch.setattr(watch, "nodes_here", lambda: iter(()))
     for usual in ("user_data_path", "user_config_path"):
         monkeypatch.setattr(known_runs, usual, lambda _: tmp_path)
-    monkeypatch.setattr("node.cli.own_node.user_config_path", lambda _: tmp_path)
+    monkeypatch.setattr("node.here.nodes.user_config_path", lambda _: tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(HetnodeError) as error:
         watch.watched(None)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
+import hetnode
 from node.checkpoint import global_model
 from node.data.tokenizer import ByteTokenizer, FileTokenizer
 from node.generate import generate, whole_model
@@ -83,6 +84,10 @@ def test_logits_in_float32_differ_by_rounding_alone(run: Path, exported: Path, i
     assert model.dtype == torch.float32
     assert ours.std() > 1, "logits of a size that a trained model has"
     assert (ours - theirs).abs().max() < 1e-4
+    for place in (run, exported):  # the module for programs is the same model
+        with torch.inference_mode():
+            assert torch.equal(hetnode.load_model(place)(ids), ours)
+    assert hetnode.load_model(exported).encode("def ").tolist() == [[*b"def "]]
 
 
 def test_shards_hold_the_same_model(run: Path, exported: Path, ids: Tensor, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from node.checkpoint import global_model
 from node.cli.main import app
-from node.cli.spec import pinned
-from node.data.tokenizer import check_tokenizer, find_tokenizer
+from node.data.tokenizer import check_tokenizer, find_tokenizer, pinned
 from node.hugging_face.export import export
 from node.hugging_face.importing import import_model, inspect
 from node.hugging_face.weights import DTYPES

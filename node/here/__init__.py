@@ -1,0 +1,1 @@
+"""What this machine knows of runs: its nodes, coordinators, swarms and credentials."""

@@ -36,6 +36,8 @@ MARKER = "standby"
 """The file in the folder of a standby that has not taken the run over; where it will be reached then."""
 _CALL_SECONDS, _RETRY_SECONDS, _ANSWER_SECONDS, _SHOWN_SECONDS = 30.0, 1.0, 5.0, 2.0
 _TEMPORARY = ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.DISK_FULL
+_FEW_ROWS = 20
+"""So many come while the standby is in step with a run that is busy; more while it lags."""
 _CONNECTION_SECONDS = 3600.0
 """A connection shows one certificate, which ends sooner or later."""
 
@@ -54,14 +56,15 @@ class StandbyFolder:
     @property
     def has_decided(self) -> bool:
         """Whether who ran here last was the coordinator itself, at this address. A backup has no history."""
-        is_own = not self.is_of_standby and self._coordinator == self.own
+        # Without an address its last start has failed.
+        is_own = not self.is_of_standby and self._coordinator in ("", self.own)
         return is_own and (self.folder / HISTORY_FILE).exists()
 
     def check(self, follows: bool, takes_over: bool, listens: bool) -> None:
         """Raises HetnodeError BAD_OPTION if the options do not fit. `listens`: they say where."""
         if follows and takes_over:
             raise bad_option("--standby waits, and --take-over does not.", "Give one of the two.")
-        if not (follows or takes_over):
+        if not follows and (not takes_over or self.has_decided):
             if self.is_of_standby:
                 remedy = "--take-over goes on here, once the coordinator is dead; --standby follows it."
                 raise bad_option(f"{self.folder} is the folder of a standby.", remedy)
@@ -128,7 +131,7 @@ async def follow(
                     rows, row_hash = store.end
                     found = await channel.ask(FollowLog(rows, row_hash.hex(), own), _CALL_SECONDS)
                     events = await asyncio.to_thread(store.append_rows, found) if found else ()
-                    if silent is not False and not found:
+                    if silent is not False and len(found) < _FEW_ROWS:
                         silent = False
                         log.info("%d rows of the log are here: the standby is in step", store.end[0])
                     is_over |= any(isinstance(event, RunFinished) for event in events)

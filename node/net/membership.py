@@ -394,6 +394,8 @@ class Membership:
 
     async def _send_heartbeats(self) -> None:
         while True:
+            async with self._joining:
+                pass  # a heartbeat after a join whose answer was lost would make the next join one of another
             session = self.run_view.session
             try:
                 changed = self.estimates.due(self._now())

@@ -86,9 +86,13 @@ def test_a_folder_that_has_decided_takes_nothing_over(copy: StandbyFolder, tmp_p
     assert not own.has_decided
     (tmp_path / "history.sqlite").touch()
     assert own.has_decided
+    own.check(False, True, False)
     assert not copy.has_decided
     own.mark()
     assert not own.has_decided
+    (tmp_path / "standby").unlink()
+    (tmp_path / "address").unlink()  # as a start leaves it that was refused
+    assert own.has_decided
 
 
 async def test_a_coordinator_is_there_whatever_the_clocks_say(tmp_path: Path) -> None:

@@ -444,3 +444,22 @@ def test_links_end_when_this_machine_has_another_address() -> None:
         later.cancel()
 
     play(scenario)
+
+
+def test_no_heartbeat_stands_in_the_way_of_a_join_whose_answer_was_lost() -> None:
+    """To the coordinator who sends heartbeats takes part, and a second join comes from another process."""
+
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        coordinator.trouble = {"join": AWAY}
+        coordinator.tell(LOST)
+        await asyncio.sleep(0.1)
+        coordinator.calls["heartbeat"].clear()
+        await asyncio.sleep(20)
+        assert len(coordinator.calls["join"]) > 5
+        assert coordinator.calls["heartbeat"] == []
+        coordinator.trouble = {}
+        await membership.joined_after(0)
+        await asyncio.sleep(5)
+        assert coordinator.calls["heartbeat"]
+
+    play(scenario)

@@ -37,6 +37,7 @@ from coordinator.authority import (
 from coordinator.membership.open_places import CLOSED, OpenTerms
 from coordinator.membership.sources import MemberSources
 from coordinator.ops.dashboard.dashboard import Dashboard
+from coordinator.ops.evaluations import EvaluationDesk
 from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
@@ -298,7 +299,8 @@ def _operator_service(
     standby = StandbyDesk(store, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    return OperatorService(access, (admin, standby), (ExplanationDesk(records.explain), receipts))
+    desks = ExplanationDesk(records.explain), receipts, EvaluationDesk(access, command_loop)
+    return OperatorService(access, (admin, standby), desks)
 
 
 def _start_work(

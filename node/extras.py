@@ -20,6 +20,8 @@ class Extra(Enum):
 
     DASHBOARD = ("dashboard", "the pages of the coordinator's dashboard")
     HF = ("hf", "data of the Hugging Face Hub and tokenizer files")
+    EVAL = ("eval", "tasks of lm-evaluation-harness")
+    PANDAS = ("pandas", "tables of a run")
     PLOTS = ("plots", "plots and figures")
 
     def __init__(self, label: str, purpose: str) -> None:

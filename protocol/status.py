@@ -348,6 +348,35 @@ class Explanation:
     statements: tuple[Statement, ...] = ()
 
 
+@dataclass(frozen=True)
+class ModelSample:
+    """What the model has made of a prompt: `text` follows it."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """What the model could do after a round, as one peer tells; "" is the operator.
+
+    Attributes:
+        name: of the validation set or task, or of the prompts.
+        figures: by metric, such as "loss" in nats per token; finite.
+    """
+
+    peer: PeerId
+    round_number: int
+    name: str
+    figures: Mapping[str, float]
+    samples: tuple[ModelSample, ...] = ()
+
+    @property
+    def key(self) -> tuple[PeerId, str]:
+        """The newest counts of each."""
+        return self.peer, self.name
+
+
 class ReplicaState(StrEnum):
     """What a replica does in the open round."""
 
@@ -524,6 +553,7 @@ class RunStatus:
         waiting: peers without an invite that wait for room in an open run, in order.
         changes: of settings, also those of rounds to come. `spec` has what holds in the current one.
         term: of the coordinator (protocol.trust.term), later after each take-over.
+        evaluations: the newest of each peer and name, the newest rounds first.
     """
 
     run: str
@@ -553,6 +583,7 @@ class RunStatus:
     waiting: tuple[Waiting, ...] = ()
     changes: tuple[RunChange, ...] = ()
     term: int = 0
+    evaluations: tuple[ModelEvaluation, ...] = ()
 
     @property
     def heartbeat(self) -> float:

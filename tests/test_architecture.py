@@ -46,7 +46,7 @@ LAYERS = (
     "coordinator.ops.incident coordinator.run.command_loop",
     "coordinator.api coordinator.arbiter",
     "coordinator.ops.dashboard coordinator.ops.explain coordinator.ops.health coordinator.ops.monitoring"
-    " coordinator.ops.receipts coordinator.ops.relay coordinator.ops.standby",
+    " coordinator.ops.receipts coordinator.ops.relay coordinator.ops.standby coordinator.ops.evaluations",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.core.model node.extras node.ranks",
@@ -126,6 +126,7 @@ CORE = (
 LEAVES = {
     "formats": ("protocol.formats",),
     "dashboard": ("coordinator.ops.dashboard",),
+    "evaluations": ("coordinator.ops.evaluations",),
     "explain": ("coordinator.ops.explain",),
     "forecast": ("coordinator.ops.forecast",),
     "health": ("coordinator.ops.health",),
@@ -426,12 +427,13 @@ changes, a part that is held out of it measures something else in each phase."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
 backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
-MOST_OPTIONS = 163
+MOST_OPTIONS = 166
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
 --open and its two bounds: how many strangers a run takes depends on its size; where a backup goes,
 peers for programs, the two of typer by which a shell completes names, how to ask for an invite, which
 settings of a run change, from which round on and why; and --standby and --take-over: whether another
-coordinator is dead is what a person has to say."""
+coordinator is dead is what a person has to say; and what a follower asks of the models of a run: how often,
+which prompts and which tasks."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step
 from coordinator.store.store import Store
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.clock import steady_wall_clock
 from protocol.status import Cause, CauseCode
 from protocol.types import PeerId, Role
 
@@ -73,19 +73,6 @@ def group_topic(stage: int, round_number: int) -> Topic:
 
 def decision_topic(stage: int, round_number: int) -> Topic:
     return ("decision", stage, round_number)
-
-
-def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
-    """A clock that starts at the wall clock's time and then runs steadily.
-
-    Stored times must continue across restarts, and must not jump when the wall clock is set.
-
-    Args:
-        not_before: the time of the newest stored event, and the earliest start of this clock. After the wall
-            clock was set back, deadlines would otherwise wait for the difference.
-    """
-    offset = max(time.time(), not_before) - time.monotonic()
-    return lambda: offset + time.monotonic()
 
 
 _Issued = tuple[Command, asyncio.Future[Outcome] | None]

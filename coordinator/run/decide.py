@@ -13,6 +13,7 @@ from typing import Any, get_args
 from coordinator import pausing
 from coordinator.changing import change_run
 from coordinator.membership import invites, naming, presence, reachability
+from coordinator.membership.evaluations import take_evaluation
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.membership.open_places import ask_place
 from coordinator.membership.scores import weigh
@@ -27,7 +28,7 @@ from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Step, Transaction
 from protocol.errors import HetnodeError
-from protocol.status import RunPhase
+from protocol.status import ModelEvaluation, RunPhase
 
 _MEMBERSHIP_EVENTS = {
     events.PeerJoined,
@@ -124,6 +125,7 @@ _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.ResumeRun: pausing.resume,
     commands.ChangeRun: change_run,
     commands.RollBack: roll_back,
+    ModelEvaluation: take_evaluation,
 }
 assert _RULES.keys() == set(get_args(Command)), "each kind of command has one rule"
 

@@ -27,6 +27,7 @@ _DETAILS = (
     events.HoldingsReported,
     events.ResultReported,
     events.DigestAttested,
+    events.ModelEvaluated,
     events.PlaceAsked,
 )
 _DECISIONS: dict[type[Decision], int] = {

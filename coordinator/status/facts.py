@@ -11,6 +11,8 @@ from coordinator.base.phrases import change_text, counted
 from protocol.group.batch import batch_of
 from protocol.status import RunStatus
 
+_MOST_EVALUATIONS = 12
+
 
 def _model(status: RunStatus) -> str:
     model = status.spec.model
@@ -43,12 +45,23 @@ def _changes(status: RunStatus) -> str:
     return "; ".join(map(change_text, status.changes)) or "none"
 
 
+def _evaluations(status: RunStatus) -> str:
+    found = [
+        f"{each.name}: {', '.join(f'{metric} {value:.4g}' for metric, value in each.figures.items())}, "
+        f"round {each.round_number}"
+        for each in status.evaluations
+        if each.figures
+    ]
+    return "; ".join(found[:_MOST_EVALUATIONS]) or "none"
+
+
 FACTS: dict[str, Callable[[RunStatus], str]] = {
     "Model": _model,
     "Round": _round,
     "Batch": _batch,
     "Plan": _plan,
     "Changes": _changes,
+    "Evaluations": _evaluations,
     "Specification": lambda status: status.spec.identity,
     "Run": lambda status: status.run,
 }

@@ -110,6 +110,12 @@ def _run_event_message(event: events.RunEvent) -> str:  # noqa: PLR0911
         case events.RunRolledBack():
             why = f"{': ' if event.reason else ''}{event.reason}"
             return f"round {event.round_number} is a ROLLBACK to round {event.restore_round}{why}"
+        case events.ModelEvaluated(evaluation=told):
+            found = listed([f"{metric} {value:.4g}" for metric, value in told.figures.items()])
+            who = short(told.peer) if told.peer else "the operator"
+            return (
+                f"{who} tells of the model after round {told.round_number}, {told.name}: {found or 'samples'}"
+            )
         case events.RunFinished():
             return "the run is finished"
 

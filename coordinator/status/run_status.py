@@ -17,6 +17,7 @@ from protocol.status import (
     Cause,
     Exclusion,
     Measurement,
+    ModelEvaluation,
     PeerStatus,
     Place,
     ReplicaFigures,
@@ -28,7 +29,7 @@ from protocol.status import (
 )
 from protocol.types import Lifecycle, PeerId, Replica, Rollback
 
-_MOST_ROLLBACKS = 5
+_MOST_ROLLBACKS, _MOST_EVALUATIONS = 5, 64
 _BYTE_COUNTS = ("link_bytes_sent", "link_bytes_dense", "payload_bytes", "payload_bytes_dense")
 _HAS_TRAINED = (ReplicaState.OFFERED, ReplicaState.EXCHANGES, ReplicaState.DECIDED, ReplicaState.DONE)
 
@@ -87,7 +88,14 @@ def run_status(
         waiting=waiting(state, now),
         changes=state.changes,
         term=state.term,
+        evaluations=_evaluations(state),
     )
+
+
+def _evaluations(state: State) -> tuple[ModelEvaluation, ...]:
+    """The newest of each name, of peers that are not excluded."""
+    told = [each for each in state.evaluations.values() if each.peer not in state.excluded]
+    return tuple(sorted(told, key=lambda each: -each.round_number)[:_MOST_EVALUATIONS])
 
 
 def _rollbacks(state: State) -> tuple[Rollback, ...]:

@@ -38,6 +38,8 @@ from coordinator.store.history_tables import (
     AdoptedPlan,
     Contribution,
     EstimatePoint,
+    EvaluatedFigure,
+    EvaluatedSample,
     JournalLine,
     Kind,
     MemberFigures,
@@ -56,6 +58,8 @@ T = TypeVar("T", bound=TableRow)
 
 MOST_ROWS = 1000
 """Most rows or points that one query returns; a greater number counts as this."""
+_MOST_FIGURES = 50_000
+"""Of evaluations: a few peers, each with some names and metrics."""
 _ABSENCES = (
     Kind.JOINED,
     Kind.LEFT,
@@ -246,6 +250,25 @@ class SqliteHistory:
                 (credit.stage_tokens,),
             ).fetchone()
         return int(more) + 1, max(1, peers)
+
+    def evaluations(self, most: int = 500) -> tuple[EvaluatedFigure, ...]:
+        """By name, metric and peer, then by round; of each name at most `most` rounds."""
+        with reading(self.path) as db:
+            chosen = (
+                "(t.name, t.round_number) IN (SELECT name, max(round_number) FROM evaluations"
+                " GROUP BY name, (round_number - ?) / ?)"
+            )
+            order = "ORDER BY t.name, t.metric, t.peer, t.round_number LIMIT ?"
+            stride = _stride(db, "evaluations", most)
+            return tuple(_rows(db, EvaluatedFigure, f"WHERE {chosen} {order}", *stride, _MOST_FIGURES))
+
+    def samples(self, rounds: int = 10) -> tuple[EvaluatedSample, ...]:
+        """Those of the newest rounds that have any, the newest first."""
+        with reading(self.path) as db:
+            newest = "SELECT DISTINCT round_number FROM samples ORDER BY round_number DESC LIMIT ?"
+            order = "ORDER BY t.round_number DESC, t.peer, t.name, t.number LIMIT ?"
+            chosen = f"WHERE t.round_number IN ({newest}) {order}"
+            return tuple(_rows(db, EvaluatedSample, chosen, rounds, MOST_ROWS))
 
     def plan(self, epoch: int) -> AdoptedPlan | None:
         with reading(self.path) as db:

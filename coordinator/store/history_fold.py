@@ -21,6 +21,8 @@ from coordinator.store.history_tables import (
     Change,
     Contribution,
     EstimatePoint,
+    EvaluatedFigure,
+    EvaluatedSample,
     JournalLine,
     Kind,
     MemberFigures,
@@ -34,7 +36,7 @@ from coordinator.store.history_tables import (
     StageRow,
     Standing,
 )
-from protocol.status import Measurement
+from protocol.status import Measurement, ModelEvaluation
 from protocol.types import (
     Aborted,
     Committed,
@@ -127,6 +129,8 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
                 # Offers of the former plan are void: its samples were divided among other replicas.
                 yield BegunAnew(plan.from_round)
                 yield _begin(plan.from_round, plan.epoch, event.at, sequence)
+        case events.ModelEvaluated(evaluation=told):
+            yield from _evaluated(told, event.at)
         case events.RoundDecided():
             yield from _decision(sequence, event, before, after)
         case _:
@@ -202,6 +206,13 @@ def _exchange(sequence: int, event: Event, before: State) -> Iterator[Change]:
             yield StageRow(*where, StageOutcome.OPEN, closed_at=event.at, closed_sequence=sequence)
         case events.PayloadsContested():
             yield StageRow(event.round_number, event.stage, contested=len(event.owners))
+
+
+def _evaluated(told: ModelEvaluation, at: float) -> Iterator[Change]:
+    for metric, value in told.figures.items():
+        yield EvaluatedFigure(told.name, metric, told.peer, told.round_number, at, value)
+    for number, each in enumerate(told.samples):
+        yield EvaluatedSample(told.round_number, told.peer, told.name, number, each.prompt, each.text)
 
 
 def _replica_of(state: State, round_number: int, peer: PeerId) -> int:

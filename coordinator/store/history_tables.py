@@ -350,6 +350,35 @@ class RoundSums(TableRow):
 
 
 @dataclass(frozen=True)
+class EvaluatedFigure(TableRow):
+    """A figure of the model after a round, as `peer` tells, or the operator where that is "".
+
+    `name` is that of the validation set or task.
+    """
+
+    TABLE = "evaluations"
+    name: Annotated[str, Merge.KEY]
+    metric: Annotated[str, Merge.KEY]
+    peer: Annotated[PeerId, Merge.KEY]
+    round_number: Annotated[int, Merge.KEY]
+    at: float
+    value: float
+
+
+@dataclass(frozen=True)
+class EvaluatedSample(TableRow):
+    """What the model has made of a prompt after a round: `text` follows `prompt`."""
+
+    TABLE = "samples"
+    round_number: Annotated[int, Merge.KEY]
+    peer: Annotated[PeerId, Merge.KEY]
+    name: Annotated[str, Merge.KEY]
+    number: Annotated[int, Merge.KEY]
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class BegunAnew:
     """No row: a round begins anew, so what was offered in it and what was decided does not count."""
 
@@ -370,4 +399,6 @@ TABLES: tuple[type[TableRow], ...] = (
     MemberFigures,
     ReplicaRound,
     RoundSums,
+    EvaluatedFigure,
+    EvaluatedSample,
 )

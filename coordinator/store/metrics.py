@@ -164,6 +164,8 @@ def _line(event: Event) -> tuple[str, dict[str, Any]] | None:
                 "owners": [each.owner for each in payloads],
                 "payload_bytes": sum(each.nbytes for each in payloads),
             }
+        case events.ModelEvaluated(evaluation=told) if told.figures:
+            return "evaluation", _fields(told, ["peer", "round_number", "name", "figures"])
         case events.PlanAdopted(plan=plan):
             replicas = {each.name: [member.peer for member in each.members] for each in plan.replicas}
             names = ["epoch", "from_round", "first_sample", "reason"]

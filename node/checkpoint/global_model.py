@@ -19,9 +19,10 @@ dtypes and shapes of a file are verified before its tensors are used.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -233,6 +234,37 @@ def find(place: Path) -> Path:
             return folder
     nodes = (each / "checkpoint" for each in sorted((place / "nodes").glob("*")))
     return next(filter(None, map(latest, (place, place / "checkpoint", *nodes))), place)
+
+
+def find_whole(place: Path, beyond: int) -> tuple[int, tuple[Path, ...]] | None:
+    """The newest round after `beyond` of which `place` has all stages, and the checkpoints with them.
+
+    `place` as for :func:`find`; in the folder of a swarm, the checkpoints of its nodes count together. None
+    of them is verified.
+    """
+    nodes = (each / "checkpoint" for each in sorted((place / "nodes").glob("*")))
+    found = defaultdict[int, dict[int, Path]](dict)
+    for root in (place, place / "checkpoint", *nodes):
+        for folder in (root, *rounds_below(root).values()):
+            with suppress(HetnodeError, OSError):  # it may be removed at any time
+                manifest = MANIFEST_FILE.read(folder / _MANIFEST)
+                if manifest.round_number > beyond:
+                    for stage in manifest.stages:
+                        found[manifest.round_number].setdefault(stage, folder)
+    for number, holders in sorted(found.items(), reverse=True):
+        with suppress(HetnodeError, OSError, StopIteration):
+            folder = next(iter(holders.values()))
+            spec = _read_spec(folder / _SPEC, MANIFEST_FILE.read(folder / _MANIFEST))
+            if holders.keys() == set(range(spec.swarm.stages)):
+                return number, tuple(dict.fromkeys(holders.values()))
+    return None
+
+
+def read_together(parts: Sequence[Path], device: torch.device | str = "cpu") -> Checkpoint:
+    """All stages of :func:`find_whole`, verified. Raises HetnodeError as :func:`read`."""
+    found = [read(part, device) for part in parts]
+    stages = {stage: each.stages[stage] for each in reversed(found) for stage in each.stages}
+    return replace(found[0], stages=stages, embedding=None)
 
 
 def assemble(parts: Sequence[Path], folder: Path) -> None:

@@ -84,7 +84,7 @@ FAMILIES = {
     },
     "Use the model": {
         "generate": LazyCommand("model", "generate"),
-        "eval": LazyCommand("model", "evaluate"),
+        "eval": LazyCommand("evaluate", "evaluate"),
         "export": LazyCommand("model", "export"),
         "import": LazyCommand("model", "import_model"),
     },

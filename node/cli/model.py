@@ -1,8 +1,7 @@
-"""What can be done with a trained model: ``hetnode generate``, ``eval``, ``export`` and ``import``."""
+"""What can be done with a trained model: ``hetnode generate``, ``export`` and ``import``."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node import command_runner
-from node.cli.options import Device, option, records_as_options
+from node.cli.options import option, records_as_options
 from node.cli.output import say
 from node.cli.spec import SpecOptions
 from node.command_runner import TerminalConsole, bad_option
@@ -25,12 +23,10 @@ from node.folder import make_usable
 from node.here.nodes import place_of
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.run_files.link_text import width_text
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:
-    from node.experiment.evaluate import Evaluation
     from node.hugging_face.card import Measured
     from node.hugging_face.importing import Published
 
@@ -47,8 +43,8 @@ class ExportFormat(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-_PLACES = "Folder of a run, node or checkpoint; or the name of a swarm in ./runs, a run or a node here"
-Run = Annotated[Path, typer.Argument(help=f"{_PLACES}.", callback=place_of)]
+PLACES = "Folder of a run, node or checkpoint; or the name of a swarm in ./runs, a run or a node here"
+Run = Annotated[Path, typer.Argument(help=f"{PLACES}.", callback=place_of)]
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -73,83 +69,12 @@ def generate(
     say("")
 
 
-def evaluate(
-    run: Annotated[Path, typer.Argument(help=f"{_PLACES}; or a Hugging Face folder.", callback=place_of)],
-    data: Annotated[
-        str | None,
-        option(
-            "A source, as data.source has it, or the name of one of the run's. Default: that of validation."
-        ),
-    ] = None,
-    split: Annotated[
-        str, option("'held-out': what runs keep back of this data for validation. 'all' of it.")
-    ] = "held-out",
-    mode: Annotated[
-        str, option("'uncompressed': the plain model. 'compressed': through the links of a pipeline.")
-    ] = "uncompressed",
-    batches: Annotated[
-        int | None, option("Micro-batches of the run's size to measure on. Default: all there are.", min=1)
-    ] = None,
-    device: Device = "cpu",
-    as_json: Annotated[bool, option("Print one JSON object.", "--json")] = False,
-) -> None:
-    """Measure how well a model predicts text: loss, perplexity, bits per byte."""
-    from hetnode.models import checkpoint_at, is_published, tokenizer_path  # noqa: PLC0415
-    from node.core.worker.compute import Compute  # noqa: PLC0415
-    from node.experiment import evaluate as measuring  # noqa: PLC0415
-    from node.machine.devices import check_device  # noqa: PLC0415
-
-    documents = command_runner.one_of(measuring.Documents, split, "--split")
-    forward = command_runner.one_of(measuring.ForwardMode, mode, "--mode")
-    loaded = checkpoint_at(run, Compute(device=check_device(Compute(device)).device).open())
-    spec, (source, is_whole) = loaded.spec, measuring.measured_source(loaded.spec.data, data)
-    with TerminalConsole(stderr=True).status("reading the data") as shown:
-
-        def progress(so_far: Evaluation) -> None:
-            shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
-
-        path = tokenizer_path(spec, run)
-        place, chosen = source.source, measuring.Documents.ALL if is_whole else documents
-        found = measuring.evaluate(loaded, place, chosen, forward, batches, path, progress, source.text_field)
-    link = f"{width_text([spec.link.k], spec.model.width)}, {spec.link.dtype}"
-    is_run = not is_published(run)
-    facts = {
-        "loss": found.loss,
-        "perplexity": found.perplexity,
-        "bits_per_byte": found.bits_per_byte,
-        "tokens": found.tokens,
-        "bytes": found.bytes,
-        "mode": forward.value,
-        "link": link if forward is measuring.ForwardMode.COMPRESSED else None,
-        "data": place,
-        "split": chosen.value,
-        "model": str(run),
-        "run": spec.name if is_run else None,
-        "round": loaded.round_number if is_run else None,
-    }
-    if as_json:
-        say(json.dumps({name: _in_json(value) for name, value in facts.items()}, allow_nan=False))
-    else:
-        of_run = f" (run {spec.name}, round {loaded.round_number})" if is_run else ""
-        through = f" ({link})" if forward is measuring.ForwardMode.COMPRESSED else ""
-        say(_EVALUATION.format(**facts, of_run=of_run, through=through))
-
-
-_EVALUATION = """\
-model          {model}{of_run}
-data           {data}, {split}: {tokens:,} tokens, {bytes:,} bytes
-forward mode   {mode}{through}
-loss           {loss:.4f} nats per token
-perplexity     {perplexity:.4f}
-bits per byte  {bits_per_byte:.4f}"""
-
-
 def export(
     runs: Annotated[
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help=f"{_PLACES}. Several: the checkpoints of members that each kept some of the stages.",
+            help=f"{PLACES}. Several: the checkpoints of members that each kept some of the stages.",
             callback=_places_of,
         ),
     ],
@@ -310,11 +235,6 @@ def _naming_k(options: SpecOptions, width: int) -> Iterator[None]:
         raise HetnodeError(
             error.code, error.cause, "Give --set link.k=K, at most the model's width."
         ) from None
-
-
-def _in_json(value: object) -> object:
-    """JSON has no numbers that are not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _measured(run: Path, round_number: int) -> Measured:

@@ -28,6 +28,7 @@ Losses = Mapping[int, Sequence[tuple[int, float]]]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _DIM = "bright_black"
+_MOST_OF_LINE = 1000
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -69,7 +70,19 @@ def run_view(status: RunStatus, losses: Losses, width: int) -> RenderableType:
         _loss_table(status, losses, width),
         "",
         _facts(status),
+        *_samples(status),
     )
+
+
+def _samples(status: RunStatus) -> Iterator[RenderableType]:
+    """What the model made of prompts, as was told last."""
+    newest = next((each for each in status.evaluations if each.samples), None)
+    if newest is None:
+        return
+    for each in newest.samples:
+        yield ""
+        text = "\n".join(plain(line, _MOST_OF_LINE) for line in (each.prompt + each.text).split("\n"))
+        yield Text.assemble((f"after round {newest.round_number}  ", _DIM), text)
 
 
 def _facts(status: RunStatus) -> Table:

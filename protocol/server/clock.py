@@ -20,6 +20,19 @@ def steady_from(now: float) -> Callable[[], float]:
     return lambda: steady() + ahead
 
 
+def steady_wall_clock(not_before: float = 0.0) -> Callable[[], float]:
+    """A clock that starts at the wall clock's time and then runs steadily.
+
+    Stored times must continue across restarts, and must not jump when the wall clock is set.
+
+    Args:
+        not_before: the time of the newest stored event, and the earliest start of this clock. After the wall
+            clock was set back, deadlines would otherwise wait for the difference.
+    """
+    offset = max(time.time(), not_before) - time.monotonic()
+    return lambda: offset + time.monotonic()
+
+
 def bound_by(begins: float, ends: float, now: float) -> float:
     """Seconds by which a clock that says `now` is at least ahead of the coordinator's; negative: behind.
 

@@ -6,9 +6,10 @@ them to take part in a run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocol.status import Explanation
+from protocol.status import Explanation, ModelSample
 from protocol.types import Lifecycle, Pause, PeerId, Role, RunChange
 from protocol.wire.typed_calls import Request
 
@@ -227,3 +228,17 @@ class AskReceipt(Request[str]):
 @dataclass(frozen=True)
 class AskRank(Request[Rank]):
     """Answers the place of the caller, which need not be live."""
+
+
+@dataclass(frozen=True)
+class TellEvaluation(Request[None]):
+    """What the model could do after `round_number` (protocol.status.ModelEvaluation). It may be repeated.
+
+    The caller is a peer that has joined, or the operator. The coordinator bounds all of it
+    (coordinator.membership.evaluations).
+    """
+
+    round_number: int
+    name: str
+    figures: Mapping[str, float]
+    samples: tuple[ModelSample, ...] = ()

@@ -11,12 +11,13 @@ import pytest
 
 from coordinator.api.run_news import RunNews
 from coordinator.run import command_loop as loop_module
-from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped, steady_wall_clock
+from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped
 from coordinator.run.decide import Outcome
 from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.server.clock import steady_wall_clock
 from protocol.status import CauseCode
 from protocol.types import Role
 from tests.builders import keyed, spec_of

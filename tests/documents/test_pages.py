@@ -16,10 +16,10 @@ from tests.support.paths import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
-MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 223 * 1024
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 224 * 1024
 """What is written beside the code is read only if it is short; who adds a page shortens another one. The last
-3 kB are the standby, because who reads too little of it lets two coordinators decide, and what programs and
-other implementations may rely on: the Python package, owners, and the JSON of a static page."""
+4 kB are the standby, because who reads too little of it lets two coordinators decide, and what programs and
+other implementations may rely on: the Python package, owners, evaluations, and the JSON of a static page."""
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
 

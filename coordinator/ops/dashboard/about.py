@@ -1,5 +1,7 @@
 """What the operator tells the readers of a run, in two text files of the coordinator's folder.
 
+Where it has no samples, those that members told last take their place.
+
 ``about.md`` has a title, its first line that begins with #, and a description. ``samples.txt`` has texts of
 the model, the newest last. Both are read anew for each reader, and shown as text: nothing in them is HTML.
 """
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.ops.dashboard.queries import shown
+from protocol.status import ModelEvaluation
 from protocol.wire.run_page import MOST_TITLE
 
 ABOUT_FILE, SAMPLES_FILE = "about.md", "samples.txt"
@@ -42,6 +46,15 @@ def read_about(folder: Path) -> About:
             lines.append(shown(line, _MOST_BYTES))
     samples = (shown(line, _MOST_BYTES) for line in _text(folder / SAMPLES_FILE, newest=True).splitlines())
     return About(title, _WRAPPED.sub(" ", "\n".join(lines).strip()), "\n".join(samples).strip("\n"))
+
+
+def samples_text(evaluations: Iterable[ModelEvaluation]) -> str:
+    """The samples of the first evaluation that has any; "" without one."""
+    newest = next((each for each in evaluations if each.samples), None)
+    if newest is None:
+        return ""
+    texts = [f"After round {newest.round_number}:", *(each.prompt + each.text for each in newest.samples)]
+    return "\n\n".join("\n".join(map(shown, text.split("\n"))) for text in texts)
 
 
 def _text(path: Path, newest: bool) -> str:

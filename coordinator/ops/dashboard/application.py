@@ -140,7 +140,10 @@ class Application:
             Route("/api/explain", self._query(questions, told(explanations.explain))),
             *(
                 Route(f"/api/{answer.__name__}", self._query(self._queries, told(answer)))
-                for answer in (past.losses, past.speed, past.traffic, past.rounds, past.round, past.credits)
+                for answer in (
+                    *(past.losses, past.speed, past.traffic, past.evaluations),
+                    *(past.rounds, past.round, past.credits),
+                )
             ),
             Route("/static/{version}/{path:path}", self._static),
         ]
@@ -197,7 +200,7 @@ class Application:
     def _sign_in(self, request: Request, status: int = 200) -> Response:
         """The form for the token, below what everybody may know of a run that is published."""
         front = self._source.page()
-        about = self._source.about() if front else About()
+        about = self._source.front() if front else About()
         values = {"title": "Sign in", "failed": status != 200, "about": about, "front": front}
         return self._rendered("login.html", request, status, **values)
 

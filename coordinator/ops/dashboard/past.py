@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ _POINTS = 500
 _ROUNDS, _CREDITS, _OF_PEER = 50, 100, 60
 _MOST_LETTERS_OF_PEER = 128
 _LONG = 1000
+_SAMPLED_ROUNDS = 10
 
 
 def plain(value: Any) -> Any:
@@ -60,6 +62,20 @@ class Past:
         """Of all members, by round."""
         points = self._history.traffic(_POINTS)
         return {"points": [{"round": each.round_number, **plain(each)} for each in points]}
+
+    def evaluations(self, options: Mapping[str, str]) -> Record:
+        """A line of points for each name, metric and peer, and the newest samples."""
+        excluded, points = self._state().excluded, defaultdict[tuple[str, str, PeerId], list[Record]](list)
+        for each in self._history.evaluations(_POINTS):
+            point = {"round": each.round_number, "at": each.at, "value": each.value}
+            points[each.name, each.metric, each.peer].append(point)
+        lines = [
+            {"name": shown(name), "metric": shown(metric), "peer": peer, "points": found}
+            for (name, metric, peer), found in points.items()
+            if peer not in excluded
+        ]
+        samples = [each for each in self._history.samples(_SAMPLED_ROUNDS) if each.peer not in excluded]
+        return {"lines": lines, "samples": [document.plain(each, _lines) for each in samples]}
 
     def rounds(self, options: Mapping[str, str]) -> Record:
         """A page of rounds, the newest first."""
@@ -103,6 +119,10 @@ class Past:
         find = options.get("find", "").strip(" .…")[:_MOST_LETTERS_OF_PEER]  # ids are shown as ..END
         page = plain(self._history.credits(order, Page(skip, _CREDITS), find))
         return {**page, "skip": skip, "most": _CREDITS}
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(shown, text.split("\n")))
 
 
 def _round(found: RoundDetail) -> Record:

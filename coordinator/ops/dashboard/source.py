@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from coordinator.api.dashboard import Entrance
 from coordinator.api.run_records import RunRecords
-from coordinator.ops.dashboard.about import About, read_about
+from coordinator.ops.dashboard.about import About, read_about, samples_text
 from coordinator.ops.dashboard.queries import Record, shown
 from coordinator.placement.cost_model import Survey, survey_of
 from coordinator.placement.predict import ReplicaPrediction, predict
@@ -37,7 +37,7 @@ MOST_REPLICAS = 64
 """Replicas in the event that every reader gets; the whole status has all."""
 MOST_PEERS = 2000
 """Peers in the whole status; of more, those that are gone are left out first."""
-_LARGE = ("time", "peers", "measurements", "plan")
+_LARGE = ("time", "peers", "measurements", "plan", "evaluations")
 """Fields that the event leaves out: the time that always changes, and what grows with the swarm."""
 _STATUS_SECONDS = 0.9
 _MOST_LETTERS = 1000
@@ -132,6 +132,11 @@ class Records:
     def about(self) -> About:
         """What the operator tells readers of the run."""
         return read_about(self._folder)
+
+    def front(self) -> About:
+        """As :meth:`about`, where the newest samples that were told take the place of a missing file."""
+        about = self.about()
+        return about if about.samples else replace(about, samples=samples_text(self.status().evaluations))
 
     def page(self) -> RunPage | None:
         """What the operator tells everyone; None where the run is not published."""

@@ -72,6 +72,9 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.RunChanged: lambda state, event: replace(
         state, changes=tuple(sorted((*state.changes, event.change), key=lambda each: each.from_round))
     ),
+    events.ModelEvaluated: lambda state, event: replace(
+        state, evaluations=state.evaluations.set(event.evaluation.key, event.evaluation)
+    ),
     events.RunPaused: lambda state, event: replace(
         state, pause=Pause(event.from_round, event.by, event.reason)
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
-from protocol.status import Wait
+from protocol.status import ModelEvaluation, Wait
 from protocol.types import (
     Capacity,
     Estimates,
@@ -316,5 +316,5 @@ Command: TypeAlias = (
     Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
     | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | ChangeRun | RollBack | Unname
     | Enroll | AskPlace | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
-    | Offer | Await | Report | Attest | Weigh
+    | Offer | Await | Report | Attest | Weigh | ModelEvaluation
 )  # fmt: skip

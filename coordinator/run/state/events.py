@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from protocol.status import Wait
+from protocol.status import ModelEvaluation, Wait
 from protocol.types import (
     Capacity,
     Decision,
@@ -401,6 +401,13 @@ class RunChanged(_Event):
 
 
 @dataclass(frozen=True)
+class ModelEvaluated(_Event):
+    """A member, or the operator, has told what the model can do."""
+
+    evaluation: ModelEvaluation
+
+
+@dataclass(frozen=True)
 class AnchorDigest:
     """The digest of one part of a stage."""
 
@@ -427,7 +434,7 @@ class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-_EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
+_EndEvent: TypeAlias = ModelEvaluated | RunPaused | RunResumed | RunRolledBack | RunFinished
 RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | RunChanged | _EndEvent
 PresenceEvent: TypeAlias = (
     PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost

@@ -30,7 +30,7 @@ from protocol.math.embedding_snapshot import needed_snapshots
 from protocol.math.retention import is_kept
 from protocol.spec.change import changed
 from protocol.spec.run import RunSpec
-from protocol.status import RunPhase
+from protocol.status import ModelEvaluation, RunPhase
 from protocol.types import (
     Decision,
     Estimates,
@@ -122,6 +122,7 @@ class State:
         restored: by round whose decisions are a rollback, the round whose anchors it restores.
         restored_digests: by (stage, round, part), the digests of the anchors after these rounds.
         changes: all of the run, by their first rounds. `spec` has those that hold in the current one.
+        evaluations: by peer and name, the newest that was told.
         first_spec: the specification with which the run began; None if it was not changed.
     """
 
@@ -187,6 +188,7 @@ class State:
     restored: Mapping[int, int] = field(default_factory=dict)
     restored_digests: Mapping[tuple[int, int, str], str] = field(default_factory=dict)
     changes: tuple[RunChange, ...] = ()
+    evaluations: PersistentMap[tuple[PeerId, str], ModelEvaluation] = field(default_factory=PersistentMap)
     first_spec: RunSpec | None = None
 
     @property

@@ -41,6 +41,7 @@ LATER_KINDS = {
     "RunRolledBack",
     "ResultReported",
     "RunChanged",
+    "ModelEvaluated",
 }
 """Kinds that the first release of the log format did not have."""
 

@@ -70,7 +70,7 @@ export class Chart {
       const Library = await library();
       const { series, ...about } = this.data;
       const datasets = series.map((each, i) => ({
-        label: each.name, data: each.y.map((y, at) => ({ x: each.x[at], y })),
+        label: each.name, data: each.y.map((y, at) => ({ x: each.x[at], y })), pointRadius: each.y.length === 1 ? 3 : 0,
         borderColor: each.colour || seriesColour(i), backgroundColor: each.colour || seriesColour(i),
       }));
       if (!this.chart?.canvas?.isConnected) { // at first, and after a message in its place

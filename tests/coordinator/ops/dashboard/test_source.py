@@ -48,7 +48,7 @@ def test_the_event_leaves_out_what_grows_with_the_swarm() -> None:
     run = started(2)
     source = source_of(run)
     event, whole = source.event(), source.whole()
-    assert whole.keys() - event.keys() == {"peers", "measurements", "plan", "time"}
+    assert whole.keys() - event.keys() == {"peers", "measurements", "plan", "time", "evaluations"}
     assert event["activities"] == {"trains": 2}
     assert len(event["replicas"]) == 2 <= MOST_REPLICAS
     assert {each["peer"] for each in whole["peers"]} == {A.peer, B.peer}

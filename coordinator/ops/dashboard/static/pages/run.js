@@ -1,6 +1,7 @@
 // The run: how far it is, how the loss goes, what it waits for.
 import { badge, card, el, meter, show, tile, linked, causePeers } from "../dom.js";
 import * as f from "../format.js";
+import { Evaluations } from "../evaluations.js";
 import { Explanation } from "../explain.js";
 import { BY, healthCard, notices } from "../health.js";
 import { published, takePart } from "../join.js";
@@ -8,17 +9,18 @@ import { now, onRun } from "../live.js";
 import { LossChart } from "../losses.js";
 
 const page = document.getElementById("page");
-const parts = ["hero", "notices", "tiles", "losses", "why", "health", "replicas", "events", "facts", "join"];
+const parts = ["hero", "notices", "tiles", "losses", "evaluations", "why", "health", "replicas", "events", "facts", "join"];
 const at = Object.fromEntries(parts.map((name) => [name, el("div", { class: `part-${name}` })]));
 const STATES = {
   trains: ["trains", ""], paused: ["paused", "wait"], offered: ["trained", "good"], exchanges: ["exchanges", "good"], decided: ["done", "good"],
   broken: ["cannot train", "bad"], done: ["done", "good"],
 };
-page.append(at.hero, at.notices, at.tiles, at.losses, at.why,
+page.append(at.hero, at.notices, at.tiles, at.losses, at.evaluations, at.why,
   el("div", { class: "two" }, at.replicas, at.events), at.health, at.facts, at.join);
 at.notices.classList.add("notices");
 const why = new Explanation(at.why, "What it waits for, and what would be faster", "now", false);
 const losses = new LossChart(at.losses);
+const evaluations = new Evaluations(at.evaluations);
 
 const isPaused = (run) => run.phase === "training" && run.is_held && !run.is_stalled;
 const openRound = (run) => Math.min(run.round_number, run.spec.rounds);
@@ -136,5 +138,6 @@ onRun((run) => {
   newest = run;
   draw(run);
   losses.run(run);
+  evaluations.run(run);
 });
 setInterval(() => newest && !document.hidden && show(at.tiles, tiles(newest)), 1000);

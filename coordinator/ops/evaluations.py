@@ -1,0 +1,25 @@
+"""Takes in what members and the operator tell of the model."""
+
+from __future__ import annotations
+
+from coordinator.api.access import AccessControl
+from coordinator.run.command_loop import CommandLoop
+from protocol.server.calls import Context
+from protocol.status import ModelEvaluation
+from protocol.trust.names import identity_of, peer_of
+from protocol.types import PeerId
+from protocol.wire.operator_calls import TellEvaluation
+
+
+class EvaluationDesk:
+    """Answers :class:`TellEvaluation`, for every peer that has joined, live or not, and the operator."""
+
+    def __init__(self, access: AccessControl, command_loop: CommandLoop) -> None:
+        self._access, self._command_loop = access, command_loop
+
+    async def tell(self, call: TellEvaluation, context: Context) -> None:
+        """Raises HetnodeError: RATE_LIMITED, and as coordinator.membership.evaluations.take_evaluation."""
+        peer = peer_of(identity_of(context)) or PeerId("")
+        self._access.check_rate(peer, "tells evaluations")
+        told = call.round_number, call.name, call.figures, call.samples
+        await self._command_loop.execute(ModelEvaluation(peer, *told))

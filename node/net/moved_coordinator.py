@@ -24,24 +24,28 @@ _TRY_SECONDS = 20.0
 
 
 async def follow_coordinator(
-    coordinator: CoordinatorClient, membership: Membership, directory: Directory, transport: Transport
+    coordinator: CoordinatorClient,
+    membership: Membership,
+    directory: Directory | None = None,
+    transport: Transport | None = None,
 ) -> NoReturn:
     """Go on where the coordinator is, if it does not answer at the known address.
 
     What was told and the DHT only propose: the run's authority proves who answers, and the known address is
     tried first. Nodes begin at different times, so they do not all look at the same moment. A coordinator
-    that has taken the run over has another peer in the DHT, which `transport` then enters through it.
+    that has taken the run over has another peer in the DHT, which `transport` then enters through it. A relay
+    is not in the DHT.
     """
     looks, left = 0, None
     while True:
         told = (LOOK_TOLD_SECONDS, LONGEST_TOLD_SECONDS) if coordinator.credentials.others else ()
         await asyncio.sleep(pause_after(looks + 1, *(told or (LOOK_SECONDS, LONGEST_SECONDS))))
-        if left is not None and coordinator.dht_peers not in ((), left):
+        if left is not None and transport is not None and coordinator.dht_peers not in ((), left):
             left = None
             await transport.restart()
         looks = looks + 1 if membership.away else 0
         known, published = coordinator.credentials, coordinator.credentials.api
-        if looks and (not told or looks % _LOOKS_A_SEARCH == 1):
+        if looks and directory is not None and (not told or looks % _LOOKS_A_SEARCH == 1):
             published = (await directory.endpoints()).get(known.coordinator, known.api)
         places = tuple(dict.fromkeys((known.api, *known.others * bool(looks), published)))
         if len(places) == 1:

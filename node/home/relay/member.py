@@ -22,6 +22,7 @@ from node.net.joining import (
 )
 from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView
+from node.net.moved_coordinator import follow_coordinator
 from node.net.sources import AcceptedSources
 from node.net.waiting import CoordinatorWait
 from node.security.channels import server_tls
@@ -103,7 +104,8 @@ async def run_relay(options: RelayMemberOptions, identity: Identity) -> None:
             asyncio.create_task(membership.keep()),
             asyncio.create_task(coordinator.keep_renewed()),
             asyncio.create_task(_keep_refusing(membership, relay)),
-            asyncio.create_task(_keep_sources(membership, joined.dht_peers, credentials.api, members)),
+            asyncio.create_task(follow_coordinator(coordinator, membership)),
+            asyncio.create_task(_keep_sources(membership, coordinator, joined.dht_peers, members)),
             asyncio.create_task(membership.until(lambda view: True if view.finished else None)),
         ]
         # Not before the join: nodes may wait for a relay. The next heartbeat tells the result.
@@ -154,17 +156,18 @@ async def _keep_refusing(membership: Membership, relay: RelayServer) -> NoReturn
 
 
 async def _keep_sources(
-    membership: Membership, dht_peers: Sequence[str], api: str, known: set[str]
+    membership: Membership, coordinator: CoordinatorClient, dht_peers: Sequence[str], known: set[str]
 ) -> NoReturn:
     """Keep in `known` the sources of members and coordinator, to which the relay connects."""
     accepted = AcceptedSources()
 
     def changed(run_view: RunView) -> Set[str] | None:
-        now = accepted.of_members(run_view)
-        return None if now == known else now
+        now, is_same_place = accepted.of_members(run_view), coordinator.credentials.api == api
+        return None if now == known and is_same_place else now
 
     while True:
-        await accepted.resolve_coordinator(api, dht_peers)
+        api = coordinator.credentials.api
+        await accepted.resolve_coordinator(api, coordinator.dht_peers or dht_peers)
         now = await membership.until(changed)
         known.clear()
         known.update(now)

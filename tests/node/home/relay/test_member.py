@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.api.public_ports import RelayOptions as OwnRelayOptions
+from coordinator.api.succession import Partner
 from node.home.relay.agent import RelayAgent
 from node.home.relay.member import RelayMemberOptions, run_relay
+from node.net import moved_coordinator
 from node.net.coordinator_client import Admission, CoordinatorClient
 from node.net.enrollment import enroll
+from node.security.credentials import exist, folder_of, load
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
@@ -25,6 +28,7 @@ from protocol.types import Capacity, RelayAddress, Role
 from protocol.wire.operator_calls import BanPeer
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_process import COORDINATOR, Running, running
+from tests.support.ports import free_port
 
 CAPACITY = Capacity("cpu", 2**30, 1)
 
@@ -51,6 +55,18 @@ async def member(run: Running, identity: Identity) -> AsyncIterator[CoordinatorC
         yield client
     finally:
         await client.close()
+
+
+def known_by(identity: Identity, run: str) -> tuple[str, ...]:
+    """Where an enrolled peer looks for its coordinator."""
+    folder = folder_of(identity.path, run)
+    return (load(folder).api, *load(folder).others) if exist(folder) else ()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110  a file tells
+            await asyncio.sleep(0.05)
 
 
 async def relays_of(client: CoordinatorClient, count: int) -> tuple[RelayAddress, ...]:
@@ -81,6 +97,29 @@ async def test_nodes_learn_of_the_relays_of_a_run(tmp_path: Path) -> None:
             status = await run.status()
             assert [peer.role for peer in status.peers if peer.lifecycle != "gone"] == ["replica"]
             assert status.cause.code is CauseCode.PEERS_LACKING
+
+
+async def test_a_relay_goes_on_where_a_standby_has_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved_coordinator, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(moved_coordinator, "LOOK_TOLD_SECONDS", 0.05)
+    folder, other = tmp_path / "run", f"127.0.0.1:{free_port()}"
+    folder.mkdir()
+    (folder / "partner").write_text(other)
+    spec = spec_of(timing__heartbeat=0.5)
+    relay = open_identity(tmp_path / "relay.key")
+    async with AsyncExitStack() as ends:
+        relays = await ends.enter_async_context(AsyncExitStack())
+        async with running(spec, folder) as run:
+            await relays.enter_async_context(relay_of(run, relay))
+            await until(lambda: other in known_by(relay, run.run))
+        after = await ends.enter_async_context(
+            running(spec, folder, other, partner=Partner(folder, takes_over=True))
+        )
+        ends.push_async_callback(relays.aclose)
+        await until(lambda: known_by(relay, run.run)[:1] == (other,))
+        assert [each.lifecycle for each in (await after.status()).peers] == ["ready"]
 
 
 async def test_a_relay_that_is_stopped_before_it_learns_of_its_admission_leaves(

@@ -42,6 +42,8 @@ from coordinator.ops.explain.explainer import Explainer
 from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
+from coordinator.ops.objects.object_desk import ObjectDesk, open_objects
+from coordinator.ops.objects.s3_store import S3Store
 from coordinator.ops.receipts import Receipts
 from coordinator.ops.relay.own_relay import open_relay
 from coordinator.ops.standby import StandbyDesk
@@ -111,9 +113,8 @@ async def run_coordinator(
 ) -> bool:
     """Serve the run until it is finished and its peers have left, or until cancelled.
 
-    Returns False at once if the run in `folder` was finished before: then there is nothing to serve.
-    A folder that holds a run continues that run. On cancellation, waiting calls end with UNAVAILABLE, and
-    everything is closed within a few seconds. Acknowledged commands are durable, however the process ends.
+    Returns False at once if the run in `folder` was finished before; a run that is not continues. On
+    cancellation, waiting calls end with UNAVAILABLE, and all is closed soon. What is acknowledged is durable.
 
     Args:
         spec: must equal the spec of the run that has begun in `folder`, if there is one.
@@ -132,6 +133,7 @@ async def run_coordinator(
         ports, endpoint = open_ports(addresses, stack), _metrics_endpoint(addresses, stack)
         relay = open_relay(addresses, ports, identity.peer, stack)
         dashboard = Dashboard(addresses.dashboard, addresses.near_dashboard, stack)
+        objects = await open_objects(addresses.objects, spec)
         store = _open_store(folder, identity, stack)
         authority = open_authority(folder, spec.name, certificate_seconds)
         restored = restore_run(stack, store, spec, run := authority.run_id(spec), folder)
@@ -145,12 +147,12 @@ async def run_coordinator(
         fence = Fence(command_loop, partner, identity.peer, identity.sign, tuple(bootstrap.addresses))
         sources = MemberSources()
         own = command_loop, records, store, sources, authority, identity, bootstrap, fence
-        servers = _public_servers(*own, dial_back, ports, relay, terms)
+        servers, desk = _public_servers(*own, dial_back, ports, relay, terms, objects)
         await _begin(command_loop, partner, bootstrap, identity.peer, relay)
         metrics = RunMetrics(store.files, command_loop, servers, records)
         await _start_servers(stack, ports, servers, endpoint, metrics)
         await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
-        _start_work(stack, command_loop, bootstrap, sources, ports, authority, folder, fence)
+        _start_work(stack, command_loop, bootstrap, sources, ports, authority, folder, fence, desk)
         dashboard.serve(folder, command_loop, records, _entrance(authority, ports, addresses.contact, terms))
         on_ready(run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
@@ -242,7 +244,8 @@ def _public_servers(
     ports: PublicPorts,
     relay: Relay | None,
     terms: OpenTerms,
-) -> tuple[PublicServer, PublicServer]:
+    objects: S3Store | None,
+) -> tuple[tuple[PublicServer, PublicServer], ObjectDesk]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
     gateway, entrance = ports.api, ports.enrollment
     access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of, fence.check)
@@ -261,7 +264,8 @@ def _public_servers(
         fence.told,
     )
     admin = Admin(command_loop, records.resting, authority.pin, *ports.advertised)
-    operator = _operator_service(command_loop, records, access, store, fence, admin)
+    desk = ObjectDesk(access, command_loop, objects)
+    operator = _operator_service(command_loop, records, access, store, fence, admin, desk)
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], entrance.source_of, terms
     )
@@ -285,7 +289,7 @@ def _public_servers(
     return (
         public_server(own[0], api, certificate, authority, True, api_admission.refused),
         public_server(own[1], enrolling, certificate, authority, False, newcomers_admission.refused),
-    )
+    ), desk
 
 
 def _operator_service(
@@ -295,11 +299,12 @@ def _operator_service(
     store: SqliteStore,
     fence: Fence,
     admin: Admin,
+    objects: ObjectDesk,
 ) -> OperatorService:
     standby = StandbyDesk(store, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    desks = ExplanationDesk(records.explain), receipts, EvaluationDesk(access, command_loop)
+    desks = ExplanationDesk(records.explain), receipts, EvaluationDesk(access, command_loop), objects
     return OperatorService(access, (admin, standby), desks)
 
 
@@ -312,6 +317,7 @@ def _start_work(
     authority: Authority,
     folder: Path,
     fence: Fence,
+    objects: ObjectDesk,
 ) -> None:
     """Tell DHT peer and members who is admitted, publish the API, arbitrate; `stack` ends all work."""
     for work in (
@@ -321,6 +327,7 @@ def _start_work(
         tell_sources(command_loop, sources),
         keep_published(bootstrap, fence.coordinator, ports.advertised[0]),
         arbitrate_contested(command_loop, bootstrap.arbiter),
+        objects.keep_clean(),
     ):
         stack.callback(asyncio.create_task(work).cancel)
 

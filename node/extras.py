@@ -23,6 +23,7 @@ class Extra(Enum):
     EVAL = ("eval", "tasks of lm-evaluation-harness")
     PANDAS = ("pandas", "tables of a run")
     PLOTS = ("plots", "plots and figures")
+    S3 = ("s3", "object stores")
 
     def __init__(self, label: str, purpose: str) -> None:
         self.label = label

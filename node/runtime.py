@@ -49,6 +49,7 @@ from node.net.reach import DirectReach
 from node.net.receipts import keep_receipt
 from node.net.sources import AcceptedSources, member_peers
 from node.net.waiting import CoordinatorWait
+from node.objects.lent_objects import LentObjects
 from node.options import NodeOptions
 from node.security.identity import Identity
 from node.snapshots.embedding_snapshots import EmbeddingSnapshots
@@ -330,7 +331,8 @@ async def _enter_dht(node: _Joined, processes: AsyncExitStack) -> Transport:
             clock_offset=node.coordinator.clock_offset(),
         )
 
-    transport = await transport_in_use().start(node.identity, enter, node.link_server.line)
+    line, objects = node.link_server.line, LentObjects(node.coordinator)
+    transport = await transport_in_use().start(node.identity, enter, line, objects)
     processes.push_async_callback(transport.close)
     return transport
 

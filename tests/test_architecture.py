@@ -46,7 +46,8 @@ LAYERS = (
     "coordinator.ops.incident coordinator.run.command_loop",
     "coordinator.api coordinator.arbiter",
     "coordinator.ops.dashboard coordinator.ops.explain coordinator.ops.health coordinator.ops.monitoring"
-    " coordinator.ops.receipts coordinator.ops.relay coordinator.ops.standby coordinator.ops.evaluations",
+    " coordinator.ops.objects coordinator.ops.receipts coordinator.ops.relay coordinator.ops.standby"
+    " coordinator.ops.evaluations",
     "coordinator.app",
     # a node: pure rooms, then IO, then training, then its composition root
     "node.hooks node.security node.core.model node.extras node.ranks",
@@ -57,7 +58,7 @@ LAYERS = (
     "node.net",
     "node.agreement node.home.guest node.measure node.monitoring node.core.worker",
     "node.home.relay node.home.router node.machine",
-    "node.core.train node.experiment node.options",
+    "node.core.train node.experiment node.objects node.options",
     "node.snapshots",
     "node.runtime node.hugging_face node.worker",
     "node.process",
@@ -132,6 +133,7 @@ LEAVES = {
     "health": ("coordinator.ops.health",),
     "incident": ("coordinator.ops.incident",),
     "monitoring": ("coordinator.ops.monitoring",),
+    "objects": ("coordinator.ops.objects", "node.objects"),
     "receipts": ("coordinator.ops.receipts",),
     "standby": ("coordinator.ops.standby",),
     "relay": ("protocol.relay", "coordinator.ops.relay", "node.home.relay"),
@@ -427,13 +429,13 @@ changes, a part that is held out of it measures something else in each phase."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
 backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
-MOST_OPTIONS = 166
+MOST_OPTIONS = 167
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
 --open and its two bounds: how many strangers a run takes depends on its size; where a backup goes,
 peers for programs, the two of typer by which a shell completes names, how to ask for an invite, which
 settings of a run change, from which round on and why; and --standby and --take-over: whether another
 coordinator is dead is what a person has to say; and what a follower asks of the models of a run: how often,
-which prompts and which tasks."""
+which prompts and which tasks; and --objects: which bucket a run may fill is its owner's."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

@@ -46,7 +46,7 @@ class ListenAddresses:
     advertises the host of `api`. `relay` None runs no relay. `one_port` lets enrollment and relay share the
     port of `api`. `metrics` None serves none. `dht_port` is left to the DHT peer, which starts later; 0 takes
     a free one. `dashboard` None serves none; `near_dashboard` takes one of the next ports if that is taken.
-    `contact` tells newcomers how to ask for an invite.
+    `contact` tells newcomers how to ask for an invite. `objects` is an object store, s3://BUCKET/PREFIX.
     """
 
     api: str
@@ -59,6 +59,7 @@ class ListenAddresses:
     dashboard: str | None = None
     near_dashboard: bool = False
     contact: str = ""
+    objects: str = ""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from node.cli.output import open_log_of_service
 from node.cli.spec import SpecOptions
 from node.cli.standby import MARKER, StandbyFolder, address_of, follow_run, term_at
 from node.command_runner import TerminalConsole, bad_option
-from node.extras import can_serve_dashboard, require_for_dashboard
+from node.extras import Extra, can_serve_dashboard, require, require_for_dashboard
 from node.folder import make_usable
 from node.ipc.template import own_template
 from node.security.credentials import load_operator
@@ -135,6 +135,13 @@ class CoordinatorOptions:
             "dashboard finds the run: 'hetnode join https://HOST/'."
         ),
     ] = ""
+    objects: Annotated[
+        str,
+        network(
+            "s3://BUCKET/PREFIX of an object store: members also exchange through it, by signed URLs. "
+            "The usual environment and files of boto3 have credentials and endpoint. Needs the extra s3."
+        ),
+    ] = ""
     alarm: Annotated[
         AlarmMode,
         health(
@@ -197,7 +204,7 @@ class CoordinatorOptions:
         ports = [split_host_port(each)[1] for each in (address, enrollment)]
         kept = {
             name: getattr(self, name)
-            for name in ("advertise", "relay", "relay_ports", "dashboard", "contact")
+            for name in ("advertise", "relay", "relay_ports", "dashboard", "contact", "objects")
         }
         own = {"one_port": self.one_port, "enrollment_port": None if self.one_port else ports[1]}
         return json.dumps({"listen": host_port(self.host, ports[0]), **kept, **own})
@@ -221,6 +228,8 @@ class CoordinatorOptions:
         ):
             if address is not None and address not in words:
                 command_runner.split_address(address, name)
+        if self.objects:
+            require("boto3", Extra.S3)
         ports = port_range(self.relay_ports)
         if self.relay == "none" and (ports is not None or self.relay_uplink):
             raise bad_option(
@@ -248,6 +257,7 @@ class CoordinatorOptions:
             self.dht_port,
             **_dashboard(self.dashboard),
             contact=self.contact,
+            objects=self.objects,
         )
 
 

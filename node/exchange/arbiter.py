@@ -11,7 +11,7 @@ from pathlib import Path
 from node.checkpoint.download import WrongBytes
 from node.checkpoint.transfer import CheckpointServer
 from node.core.model.shapes import payload_layout
-from node.exchange.payload_exchange import PayloadCalls
+from node.exchange.payload_calls import PayloadCalls
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import NotHeld
 from protocol.codec.payload import decode

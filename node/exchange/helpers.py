@@ -59,6 +59,7 @@ class Helpers:
         lines: of its members; empty if nobody helps.
         nbytes: of the largest payload.
         failures: of former rounds.
+        later: seconds until the first request; helpers have as long as without them.
 
     Attributes:
         failed: (helper, owner) of the payloads that a helper did not send in this exchange.
@@ -72,6 +73,7 @@ class Helpers:
         seconds: float,
         nbytes: int,
         failures: HelpFailures,
+        later: float = 0.0,
     ) -> None:
         self._me, self._schedule, self._failures = me, schedule_of(seed, lines), failures
         self._clock = asyncio.get_running_loop().time
@@ -81,8 +83,8 @@ class Helpers:
             slowest = min(rate for line in lines.values() if (rate := line.downlink or line.uplink))
             takes = max(self._schedule.seconds(nbytes), nbytes * (len(lines) - 1) / slowest)
             helps = min(helps, max(_HELP_TIMES * takes, _LEAST_HELP_SECONDS))
-        self._helps_until = self._clock() + helps
-        self._ends = self._clock() + _LATEST * helps
+        self._helps_until = self._clock() + later + helps
+        self._ends = self._clock() + later + _LATEST * helps
         self._unusable: set[PeerId] = set()
         self.failed: set[tuple[PeerId, PeerId]] = set()
         most = max(1, min(_MOST_ASKED, _ASKED_IN_ALL // max(1, len(lines))))
@@ -133,6 +135,7 @@ def helpers_of(
     members: Sequence[PayloadDescriptor],
     seconds: float,
     failures: HelpFailures,
+    later: float = 0.0,
 ) -> Helpers:
     """Of the members whose payloads count at this peer, in the group of the coordinator if there is one.
 
@@ -144,4 +147,4 @@ def helpers_of(
         if me in owners and {descriptor.owner for descriptor in members} <= set(owners):
             lines = dict(zip(owners, group.lines, strict=True))
     nbytes = max(descriptor.nbytes for descriptor in members)
-    return Helpers(me, group.group_id if group else "", lines, seconds, nbytes, failures)
+    return Helpers(me, group.group_id if group else "", lines, seconds, nbytes, failures, later)

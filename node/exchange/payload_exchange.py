@@ -1,7 +1,7 @@
 """The exchange of payloads in a stage: decides which peer is asked for which payload, when, and how often.
 
-It is independent of a library: a transport implements :class:`PayloadCalls`, and answers the calls of other
-peers with it.
+It is independent of a library: a transport implements :class:`node.exchange.payload_calls.PayloadCalls`, and
+answers the calls of other peers with it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from node.checkpoint.download import TransferError, WrongBytes, list_reasons
 from node.exchange.arrivals import Arrival
 from node.exchange.helpers import Helpers, HelpFailures, helpers_of
+from node.exchange.object_client import ObjectClient
+from node.exchange.object_exchange import ObjectExchange, seconds_to_wait
+from node.exchange.object_source import LentPayloads
 from node.exchange.open_transfers import OpenTransfers
+from node.exchange.payload_calls import PayloadCalls
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import (
     RANGES,
@@ -40,30 +44,18 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0  # seconds between two attempts with all
 _PUSHES = 2  # two holders: one of them may leave before the others have fetched the payload
 
 
-class PayloadCalls(Protocol):
-    """Calls to other peers. A failed call may raise any exception."""
-
-    async def fetch(
-        self,
-        holder: str,
-        descriptor: PayloadDescriptor,
-        when_asked: Callable[[], None],
-        arrival: Arrival | None = None,
-    ) -> bytes:
-        """The payload, with the right length and hash. Raises WrongBytes if `holder` sent other bytes.
-
-        Calls `when_asked` as soon as the request has been sent or has failed. `arrival` gets the bytes as
-        they come.
-        """
-
-    async def push(self, listener: str, own: PayloadDescriptor, payload: bytes) -> None:
-        """Send this peer's own payload to `listener`. Return when `listener` holds it."""
-
-
 class PayloadExchange:
     """The payloads of `stage`, each of `capacity` bytes at most, at peer `me`. Belongs to one event loop."""
 
-    def __init__(self, me: str, stage: int, capacity: int, store: PayloadStore, calls: PayloadCalls) -> None:
+    def __init__(
+        self,
+        me: str,
+        stage: int,
+        capacity: int,
+        store: PayloadStore,
+        calls: PayloadCalls,
+        objects: ObjectClient | None = None,
+    ) -> None:
         self._me, self._stage, self._capacity, self._calls = me, stage, capacity, calls
         self._awaited: dict[str, PayloadDescriptor] = {}  # by owner, who may push it
         self._faults: dict[str, str] = {}  # by owner: what was wrong with bytes that the owner itself sent
@@ -76,6 +68,7 @@ class PayloadExchange:
         self._passed_on = WeakSet[Arrival]()  # which other peers may still read
         self._helpers: Helpers | None = None  # of the newest exchange
         self._help_failures = HelpFailures()
+        self._objects = ObjectExchange(objects or ObjectClient(), self.hold, self.holds)
         self.store = store
 
     @contextmanager
@@ -101,6 +94,7 @@ class PayloadExchange:
         seconds: float,
         push: bool,
         group: ExchangeGroup | None = None,
+        lent: LentPayloads | None = None,
     ) -> dict[PeerId, str]:
         """Fetch the payloads of `others` into the store; return when all are there or after `seconds`.
 
@@ -112,30 +106,36 @@ class PayloadExchange:
             others: payloads of one (stage, round): one per owner, authentic, within the capacity.
             push: other peers cannot dial this one, so it sends its payload to them.
             group: of the coordinator; its lines tell who helps.
+            lent: of the run's object store, which is asked before peers.
         """
         self._faults = {}
         me, members = PeerId(self._me), (own, *others)
-        helpers = self._helpers = helpers_of(me, group, members, seconds, self._help_failures)
+        waits = {each.owner: seconds_to_wait(own, each.owner, group, seconds) for each in others if lent}
+        later = max(waits.values(), default=0.0)
+        helpers = self._helpers = helpers_of(me, group, members, seconds, self._help_failures, later)
         self._awaited = {descriptor.owner: descriptor for descriptor in others}
         owners = [descriptor.owner for descriptor in others]
         reasons: dict[str, dict[str, str]] = {owner: {} for owner in owners}
         self._advance(own.round_number, set(owners))
-        work: list[Coroutine[Any, Any, object]] = []
-        for each in others:
-            # First the owner; every other member of the group may have the payload soon.
-            holders = [each.owner, *own_order(set(owners) - {each.owner}, self._me)]
-            work.append(self._gather_one(helpers, each, holders, reasons[each.owner]))
-        if push and owners:
-            first = [owner for owner in helpers.to_supply() if owner in owners]
-            listeners = dict.fromkeys((*first, *own_order(owners, self._me)))
-            work.append(self._push(own, tuple(listeners), 1 if first else _PUSHES))
-        tasks = self._gathering = tuple(asyncio.create_task(each) for each in work)
-        try:
-            if tasks:
-                await asyncio.wait(tasks, timeout=seconds)
-        finally:
-            self.break_off()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        read = partial(self.store.get, own.round_number, own.sha256)
+        async with self._objects.gathering(own, read, others, lent) as wait:
+            work: list[Coroutine[Any, Any, object]] = []
+            for each in others:
+                # First the owner; every other member of the group may have the payload soon.
+                holders = [each.owner, *own_order(set(owners) - {each.owner}, self._me)]
+                first_wait = partial(wait, each, waits[each.owner]) if lent else None
+                work.append(self._gather_one(first_wait, helpers, each, holders, reasons[each.owner]))
+            if push and owners:
+                first = [owner for owner in helpers.to_supply() if owner in owners]
+                listeners = dict.fromkeys((*first, *own_order(owners, self._me)))
+                work.append(self._push(own, tuple(listeners), 1 if first else _PUSHES, later))
+            tasks = self._gathering = tuple(asyncio.create_task(each) for each in work)
+            try:
+                if tasks:
+                    await asyncio.wait(tasks, timeout=seconds)
+            finally:
+                self.break_off()
+                await asyncio.gather(*tasks, return_exceptions=True)
         missing = [each for each in others if not self.holds(each)]
         lost = {each.owner for each in missing}
         # A payload that nobody has sent may be its owner's fault.
@@ -152,8 +152,10 @@ class PayloadExchange:
             task.cancel()
         self._gathering = ()
 
-    async def fetch(self, entry: ManifestEntry, seconds: float) -> StoredPayload:
-        """See :meth:`Transport.fetch_payload`. The holders are asked in their order."""
+    async def fetch(
+        self, entry: ManifestEntry, seconds: float, lent: LentPayloads | None = None
+    ) -> StoredPayload:
+        """See :meth:`Transport.fetch_payload`. The holders are asked in their order, then the store."""
         descriptor, holders = entry.descriptor, entry.holders
         if descriptor.stage == self._stage and descriptor.nbytes > self._capacity:
             raise HetnodeError(
@@ -164,7 +166,7 @@ class PayloadExchange:
             )
         reasons: dict[str, str] = {}
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds), self._objects.beside_holders(descriptor, lent):
                 return await self._obtain(descriptor, holders, reasons)
         except TimeoutError:
             raise HetnodeError(
@@ -248,12 +250,18 @@ class PayloadExchange:
 
     async def _gather_one(
         self,
+        first_wait: Callable[[], Awaitable[None]] | None,
         helpers: Helpers,
         descriptor: PayloadDescriptor,
         holders: Sequence[PeerId],
         reasons: dict[str, str],
     ) -> None:
-        """Get the payload from its helpers; from its owner or any other member if no helper sends it."""
+        """Get the payload from the store, its helpers, its owner or any other member, in this order."""
+        if first_wait is not None:
+            self._note_asked(descriptor.owner)  # the store has another connection: nobody need wait
+            await first_wait()
+            if self.holds(descriptor):
+                return
         for helper in helpers.to_ask(descriptor.owner):
             if await self._is_helped(helpers, helper, descriptor, reasons):
                 return
@@ -338,8 +346,13 @@ class PayloadExchange:
             return None
         return await asyncio.to_thread(self.store.find, descriptor.round_number, descriptor.sha256)
 
-    async def _push(self, own: PayloadDescriptor, listeners: Sequence[str], most: int) -> None:
-        """Send the own payload to `most` members of the group, from which the others fetch it."""
+    async def _push(self, own: PayloadDescriptor, listeners: Sequence[str], most: int, later: float) -> None:
+        """Send the own payload to `most` members of the group, from which the others fetch it.
+
+        If the store has it `later` seconds from now, one of them gets it, which may not reach the store.
+        """
+        if await self._objects.is_spread(later):
+            most = 1
         payload = await asyncio.to_thread(self.store.get, own.round_number, own.sha256)
         if payload is None:
             return  # the disk has lost it since the exchange began

@@ -14,8 +14,11 @@ from node.checkpoint.initial import InitialAnchors
 from node.checkpoint.transfer import CheckpointServer, fetch_checkpoint
 from node.exchange.allow_list import AllowList
 from node.exchange.arrivals import Arrival
+from node.exchange.object_client import ObjectClient
+from node.exchange.object_source import LentPayloads
 from node.exchange.open_transfers import OpenTransfers
-from node.exchange.payload_exchange import PayloadCalls, PayloadExchange, own_order
+from node.exchange.payload_calls import PayloadCalls
+from node.exchange.payload_exchange import PayloadExchange, own_order
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transfer import (
     CHUNK_BYTES,
@@ -99,7 +102,7 @@ class PayloadService(PayloadCalls):
         self._me, self._stage, self._capacity, self._calls, self._line = me, stage, capacity, calls, line
         self._transfers = OpenTransfers()
         self._checkpoints = checkpoints
-        self.payloads = PayloadExchange(me, stage, capacity, store, self)
+        self.payloads = PayloadExchange(me, stage, capacity, store, self, ObjectClient(line))
 
     async def exchange(
         self,
@@ -110,6 +113,7 @@ class PayloadService(PayloadCalls):
         allow_list: AllowList,
         push: bool,
         group: ExchangeGroup | None = None,
+        lent: LentPayloads | None = None,
     ) -> ExchangeResult:
         """Gather the announced payloads until all have arrived or time is up. The own one is in the store.
 
@@ -128,7 +132,7 @@ class PayloadService(PayloadCalls):
             else:
                 members.setdefault(each.owner, each)  # this peer's own entry stays
         others = [descriptor for owner, descriptor in members.items() if owner != own.owner]
-        faults = await self.payloads.gather(own, others, seconds, push, group)
+        faults = await self.payloads.gather(own, others, seconds, push, group, lent)
         rejected += [Rejection(members[owner], reason) for owner, reason in faults.items()]
         held = filter(self.payloads.holds, members.values())
         return ExchangeResult(tuple(sorted(held, key=lambda each: each.owner)), tuple(rejected))

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from node.checkpoint.download import CheckpointDownload
 from node.exchange.allow_list import AllowList
+from node.exchange.object_source import NO_OBJECTS, ObjectSource
 from node.ipc import modules
 from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
@@ -319,8 +320,17 @@ class TransportPackage(Protocol):
     TRANSPORT_DIED if the first start fails. They leave nothing behind then.
     """
 
-    async def start(self, identity: Identity, enter: Enter, line: Line = UNLIMITED) -> Transport:
-        """Enter the network as `identity`; `line` bounds payloads and checkpoints."""
+    async def start(
+        self,
+        identity: Identity,
+        enter: Enter,
+        line: Line = UNLIMITED,
+        objects: ObjectSource = NO_OBJECTS,
+    ) -> Transport:
+        """Enter the network as `identity`; `line` bounds payloads and checkpoints.
+
+        `objects` is one more source of them, which a transport may leave alone.
+        """
 
     async def start_arbiter(
         self, identity: Identity, enter: Enter, spec: RunSpec, folder: Path

@@ -21,7 +21,7 @@ import grpc
 from cryptography.x509 import load_pem_x509_certificate
 
 from node import hooks
-from node.net.coordinator_channel import CoordinatorChannel
+from node.net.coordinator_channel import Answer, CoordinatorChannel
 from node.net.enrollment import check_own
 from node.net.group_reports import GroupReports
 from node.net.plan_updates import PlanUpdate, PlanUpdates
@@ -65,6 +65,7 @@ from protocol.wire.convert.plans import (
 )
 from protocol.wire.records import open_state
 from protocol.wire.status import measurement_to_pb
+from protocol.wire.typed_calls import Request, name_of
 from protocol.wire.versions import OLDEST_PROTOCOL, common_version
 
 log = logging.getLogger(__name__)
@@ -437,6 +438,14 @@ class CoordinatorClient:
 
     async def measure(self, measurement: Measurement) -> None:
         await self._call("Measure", measurement_to_pb(measurement))
+
+    async def ask(self, request: Request[Answer], seconds: float) -> Answer:
+        """As :meth:`CoordinatorChannel.ask`, in the name of this peer."""
+        method = name_of(type(request))
+        await hooks.current().before_coordinator_call(method, request)
+        answer = await self._channel.ask(request, seconds)
+        await hooks.current().after_coordinator_call(method, request)
+        return answer
 
     async def close(self) -> None:
         await self._channel.close()

@@ -205,6 +205,7 @@ async def running(
     dashboard: str | None = None,
     terms: OpenTerms = CLOSED,
     contact: str = "",
+    objects: str = "",
     partner: Partner | None = None,
 ) -> AsyncIterator[Running]:
     """`dial_back` None dials the addresses of joining peers over the network."""
@@ -226,6 +227,7 @@ async def running(
                 metrics=metrics,
                 dashboard=dashboard,
                 contact=contact,
+                objects=objects,
             ),
             COORDINATOR,
             start_bootstrap,

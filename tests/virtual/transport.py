@@ -16,7 +16,8 @@ import grpc
 from node.checkpoint.download import CheckpointDownload
 from node.exchange.allow_list import AllowList, NotAdmitted
 from node.exchange.arbiter import PayloadArbiter
-from node.exchange.payload_exchange import PayloadCalls
+from node.exchange.object_source import NO_OBJECTS, ObjectSource
+from node.exchange.payload_calls import PayloadCalls
 from node.exchange.payload_service import PayloadService, PeerCalls, Wanted, checkpoint_server
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import (
@@ -322,7 +323,13 @@ class VirtualPackage:
     rpc: VirtualGrpc
     dht: Dht
 
-    async def start(self, identity: Identity, enter: Enter, line: Line = UNLIMITED) -> VirtualTransport:
+    async def start(
+        self,
+        identity: Identity,
+        enter: Enter,
+        line: Line = UNLIMITED,
+        objects: ObjectSource = NO_OBJECTS,
+    ) -> VirtualTransport:
         entry = await enter()
         return VirtualTransport(self.rpc, self.dht, identity, entry.run, entry.client_mode)
 

@@ -13,7 +13,7 @@ from hivemind import DHT
 from node.exchange.allow_list import AllowList
 from node.exchange.arbiter import PayloadArbiter
 from node.exchange.hive.payload_peer import PayloadPeer
-from node.exchange.payload_exchange import PayloadCalls
+from node.exchange.payload_calls import PayloadCalls
 from protocol.spec.run import RunSpec
 from protocol.types import PayloadDescriptor, PeerId, Verdict
 

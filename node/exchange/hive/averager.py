@@ -33,6 +33,7 @@ from node.exchange.hive.matchmaking import RoundMatchmaking, RoundStep, SearchTi
 from node.exchange.hive.payload_peer import PayloadPeer
 from node.exchange.hive.records import stage_prefix
 from node.exchange.hive.stream_calls import AllowedCalls, GuardedStreams
+from node.exchange.object_source import LentPayloads
 from node.exchange.payload_service import checkpoint_server
 from node.exchange.payload_store import PayloadStore
 from node.exchange.transport import ExchangeResult, MemberExchange, ServedStages, member_exchange
@@ -138,11 +139,12 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
 
     async def _open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._one_exchange = asyncio.Lock()  # protects the four fields below, and the reducers
+        self._one_exchange = asyncio.Lock()  # protects the five fields below, and the reducers
         self._own: PayloadDescriptor
         self._payload: bytes
         self._ends: float  # end of the exchange on the event loop's clock
         self._group: ExchangeGroup | None  # of the coordinator
+        self._lent: LentPayloads | None
         hosted = self._hosted
         store = PayloadStore(hosted.folder_of(self._stage), hosted.keep_rounds)
         line = Line.from_environment()
@@ -179,7 +181,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
                 await self._reduction.end_round(request.ended)
 
     async def _fetch_payload(self, request: FetchPayload) -> StoredPayload:
-        return await self._payloads.fetch(request.entry, request.deadline)
+        return await self._payloads.fetch(request.entry, request.deadline, request.lent)
 
     async def _fetch_checkpoint(self, request: FetchCheckpoint) -> None:
         await self._peer.service.fetch_checkpoint(request.download, request.deadline)
@@ -191,6 +193,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         self._break_off()
         async with self._one_exchange:
             self._own, self._payload, self._ends, self._group = own, request.payload, ends, request.group
+            self._lent = request.lent
             with self._payloads.exchange(own.round_number):
                 # Stored before the group is known: members may ask for it as soon as they have matched.
                 await self._payloads.hold(own, request.payload)
@@ -245,6 +248,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
             allow_list=self._allow_list,
             push=self.client_mode,
             group=self._group,
+            lent=self._lent,
         )
 
     @contextmanager

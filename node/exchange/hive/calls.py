@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoint.download import CheckpointDownload
+from node.exchange.object_source import LentPayloads
 from node.exchange.transport import Entry, ExchangeResult, RoundEnd, ServedStages
 from node.ipc.stored_payload import StoredPayload
 from protocol.spec.run import RunSpec
@@ -137,6 +138,7 @@ class Exchange(HiveRequest[ExchangeResult]):
     descriptor: PayloadDescriptor
     group: ExchangeGroup | None
     expected: int
+    lent: LentPayloads | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class FetchPayload(HiveRequest[StoredPayload]):
 
     averager: int
     entry: ManifestEntry
+    lent: LentPayloads | None = None
 
 
 @dataclass(frozen=True)

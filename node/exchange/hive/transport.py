@@ -36,6 +36,7 @@ from node.exchange.hive.calls import (
 )
 from node.exchange.hive.clock import coordinator_clock
 from node.exchange.hive.host_process import HostProcess
+from node.exchange.object_source import NO_OBJECTS, ObjectSource
 from node.exchange.transport import (
     Enter,
     Entry,
@@ -78,8 +79,16 @@ class HiveTransport(Transport):
     them go on until :meth:`close`.
     """
 
-    def __init__(self, identity: Identity, enter: Enter, line: Line, host: HostProcess, entry: Entry) -> None:
-        self._identity, self._enter, self._line = identity, enter, line
+    def __init__(
+        self,
+        identity: Identity,
+        enter: Enter,
+        line: Line,
+        host: HostProcess,
+        entry: Entry,
+        objects: ObjectSource = NO_OBJECTS,
+    ) -> None:
+        self._identity, self._enter, self._line, self._objects = identity, enter, line, objects
         self._host, self._entry, self._now = host, entry, coordinator_clock(entry.clock_offset)
         self._authority = x509.load_pem_x509_certificate(entry.authority.read_bytes())
         self.port = next((place[1] for place in map(tcp_place, host.addresses) if place), 0)
@@ -191,10 +200,12 @@ class HiveTransport(Transport):
         expected: int,
         deadline: float,
     ) -> ExchangeResult:
-        request = Exchange(descriptor.stage, payload, descriptor, group, expected, deadline=deadline)
+        ends = self._clock() + deadline
+        lent = None if group is None else await self._objects.of_exchange(descriptor, group)
+        request = Exchange(descriptor.stage, payload, descriptor, group, expected, lent, deadline=deadline)
         try:
             # The other members do not wait longer for a member that has started again.
-            return await self._call(request, ErrorCode.STATE_UNAVAILABLE, ends=self._clock() + deadline)
+            return await self._call(request, ErrorCode.STATE_UNAVAILABLE, ends=ends)
         except HetnodeError as error:
             if error.code is not ErrorCode.STATE_UNAVAILABLE:
                 raise
@@ -212,7 +223,10 @@ class HiveTransport(Transport):
     async def fetch_payload(self, entry: ManifestEntry, deadline: float) -> StoredPayload:
         # The averager of its stage may already have it; any other averager can fetch it from its holders.
         averager = self._averager(entry.descriptor.stage, ErrorCode.PAYLOAD_UNAVAILABLE)
-        return await self._call(FetchPayload(averager, entry, deadline=deadline), ErrorCode.STATE_UNAVAILABLE)
+        is_here = entry.holders == (self._identity.peer,)
+        lent = None if is_here else await self._objects.of_payload(entry.descriptor)
+        request = FetchPayload(averager, entry, lent, deadline=deadline)
+        return await self._call(request, ErrorCode.STATE_UNAVAILABLE)
 
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
         averager = self._averager(download.record.stage, ErrorCode.STATE_UNAVAILABLE)
@@ -331,9 +345,11 @@ async def _entered(identity: Identity, enter: Enter, line: Line) -> tuple[HostPr
     return host, entry
 
 
-async def start(identity: Identity, enter: Enter, line: Line = UNLIMITED) -> HiveTransport:
+async def start(
+    identity: Identity, enter: Enter, line: Line = UNLIMITED, objects: ObjectSource = NO_OBJECTS
+) -> HiveTransport:
     """See :meth:`node.exchange.transport.TransportPackage.start`."""
-    return HiveTransport(identity, enter, line, *await _entered(identity, enter, line))
+    return HiveTransport(identity, enter, line, *await _entered(identity, enter, line), objects)
 
 
 async def start_arbiter(identity: Identity, enter: Enter, spec: RunSpec, folder: Path) -> HiveTransport:

@@ -1,0 +1,50 @@
+"""Where a transport gets URLs of an object store from, which is one more source beside the peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.types import ExchangeGroup, PayloadDescriptor
+from protocol.wire.object_calls import PayloadUrls
+
+
+@dataclass(frozen=True)
+class LentPayloads:
+    """The objects of one exchange.
+
+    Attributes:
+        sha256s: of the payloads whose URLs are in `urls`, in that order.
+        nearest: the nearest place that a URL may lead to (protocol.wire.object_calls.distance).
+    """
+
+    sha256s: tuple[str, ...]
+    urls: PayloadUrls
+    nearest: int
+
+    def get_url(self, sha256: str) -> str:
+        """Where that payload is or will be; "" if that is not known."""
+        return self.urls.gets[self.sha256s.index(sha256)] if sha256 in self.sha256s else ""
+
+
+class ObjectSource(Protocol):
+    """What a node may know of the store of its run. No method raises; each takes some seconds at most."""
+
+    async def of_exchange(self, own: PayloadDescriptor, group: ExchangeGroup) -> LentPayloads | None:
+        """For the own payload and those of the other members of a group; None without a store."""
+
+    async def of_payload(self, wanted: PayloadDescriptor) -> LentPayloads | None:
+        """For one committed payload; None without a store."""
+
+
+class NoObjects(ObjectSource):
+    """Of a run without a store."""
+
+    async def of_exchange(self, own: PayloadDescriptor, group: ExchangeGroup) -> LentPayloads | None:
+        return None
+
+    async def of_payload(self, wanted: PayloadDescriptor) -> LentPayloads | None:
+        return None
+
+
+NO_OBJECTS = NoObjects()

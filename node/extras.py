@@ -22,6 +22,9 @@ class Extra(Enum):
     HF = ("hf", "data of the Hugging Face Hub and tokenizer files")
     EVAL = ("eval", "tasks of lm-evaluation-harness")
     PANDAS = ("pandas", "tables of a run")
+    TENSORBOARD = ("tensorboard", "charts of TensorBoard")
+    WANDB = ("wandb", "charts of Weights & Biases")
+    TRACKIO = ("trackio", "charts of Trackio")
     PLOTS = ("plots", "plots and figures")
     S3 = ("s3", "object stores")
 
@@ -67,6 +70,11 @@ def require_for_dashboard() -> None:
     """Raise HetnodeError MISSING_EXTRA if this machine lacks a library of the dashboard."""
     for library in _OF_DASHBOARD:
         require(library, Extra.DASHBOARD)
+
+
+def require_tool(name: str) -> None:
+    """Raise HetnodeError MISSING_EXTRA if the library `name`, with an extra of its own, is not installed."""
+    require(name, next(extra for extra in Extra if extra.label == name))
 
 
 def can_read_all_data() -> bool:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from platformdirs import user_data_path
 
 from coordinator.api.dashboard import USUAL_ADDRESS, command_for, forget_url, url_in
+from coordinator.ops.tracking.tools import Tool
+from coordinator.ops.tracking.tracking import Tracking
 from coordinator.store.log_copy import kept_spec
 from node import command_runner
 from node.cli.bootstrap_peer import BootstrapPeer
+from node.cli.coordinator_key import open_coordinator_key, warn_of_other_files
 from node.cli.options import (
     MEGABIT,
     Metrics,
@@ -32,11 +35,10 @@ from node.cli.output import open_log_of_service
 from node.cli.spec import SpecOptions
 from node.cli.standby import MARKER, StandbyFolder, address_of, follow_run, term_at
 from node.command_runner import TerminalConsole, bad_option
-from node.extras import Extra, can_serve_dashboard, require, require_for_dashboard
+from node.extras import Extra, can_serve_dashboard, require, require_for_dashboard, require_tool
 from node.folder import make_usable
 from node.ipc.template import own_template
 from node.security.credentials import load_operator
-from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import to_toml
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode
@@ -47,14 +49,10 @@ from protocol.trust.private_file import write_whole
 if TYPE_CHECKING:
     from coordinator.api.public_ports import ListenAddresses
     from coordinator.membership.open_places import OpenTerms
-    from node.security.identity import Identity
 
 log = logging.getLogger(__name__)
 
 _LISTEN = "127.0.0.1:7700"
-_KEY = "identity.key"
-_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found", "about.md"}
-"""Names in the folder of a coordinator that has not started yet."""
 _PLACES = "places.json"
 """In the folder of a coordinator: the options that say where it listens, with the ports that it had."""
 
@@ -120,6 +118,10 @@ class CoordinatorOptions:
     ] = 8
     certificate_life: Annotated[str, network("Life of a node's certificate; nodes renew theirs.")] = "24h"
     metrics: Metrics = None
+    track: Annotated[
+        Tool | None,
+        option("Send the figures of metrics.jsonl to this tool, of which the extra is installed."),
+    ] = None
     dashboard: Annotated[
         str | None,
         network(
@@ -282,12 +284,14 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
     folder = folder or user_data_path("hetnode") / "runs" / spec.name / "coordinator"
     listens = chosen.listen is not None
     chosen = chosen.as_before(folder)
+    if chosen.track:
+        require_tool(chosen.track.value)
     addresses, life = chosen.addresses(), seconds_of(chosen.certificate_life, "--certificate-life")
     standby = StandbyFolder(folder, address_of(addresses.api, addresses.advertise))
     standby.check(chosen.standby, chosen.take_over, listens)
-    _warn_of_other_files(folder)
+    warn_of_other_files(folder)
     make_usable(folder, mode=0o700)  # it holds the private keys of the authority and of the operator
-    identity = _open_identity(folder)
+    identity = open_coordinator_key(folder)
     takes_over = chosen.take_over and not standby.has_decided  # a service may say so at each start
     if chosen.standby or takes_over:
         standby.make_own()
@@ -305,13 +309,15 @@ def coordinator(options: SpecOptions, chosen: CoordinatorOptions) -> None:
 
     advertise = addresses.advertise or chosen.host
     bootstrap = BootstrapPeer(folder, identity, spec, chosen.host, chosen.dht_port, advertise)
-    announce = _CoordinatorFolder(folder, spec, chosen).announce
+    tracking = Tracking(folder, chosen.track)
+    announce = _CoordinatorFolder(folder, spec, chosen, tracking).announce
     prepare_process()
     given = spec, folder, addresses, identity, bootstrap.start, announce, life
     partner = Partner(folder, term_at(folder), takes_over)
     start = partial(run_coordinator, *given, alarm=chosen.alarm, terms=terms, partner=partner)
     running = once_there_is_space(start)
-    was_served = command_runner.run(running)
+    with tracking:
+        was_served = command_runner.run(running)
     text = f"its pages again: {command_for(folder)}" if was_served else finished.coordinator_text(folder)
     TerminalConsole(highlight=False, soft_wrap=True).print(text, markup=False)
 
@@ -332,17 +338,11 @@ def _dashboard(given: str | None) -> dict[str, Any]:
     return {"dashboard": USUAL_ADDRESS, "near_dashboard": True}
 
 
-def _warn_of_other_files(folder: Path) -> None:
-    others = {each.name for each in folder.iterdir()} - _BEFORE_A_RUN if folder.is_dir() else set[str]()
-    if others and not (folder / _KEY).exists():
-        log.warning("%s holds other files, such as %s: those of the run come to them", folder, min(others))
-
-
 class _CoordinatorFolder:
     """The files by which others find the coordinator that runs in `folder`."""
 
-    def __init__(self, folder: Path, spec: RunSpec, chosen: CoordinatorOptions) -> None:
-        self._folder, self._spec, self._chosen = folder, spec, chosen
+    def __init__(self, folder: Path, spec: RunSpec, chosen: CoordinatorOptions, tracking: Tracking) -> None:
+        self._folder, self._spec, self._chosen, self._tracking = folder, spec, chosen, tracking
         address = folder / "address"
         self._former = address.read_text() if address.exists() else ""
         forget_url(folder)
@@ -352,6 +352,7 @@ class _CoordinatorFolder:
         """Write the addresses on which the coordinator listens now, and print how to let nodes in."""
         from coordinator.api.public_ports import warn_of_unreached  # noqa: PLC0415
 
+        self._tracking.start(run)
         folder, spec, console = self._folder, self._spec, TerminalConsole(highlight=False)
         write_whole(folder / "run.toml", to_toml(spec))
         # Programs read this file by its name, so it keeps its spelling.
@@ -380,19 +381,3 @@ class _CoordinatorFolder:
         if self._chosen.open:
             invite = open_invite(address, enrollment, load_operator(folder)[1].pin).encode()
             console.print(f"anyone may come with: hetnode join {invite}", markup=False, soft_wrap=True)
-
-
-def _open_identity(folder: Path) -> Identity:
-    """The key of the coordinator in `folder`. Raises RUN_FOLDER_IN_USE while another coordinator has it."""
-    from node.security.identity import open_identity  # noqa: PLC0415
-
-    try:
-        return open_identity(folder / _KEY)
-    except HetnodeError as error:
-        if error.code is not ErrorCode.ALREADY_ACTIVE:
-            raise
-        raise HetnodeError(
-            ErrorCode.RUN_FOLDER_IN_USE,
-            f"Another coordinator runs in the folder {folder}.",
-            "Stop it, or give this one another --folder.",
-        ) from None

@@ -16,7 +16,7 @@ from node.data.stream import open_stream
 from node.data.tokenizer import FileTokenizer, find_tokenizer, load_tokenizer
 from node.experiment.harness import run_tasks
 from node.experiment.tokenizers import train_bpe
-from node.extras import Extra, require_for_data
+from node.extras import Extra, require_for_data, require_tool
 from node.hugging_face.tokenizer import byte_definition, tokenizer_files
 from node.net.enrollment import enroll
 from node.net.joining import require_libraries
@@ -51,13 +51,14 @@ USES: list[tuple[Callable[[Path], object], str, str]] = [
     (lambda folder: FileTokenizer(b"\n\x0e"), "sentencepiece", "hf"),
     (lambda folder: train_bpe(folder / "bpe.json", 300, "builtin", "text"), "tokenizers", "hf"),
     (_plot, "matplotlib", "plots"),
+    (lambda folder: require_tool("wandb"), "wandb", "wandb"),
     (lambda folder: run_tasks(folder, ["arc_easy"], "cpu", 0), "lm_eval", "eval"),
 ]
 
 
 @pytest.mark.usefixtures("_bare")
 @pytest.mark.parametrize(
-    ("use", "library", "extra"), USES, ids=["data", "tokenizer", "model", "training", "plot", "tasks"]
+    ("use", "library", "extra"), USES, ids=["data", "tokenizer", "model", "training", "plot", "tool", "tasks"]
 )
 def test_each_use_of_a_missing_library_names_the_extra(
     use: Callable[[Path], object], library: str, extra: str, tmp_path: Path

@@ -62,8 +62,10 @@ class Partner:
         Raises HetnodeError: COORDINATOR_REPLACED where the partner decides; STORE_CORRUPT.
         """
         write_operator(authority, self._folder)
-        await self.check_silent()
-        await self.look(term)
+        if self.takes_over:
+            await self.check_silent()
+        else:
+            await self.look(term)
 
     async def check_silent(self) -> None:
         """Raises HetnodeError COORDINATOR_REPLACED where this one takes over from one that answers."""

@@ -83,8 +83,8 @@ def check_own(tls: Credentials, authority: x509.Certificate, peer: PeerId) -> No
         raise wrong_authority("The coordinator sent the certificate of another peer or key.")
 
 
-async def _shown_certificate(address: str) -> bytes:
-    """The DER certificate of a TLS handshake without verification; tries again until cancelled."""
+async def _shown_certificate(address: str, waits: bool = True) -> bytes:
+    """The DER certificate of a TLS handshake without verification; if `waits`, tries until cancelled."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -98,7 +98,9 @@ async def _shown_certificate(address: str) -> bytes:
         except ssl.SSLError as error:
             why = f"does not speak TLS as a coordinator does: {error}"
             raise wrong_authority(f"What answers at {address} {why}.") from None
-        except ConnectionError:
+        except ConnectionError as error:
+            if not waits:
+                raise _unreachable(address, str(error)) from None
             await asyncio.sleep(_RETRY_SECONDS)  # the coordinator may still be starting
             continue
         except OSError as error:
@@ -133,7 +135,7 @@ async def shows_authority(address: str, pin: bytes, deadline: float) -> bool:
     """Whether a coordinator of the authority with this pin answers, whatever clocks and calls say."""
     try:
         async with asyncio.timeout(deadline):
-            authority_of(await _shown_certificate(address), pin)
+            authority_of(await _shown_certificate(address, waits=False), pin)
     except (HetnodeError, TimeoutError):
         return False
     return True

@@ -119,7 +119,7 @@ async def test_a_former_coordinator_that_is_back_meanwhile_is_not_replaced(tmp_p
     async with running(spec_of(), folder):
         pass
     (folder / "partner").write_text(OTHER)
-    answers = iter((None, None, 0))
+    answers = iter((None, 0))
 
     async def back_meanwhile(_: str, __: bytes) -> int | None:
         return next(answers)

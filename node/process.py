@@ -107,7 +107,8 @@ class _Visitor:
             finally:
                 self.figures.membership = None
             with suppress(TimeoutError):
-                await asyncio.wait_for(leaving.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await leaving.wait()
                 return Visit(is_over=False, kept=self._kept)
         self._kept = visit.kept or self._kept
         self._remember(visit.is_over)

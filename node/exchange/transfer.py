@@ -136,7 +136,6 @@ async def receive_exactly(
     data = bytearray() if arrival is None else arrival.data
     while len(data) < nbytes:
         try:
-            # asyncio.wait_for could lose a cancellation of this task.
             async with asyncio.timeout(CHUNK_SECONDS if data else first_seconds):
                 chunk = await anext(stream)
         except StopAsyncIteration:

@@ -205,7 +205,8 @@ class Child(StreamChannel):
         """Close the socket, wait up to `grace` seconds for a clean end, then SIGKILL."""
         self._writer.close()
         try:
-            await asyncio.wait_for(self._process.wait_async(), grace)
+            async with asyncio.timeout(grace):
+                await self._process.wait_async()
         except TimeoutError:
             log.warning("The %s process did not end within %.0f s: killing it.", self._name, grace)
             self._process.kill()

@@ -193,10 +193,11 @@ class LiveLink:
     async def close(self, reason: HetnodeError | None = None) -> None:
         """End the link, for `reason` if there is one."""
         self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
-        self.is_closed_here = reason is None and self._failure is None
-        self._fail(reason or self._lost("the link was closed here"))
+        try:
+            await asyncio.wait({self._reader})
+        finally:
+            self.is_closed_here = reason is None and self._failure is None
+            self._fail(reason or self._lost("the link was closed here"))
 
     async def _receive_all(self) -> None:
         try:

@@ -117,7 +117,8 @@ class LinkServer:
             expectation = self._expected[neighbour.peer] = _Expectation(here, neighbour, limits, future)
             self._expectations.notify_all()
         try:
-            return await asyncio.wait_for(future, deadline)
+            async with asyncio.timeout(deadline):
+                return await future
         except TimeoutError:
             raise unreachable(neighbour, f"it did not open its link within {deadline:.0f} s") from None
         finally:

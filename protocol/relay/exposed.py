@@ -134,7 +134,11 @@ class ExposedPeers:
         ends = clock() + seconds
         try:
             yield exposed.gateway.port
-            while (waiting := await asyncio.wait_for(session.get(), ends - clock())) is not None:
+            while True:
+                async with asyncio.timeout(ends - clock()):
+                    waiting = await session.get()
+                if waiting is None:
+                    break
                 yield waiting
         except TimeoutError:
             log.info("the certificate of %s has expired: its connections end", peer)

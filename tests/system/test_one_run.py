@@ -19,6 +19,8 @@ from protocol.errors import ExitCode
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support import commands
+from tests.support.fault_script import Action, Moment
+from tests.support.faults import FaultPlan
 from tests.support.ports import free_port
 from tests.support.processes import COORDINATOR, ProcessSwarm
 
@@ -27,16 +29,21 @@ pytestmark = pytest.mark.swarm
 NODES = {"known": Role.REPLICA, "newcomer": Role.REPLICA}
 
 
-def test_two_nodes_wait_train_outlive_what_is_killed_find_their_coordinator_and_leave(tmp_path: Path) -> None:
+def test_two_nodes_wait_train_outlive_what_is_killed_find_their_coordinator_and_leave(
+    tmp_path: Path, plan: FaultPlan
+) -> None:
     # The test ends the run: a node that is slow to come is never too late.
     spec = spec_of(2, 2, 0, rounds=100_000, inner__steps=10, inner__microbatch_size=4)
-    with ProcessSwarm(spec, tmp_path, NODES) as swarm:
+    # While one node starts again, the other would train as fast as the core can: rounds take half a second.
+    plan.fail_at("known", None, None, Moment.PROPOSED, Action.DELAY, seconds=0.5, times=10_000)
+    with ProcessSwarm(spec, tmp_path, NODES, plan) as swarm:
         nodes_start_first_wait_and_then_train(swarm)
         settings_change_on_both_at_the_same_round(swarm)
         a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swarm)
         nodes_find_a_coordinator_that_listens_elsewhere(swarm)
         nodes_that_are_asked_to_leave_finish_their_round_first(swarm)
         assert not swarm.events("diverged")
+        plan.assert_all_fired()
 
 
 def until_both_count(swarm: ProcessSwarm, after: int = 0) -> None:

@@ -62,7 +62,8 @@ class Contacts:
             except Exception as error:  # hivemind and libp2p raise anything here
                 log.debug("cannot see to the connections of this peer: %r", error)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _CHECK_SECONDS)
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    await self._changed.wait()
 
     async def _open_missing(self) -> None:
         wanted = own_order(self._wanted, self._me)[:MOST_CONTACTS]
@@ -81,8 +82,8 @@ class Contacts:
             try:
                 # Without addresses p2pd asks the other peers where this one is.
                 known = [Multiaddr(self._addresses[peer])] if peer in self._addresses else ()
-                connecting = self._p2p._client.connect(PeerID.from_base58(peer), known)
-                await asyncio.wait_for(connecting, _DIAL_SECONDS)
+                async with asyncio.timeout(_DIAL_SECONDS):
+                    await self._p2p._client.connect(PeerID.from_base58(peer), known)
             except Exception as error:  # as above
                 failed = self._failures.get(peer, (0, 0.0))[0] + 1
                 pause = pause_after(failed, _CHECK_SECONDS, _LONGEST_PAUSE)

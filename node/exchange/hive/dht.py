@@ -187,7 +187,8 @@ async def _note_addresses(dht: HostedDHT, _: DHTNode, *, addresses: Mapping[str,
 async def _disconnect(_: DHT, node: DHTNode, *, peers: Sequence[str]) -> None:
     for peer in peers:
         with suppress(Exception):  # hivemind and libp2p raise anything here
-            await asyncio.wait_for(node.p2p._client.disconnect(PeerID.from_base58(peer)), _CALL_SECONDS)
+            async with asyncio.timeout(_CALL_SECONDS):
+                await node.p2p._client.disconnect(PeerID.from_base58(peer))
 
 
 async def _keep_greeting(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
@@ -203,7 +204,8 @@ async def _greet(_: DHT, node: DHTNode, *, addresses: Sequence[str]) -> None:
         place, _, peer_id = address.rpartition("/p2p/")
         peer = PeerID.from_base58(peer_id)
         try:
-            await asyncio.wait_for(node.p2p._client.connect(peer, [Multiaddr(place)]), _CALL_SECONDS)
+            async with asyncio.timeout(_CALL_SECONDS):
+                await node.p2p._client.connect(peer, [Multiaddr(place)])
             if await node.protocol.call_ping(peer) is not None:
                 # hivemind avoids a silent peer for a time that doubles; this ends it at once.
                 node.blacklist.register_success(peer)

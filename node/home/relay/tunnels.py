@@ -87,7 +87,8 @@ class Tunnels:
                 with suppress(HetnodeError):  # the transport is being started again
                     await transport.contact(places)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._changed.wait()
 
     def close(self) -> None:
         """Close all ports and connections."""

@@ -19,6 +19,7 @@ from node.ipc.channel import Child, Connection, start_child
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.typed_calls import Call
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 REFUSE = Call("refuse", b'{"cause":"Because.","remedy":"Do."}')
 
@@ -69,6 +70,22 @@ async def test_calls_overlap_with_several_threads() -> None:
     waiting = child.call(Call("wait"))
     await child.call(Call("release"))
     await waiting
+    await child.close(grace=5.0)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_who_is_cancelled_while_it_closes_a_dead_child_goes_on_no_further(turns: int) -> None:
+    """A node, of which all processes die at once, would wait for such a task for ever."""
+    child = await _start()
+    await child.call(Call("echo"))
+    os.kill(child.pid, signal.SIGKILL)
+    await until(lambda: "-9" in str(child.end), 30, "the report of the death")
+    closing = asyncio.create_task(child.close(grace=5.0))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    was_cancelled = closing.cancel()
+    await asyncio.wait({closing})
+    assert closing.cancelled() == was_cancelled
     await child.close(grace=5.0)
 
 

@@ -55,7 +55,7 @@ class ErrorCode(Enum):
     """A run file, or an old run, has a setting or a value that runs no longer have; says why, and what to do
     instead."""
     OUTPUT_UNWRITABLE = ("output-unwritable", ExitCode.STATE)
-    """What a command prints cannot be written, such as to a file on a full disk."""
+    """What a command prints cannot be written, such as to a full disk, or an export not put on the hub."""
 
     # Data, tokenizers and files of the user.
     DATA_UNREADABLE = ("data-unreadable", ExitCode.DATA)

@@ -430,14 +430,14 @@ changes, a part that is held out of it measures something else in each phase."""
 MOST_COMMANDS = 38
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
 backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
-MOST_OPTIONS = 168
+MOST_OPTIONS = 170
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
 --open and its two bounds: how many strangers a run takes depends on its size; where a backup goes,
 peers for programs, the two of typer by which a shell completes names, how to ask for an invite, which
 settings of a run change, from which round on and why; and --standby and --take-over: whether another
 coordinator is dead is what a person has to say; and what a follower asks of the models of a run: how often,
 which prompts and which tasks; and --objects: which bucket a run may fill is its owner's; and --track: which
-tool draws the figures."""
+tool draws the figures; and how often an export is written anew, and whose repository gets it."""
 
 
 def test_the_core_can_be_read_and_the_tree_does_not_grow() -> None:

@@ -24,6 +24,8 @@ POLL_SECONDS = 2.0
 _LOOKS_PER_STATUS = 5
 _LAST_SECONDS = 60.0
 """How long a node may take to write the last model once the run is finished."""
+_LAST_ATTEMPTS, _RETRY_SECONDS = 5, 60.0
+"""After the last model there is no other that could be the next attempt."""
 _NICE = 19
 """The lowest priority: a node beside this process computes first."""
 
@@ -81,8 +83,9 @@ def run_at(place: Path) -> FollowedRun:
 def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], None]) -> None:
     """Give each `every`-th round's whole model, or the next newer one there is, to `work`, then the last one.
 
-    `work` gets the round and the checkpoints with its stages. What it raises is logged, and its next chance
-    is the next model. Returns when the run is over: the coordinator says so, or the last model is known.
+    `work` gets the round and the checkpoints with its stages. A HetnodeError of it is logged; its next chance
+    is the next model, and of the last one it has several. Returns when the run is over: the coordinator says
+    so, or the last model is known.
     """
     from node.checkpoint import global_model  # noqa: PLC0415
 
@@ -103,11 +106,21 @@ def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], N
         is_last = last is not None and ((found[0] if found else done) >= last or clock() > until)
         if found is not None and (is_last or found[0] // every > max(0, done) // every):
             done, looks = found[0], 0
-            try:
-                work(*found)
-            except HetnodeError as error:
-                log.warning("round %d: %s", done, error)
+            _attempt(work, *found, _LAST_ATTEMPTS if is_last else 1)
         elif is_last:
             return
         else:
             time.sleep(POLL_SECONDS)
+
+
+def _attempt(
+    work: Callable[[int, Sequence[Path]], None], number: int, parts: Sequence[Path], attempts: int
+) -> None:
+    for left in reversed(range(attempts)):
+        try:
+            work(number, parts)
+            return
+        except HetnodeError as error:
+            log.warning("round %d: %s", number, error)
+        if left:
+            time.sleep(_RETRY_SECONDS)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from node import command_runner
 from node.cli.options import option, records_as_options
 from node.cli.output import say
 from node.cli.spec import SpecOptions
 from node.command_runner import TerminalConsole, bad_option
-from node.folder import make_usable
 from node.here.nodes import place_of
-from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 
 if TYPE_CHECKING:
-    from node.hugging_face.card import Measured
     from node.hugging_face.importing import Published
 
 _LIKELIEST = 40
@@ -85,43 +81,49 @@ def export(
     ] = ExportFormat.HF,
     dtype: Annotated[str, option("Of the weights: fp32, bf16 or fp16.")] = "fp32",
     shard_size: Annotated[str, option("Largest weight file, such as 5GB or 500MB.")] = "5GB",
+    hub: Annotated[
+        str | None,
+        option(
+            "Also put it into this repository of the Hugging Face Hub, OWNER/NAME; a new one is private. The "
+            "token is that of 'hf auth login' or HF_TOKEN."
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        option(
+            "Follow the run of a node or swarm here: write DIR anew after so many rounds, until it ends.",
+            min=1,
+        ),
+    ] = None,
 ) -> None:
-    """Write the model of a run as a folder that transformers loads without remote code."""
-    from hetnode.models import tokenizer_path  # noqa: PLC0415
+    """Write the model of a run as a folder that transformers loads without remote code.
+
+    With --every this is a process of the lowest priority beside the node, which never waits for it.
+    """
     from node.checkpoint import global_model  # noqa: PLC0415
-    from node.hugging_face.export import export as write_folder  # noqa: PLC0415
+    from node.cli.following import run_at  # noqa: PLC0415
+    from node.cli.publishing import ExportTarget, publish, publish_every  # noqa: PLC0415
     from node.hugging_face.weights import DTYPES  # noqa: PLC0415
 
     if dtype not in DTYPES:
         raise bad_option(f"There is no dtype '{dtype}'.", f"Use one of: {', '.join(DTYPES)}.")
-    most = _bytes(shard_size)
+    target = ExportTarget(folder, DTYPES[dtype], _bytes(shard_size), hub)
+    if (every or hub) and (format is ExportFormat.CHECKPOINT or (every and len(runs) > 1)):
+        raise bad_option(
+            "--every is for one run, and --hub for the layout of Hugging Face.", "Leave out the others."
+        )
+    if every:
+        command_runner.configure_logging()
+        publish_every(run_at(runs[0]), every, target)
+        return
     found = [global_model.find(run) for run in runs]
     if format is ExportFormat.CHECKPOINT:
         global_model.assemble(found, folder)
         TerminalConsole().print(f"complete checkpoint in {folder}", highlight=False, markup=False)
         return
-    with _put_together(found, folder) as whole:
-        stored = global_model.verify(whole)
-        measured = _measured(runs[0], stored.round_number)
-        path = tokenizer_path(stored.spec, runs[0])
-        write_folder(stored, folder, DTYPES[dtype], most, path, measured)
-    say(f"the model of run {stored.spec.name} after round {stored.round_number} is in {folder}")
+    publish(runs[0], found, target)
     if not (folder / "tokenizer.model").exists():
         say("llama.cpp's converter takes this vocabulary if it is one of those that it lists.")
-
-
-@contextmanager
-def _put_together(parts: Sequence[Path], target: Path) -> Iterator[Path]:
-    """The complete checkpoint of `parts`: the only one of them, or one that is removed afterwards."""
-    from node.checkpoint import global_model  # noqa: PLC0415
-
-    if len(parts) == 1:
-        yield parts[0]
-        return
-    near = make_usable(target.absolute().parent, "The folder of DIR")
-    with TemporaryDirectory(prefix="hetnode-export-", dir=near) as place:
-        global_model.assemble(parts, Path(place) / "checkpoint")
-        yield Path(place) / "checkpoint"
 
 
 @records_as_options(options=("data", "rounds", "inner_steps", "replicas", "pipelines", "stages"))
@@ -235,21 +237,6 @@ def _naming_k(options: SpecOptions, width: int) -> Iterator[None]:
         raise HetnodeError(
             error.code, error.cause, "Give --set link.k=K, at most the model's width."
         ) from None
-
-
-def _measured(run: Path, round_number: int) -> Measured:
-    """What ``metrics.jsonl`` in the run folder says up to this round, if it is there."""
-    from node.hugging_face.card import Measured  # noqa: PLC0415
-
-    events = run_history.read_events(run / "metrics.jsonl")
-    history = run_history.history_of(event for event in events if event.get("round", 0) <= round_number)
-    losses = {
-        replica.index: loss
-        for replica in history.replicas
-        for at, loss in replica.losses
-        if at == round_number
-    }
-    return Measured({index: loss for index, loss in losses.items() if math.isfinite(loss)}, history.tokens)
 
 
 def _bytes(size: str) -> int:

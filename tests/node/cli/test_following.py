@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from protocol.errors import ErrorCode
 from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, running
+from tests.support.hub_uploads import TOKEN, hub_for_uploads
 
 A, B = keyed(0), keyed(1)
 SPEC = spec_of(stages=2, replicas=2, rounds=4, timing__lost_after=300.0)
@@ -39,8 +41,10 @@ async def play(run: Running, *rounds: int) -> None:
 
 
 @asynccontextmanager
-async def following(*arguments: str, log: Path) -> AsyncIterator[ForkedProcess]:
-    process = commands.start(*arguments, log=log)
+async def following(
+    *arguments: str, log: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[ForkedProcess]:
+    process = commands.start(*arguments, log=log, environment=environment)
     try:
         yield process
     finally:
@@ -87,3 +91,28 @@ async def test_eval_tells_of_each_due_model_goes_on_after_errors_and_ends_with_t
     warned = [line for line in lines if ErrorCode.DATA_UNREADABLE.label in line]
     assert len(warned) == 2, "one for each model"
     assert printed[1]["samples"] == printed[3]["samples"], "equal models say the same"
+
+
+@pytest.mark.slow
+async def test_export_puts_each_due_model_on_the_hub_also_after_a_failure(tmp_path: Path) -> None:
+    folder, log, out = (tmp_path / name for name in ("run", "log", "out"))
+    with hub_for_uploads() as hub:
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        hub.refusals = 1
+        async with running(SPEC, folder) as run:
+            (folder / "address").write_text(run.address)
+            for peer in (A, B):
+                await run.join(peer)
+            await play(run, 1, 2)
+            options = "--every", "2", "--hub", "owner/name"
+            about = {"log": log, "environment": {**os.environ, **environment}}
+            async with following("export", str(folder), str(out), *options, **about) as process:
+                async with asyncio.timeout(60):
+                    while "may not write" not in log.read_text():  # noqa: ASYNC110  another process tells
+                        await asyncio.sleep(0.1)
+                await play(run, 3, 4)
+                assert await process.wait_async() == 0
+    assert hub.commits == ["after round 4"]
+    assert json.loads(hub.files["hetnode_run.json"])["round"] == 4
+    assert hub.files["model.safetensors"] == (out / "model.safetensors").read_bytes()
+    assert TOKEN not in log.read_text()

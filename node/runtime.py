@@ -357,9 +357,9 @@ async def _train_assignment(node: _Joined, worker: WorkerClient, transport: Tran
         directory = Directory(transport, node.newest_record, membership.estimates)
         follows = follow_coordinator(node.coordinator, membership, directory, transport)
         connects = node.reach.keep_connected(transport, directory)
-        background += map(group.create_task, (directory.keep(), follows, connects))
-        for told in (node.reach, node.forwarded, node.own_address):
-            background.append(group.create_task(told.keep(transport, directory)))
+        uploads = LentObjects(node.coordinator).keep_uploading(node.folder, node.link_server.line)
+        told = (each.keep(transport, directory) for each in (node.reach, node.forwarded, node.own_address))
+        background += map(group.create_task, (directory.keep(), follows, connects, uploads, *told))
         if options.measure:
             prober = LinkProber(
                 identity.peer,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from protocol.types import ExchangeGroup, PayloadDescriptor
+from protocol.types import ExchangeGroup, PayloadDescriptor, StateRecord
 from protocol.wire.object_calls import PayloadUrls
 
 
@@ -27,24 +26,28 @@ class LentPayloads:
         return self.urls.gets[self.sha256s.index(sha256)] if sha256 in self.sha256s else ""
 
 
-class ObjectSource(Protocol):
-    """What a node may know of the store of its run. No method raises; each takes some seconds at most."""
+@dataclass(frozen=True)
+class LentPart:
+    """The segments of a part of an anchor, and the nearest place that their URLs may lead to."""
+
+    urls: tuple[str, ...] = field(repr=False)
+    nearest: int
+
+
+class ObjectSource:
+    """What a node may know of the store of its run; this one knows of none, and always answers None.
+
+    No method raises; each takes some seconds at most.
+    """
 
     async def of_exchange(self, own: PayloadDescriptor, group: ExchangeGroup) -> LentPayloads | None:
-        """For the own payload and those of the other members of a group; None without a store."""
+        """For the own payload and those of the other members of a group."""
 
     async def of_payload(self, wanted: PayloadDescriptor) -> LentPayloads | None:
-        """For one committed payload; None without a store."""
+        """For one committed payload."""
+
+    async def of_part(self, record: StateRecord) -> LentPart | None:
+        """For one part of an anchor."""
 
 
-class NoObjects(ObjectSource):
-    """Of a run without a store."""
-
-    async def of_exchange(self, own: PayloadDescriptor, group: ExchangeGroup) -> LentPayloads | None:
-        return None
-
-    async def of_payload(self, wanted: PayloadDescriptor) -> LentPayloads | None:
-        return None
-
-
-NO_OBJECTS = NoObjects()
+NO_OBJECTS = ObjectSource()

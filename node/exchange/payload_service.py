@@ -15,7 +15,8 @@ from node.checkpoint.transfer import CheckpointServer, fetch_checkpoint
 from node.exchange.allow_list import AllowList
 from node.exchange.arrivals import Arrival
 from node.exchange.object_client import ObjectClient
-from node.exchange.object_source import LentPayloads
+from node.exchange.object_parts import STORE, read_piece
+from node.exchange.object_source import LentPart, LentPayloads
 from node.exchange.open_transfers import OpenTransfers
 from node.exchange.payload_calls import PayloadCalls
 from node.exchange.payload_exchange import PayloadExchange, own_order
@@ -102,7 +103,8 @@ class PayloadService(PayloadCalls):
         self._me, self._stage, self._capacity, self._calls, self._line = me, stage, capacity, calls, line
         self._transfers = OpenTransfers()
         self._checkpoints = checkpoints
-        self.payloads = PayloadExchange(me, stage, capacity, store, self, ObjectClient(line))
+        self._objects = ObjectClient(line)
+        self.payloads = PayloadExchange(me, stage, capacity, store, self, self._objects)
 
     async def exchange(
         self,
@@ -208,11 +210,15 @@ class PayloadService(PayloadCalls):
         if reply.refusal:
             raise TransferError(f"refused: {reply.refusal[:200]}")
 
-    async def fetch_checkpoint(self, download: CheckpointDownload, seconds: float) -> None:
-        """See :meth:`node.exchange.transport.Transport.fetch_checkpoint`."""
+    async def fetch_checkpoint(
+        self, download: CheckpointDownload, seconds: float, lent: LentPart | None = None
+    ) -> None:
+        """See :meth:`node.exchange.transport.Transport.fetch_checkpoint`. A store is one more donor."""
         record, donors = download.record, download.donors
 
         async def ask(donor: str, index: int, size: int) -> bytes:
+            if donor == STORE and lent is not None:
+                return await read_piece(self._objects, lent, download.nbytes, index, size)
             wanted = StateRequest(
                 stage=record.stage, part=record.part.value, round=record.round_number, index=index
             )
@@ -222,7 +228,7 @@ class PayloadService(PayloadCalls):
                 return bytes(await receive_exactly(stream, size, patience, self._line))
 
         others = own_order(set(donors) - {self._me}, self._me)  # spreads the load over the donors
-        await fetch_checkpoint(download, others, seconds, ask)
+        await fetch_checkpoint(download, [*([STORE] if lent else ()), *others], seconds, ask)
 
     async def _ask(self, peer: str, stage: int, wanted: Wanted) -> AsyncGenerator[PayloadChunk, None]:
         hooks.current().before_contact(peer)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 
+from protocol.types import Part
 from protocol.wire.typed_calls import Request
 
 MOST_ASKED = 4096
 """Payloads that one call names."""
+SEGMENT_BYTES = 16 << 20
 CONTENT_TYPE = "application/octet-stream"
 CHECKSUM_HEADER = "x-amz-checksum-sha256"
 """The base64 of the sha-256 of a body. A URL for an upload is signed for it, the length and CONTENT_TYPE."""
@@ -42,6 +44,42 @@ class LendPayloads(Request[PayloadUrls | None]):
     stage: int
     round_number: int
     sha256s: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WantedUpload:
+    """A part of the anchor after a round, which a member is to upload."""
+
+    stage: int
+    part: Part
+    round_number: int
+
+
+@dataclass(frozen=True)
+class AskUploads(Request[tuple[WantedUpload, ...] | None]):
+    """Answers what of the newest checkpoint the caller, and no other member, is to upload."""
+
+
+@dataclass(frozen=True)
+class LendSegment(Request[str | None]):
+    """Answers a URL that takes a segment of such a part, of which there are `count`; "" if it is not wanted.
+
+    The segments are the hashes of all chunks and then the chunks (protocol.math.digest), cut after each
+    SEGMENT_BYTES.
+    """
+
+    wanted: WantedUpload
+    index: int
+    count: int
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LendPart(Request[tuple[str, ...] | None]):
+    """Answers URLs of all segments of a part; none where the store has not all of them."""
+
+    wanted: WantedUpload
 
 
 def distance(address: IPv4Address | IPv6Address) -> int | None:

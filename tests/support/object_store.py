@@ -18,6 +18,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 BUCKET = "payloads"
+MOTO = (sys.executable, "-c", "from moto.server import main; main()")
 LOCATION = f"s3://{BUCKET}/pre/fix"
 _ANSWERS = {
     "empty": b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
@@ -55,12 +56,9 @@ class StoreProcess:
 def object_store(host: str = "127.0.0.1") -> Iterator[StoreProcess]:
     """A store with an empty BUCKET, and the environment of a coordinator that uses it."""
     port = free_port()
-    endpoint, command = (
-        f"http://{host}:{port}",
-        "import sys; from moto.server import main; main(sys.argv[1:])",
-    )
+    endpoint = f"http://{host}:{port}"
     process = subprocess.Popen(
-        [sys.executable, "-c", command, "-H", host, "-p", str(port)],
+        [*MOTO, "-H", host, "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, **credentials(endpoint)},

@@ -7,9 +7,10 @@ import logging
 import re
 
 from coordinator.api.access import AccessControl, certificate_refused
-from coordinator.membership.validation import bad_request, live_peer
+from coordinator.membership.validation import bad_request, live_peer, max_payload_bytes
 from coordinator.ops.objects.keys import oldest_round, payload_key, round_of
 from coordinator.ops.objects.s3_store import S3Store, StoreFailed
+from coordinator.ops.objects.uploads import newest_parts, segment_key, uploader, whole_parts
 from coordinator.run.command_loop import CommandLoop
 from coordinator.run.state.state import State
 from protocol.server.calls import Context, rate_limited
@@ -17,14 +18,23 @@ from protocol.spec.run import RunSpec
 from protocol.trust.names import identity_of, peer_of
 from protocol.trust.rate_limit import RateLimit
 from protocol.types import PayloadDescriptor, PeerId
-from protocol.wire.object_calls import MOST_ASKED, LendPayloads, PayloadUrls
+from protocol.wire.object_calls import (
+    MOST_ASKED,
+    SEGMENT_BYTES,
+    AskUploads,
+    LendPart,
+    LendPayloads,
+    LendSegment,
+    PayloadUrls,
+    WantedUpload,
+)
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE, _PER_SECOND = 256, 20.0
 """Calls of one peer: one a round and stage, and one for each payload of a round that it has missed."""
 _LEAST_LIFE, _MOST_LIFE = 120, 3600
-_CLEAN_SECONDS = 30.0
+_LOOK_SECONDS = 30.0
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -40,11 +50,13 @@ async def open_objects(location: str, spec: RunSpec) -> S3Store | None:
 
 
 class ObjectDesk:
-    """Answers :class:`LendPayloads`. `store` None is that of a run without one."""
+    """Answers the calls of :mod:`protocol.wire.object_calls`. `store` None is that of a run without one."""
 
     def __init__(self, access: AccessControl, command_loop: CommandLoop, store: S3Store | None) -> None:
         self._access, self._command_loop, self._store = access, command_loop, store
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
+        self._whole: dict[WantedUpload, list[str]] = {}  # what the store had when it was looked at
+        self._wanted: dict[WantedUpload, float] = {}  # since when
 
     async def lend(self, call: LendPayloads, context: Context) -> PayloadUrls | None:
         """Raises HetnodeError: BAD_REQUEST, RATE_LIMITED; UNKNOWN_PEER for a peer that is not live."""
@@ -65,6 +77,39 @@ class ObjectDesk:
         put = "" if own is None else store.signed_put(key(own.sha256), own.nbytes, own.sha256)
         return PayloadUrls(put, tuple(store.signed_get(key(each)) for each in call.sha256s))
 
+    async def uploads(self, _: AskUploads, context: Context) -> tuple[WantedUpload, ...] | None:
+        """Raises as :meth:`lend`."""
+        peer = self._caller(context)
+        return None if self._store is None else self._uploads_of(peer)
+
+    async def lend_segment(self, call: LendSegment, context: Context) -> str | None:
+        """Raises as :meth:`lend`."""
+        peer, state = self._caller(context), self._command_loop.state
+        if self._store is None:
+            return None
+        most = max_payload_bytes(state.spec) // SEGMENT_BYTES + 2  # values and momentum, as a value and index
+        is_sized = 0 < call.nbytes <= SEGMENT_BYTES and 0 <= call.index < call.count <= most
+        if not is_sized or not _HASH.fullmatch(call.sha256):
+            raise bad_request(f"{peer} offers a segment of a part that cannot be one")
+        if call.wanted not in self._uploads_of(peer):
+            return ""
+        key = segment_key(state.run, call.wanted, peer, call.index, call.count)
+        return await asyncio.to_thread(self._store.signed_put, key, call.nbytes, call.sha256)
+
+    async def lend_part(self, call: LendPart, context: Context) -> tuple[str, ...] | None:
+        """Raises as :meth:`lend`."""
+        self._caller(context)
+        if (store := self._store) is None:
+            return None
+        keys = self._whole.get(call.wanted, ())
+        return await asyncio.to_thread(lambda: tuple(map(store.signed_get, keys)))
+
+    def _uploads_of(self, peer: PeerId) -> tuple[WantedUpload, ...]:
+        now, wanted = self._command_loop.now(), newest_parts(self._command_loop.state, self._whole)
+        self._wanted = {each: self._wanted.get(each, now) for each in wanted}
+        its_turn = (each for each in wanted if uploader(wanted[each], self._wanted[each], now) == peer)
+        return tuple(its_turn)
+
     def _caller(self, context: Context) -> PeerId:
         if (peer := peer_of(identity_of(context))) is None:
             raise certificate_refused("An object was asked for with the certificate of no peer")
@@ -74,20 +119,19 @@ class ObjectDesk:
         return peer
 
     async def keep_clean(self) -> None:
-        """Remove the objects of old rounds, again and again. A store that fails is asked again later."""
+        """Remove old objects and note what there is, again and again, also while the store fails."""
         if self._store is None:
             return
-        done, works = 0, True
+        works = True
         while True:
             state = self._command_loop.state
             try:
-                if state.current_round > done:
-                    await asyncio.to_thread(remove_old, self._store, state)
-                    done, works = state.current_round, True
+                left = await asyncio.to_thread(remove_old, self._store, state)
+                self._whole, works = whole_parts(state.run, left), True
             except StoreFailed as error:
                 log.log(logging.WARNING if works else logging.DEBUG, "%s; rounds go on without it", error)
                 works = False
-            await asyncio.sleep(_CLEAN_SECONDS)
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def may_upload(state: State, peer: PeerId, stage: int, round_number: int) -> PayloadDescriptor | None:
@@ -103,11 +147,12 @@ def may_upload(state: State, peer: PeerId, stage: int, round_number: int) -> Pay
     return own if own is not None and own.nbytes <= lengths[len(lengths) // 2] else None
 
 
-def remove_old(store: S3Store, state: State) -> None:
-    """Remove the objects of rounds that no peer goes on from. Raises StoreFailed."""
+def remove_old(store: S3Store, state: State) -> list[str]:
+    """Remove the objects of rounds that no peer goes on from; the keys of the others. Raises StoreFailed."""
     oldest = oldest_round(state.spec, state.current_round)
-    found = ((key, round_of(state.run, key)) for key, _ in store.objects(f"{state.run}/"))
-    old = [key for key, its_round in found if its_round is not None and its_round < oldest]
-    store.remove(old)
+    rounds = {key: round_of(state.run, key) for key, _ in store.objects(f"{state.run}/")}
+    old = {key for key, its_round in rounds.items() if its_round is not None and its_round < oldest}
+    store.remove(sorted(old))
     if old:
         log.info("removed %d old objects from the store", len(old))
+    return [key for key in rounds if key not in old]

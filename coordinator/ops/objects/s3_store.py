@@ -11,6 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _LOCATION = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w.=/-]{0,400}))?")
 _MOST_SIGNED = 1 << 14
+_GET_LIFE = 3600  # a slow line reads an anchor for so long
 _AT_ONCE = 1000  # objects that one request may remove
 
 
@@ -33,7 +35,7 @@ class S3Store:
 
     Args:
         client: of boto3.
-        life: of a signed URL, in seconds.
+        life: of a signed URL for an upload, in seconds.
     """
 
     def __init__(self, client: Any, bucket: str, prefix: str, life: int) -> None:
@@ -78,18 +80,18 @@ class S3Store:
         """A URL that takes exactly the body with this length and hash (hex), as this object."""
         checksum = base64.b64encode(bytes.fromhex(sha256)).decode()
         exact = {"ContentLength": nbytes, "ContentType": CONTENT_TYPE, "ChecksumSHA256": checksum}
-        return self._url("put_object", key, exact)
+        return self._url("put_object", key, exact, self._life)
 
     def signed_get(self, key: str) -> str:
-        """A URL that reads this object, for at least half of the life of a URL."""
+        """A URL that reads this object for at least half an hour."""
         now = time.monotonic()
         with self._lock:
             made, url = self._signed.get(key, (0.0, ""))
-            if url and now - made < self._life / 2:
+            if url and now - made < _GET_LIFE / 2:
                 return url
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
-        url = self._url("get_object", key, {})
+        url = self._url("get_object", key, {}, _GET_LIFE)
         with self._lock:
             self._signed[key] = now, url
         return url
@@ -109,24 +111,19 @@ class S3Store:
                 named = [{"Key": self._prefix + key} for key in keys[start : start + _AT_ONCE]]
                 self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": named, "Quiet": True})
 
-    def _url(self, method: str, key: str, more: dict[str, Any]) -> str:
+    def _url(self, method: str, key: str, more: dict[str, Any], life: int) -> str:
         params = {"Bucket": self._bucket, "Key": self._prefix + key, **more}
-        return str(self._client.generate_presigned_url(method, Params=params, ExpiresIn=self._life))
+        return str(self._client.generate_presigned_url(method, Params=params, ExpiresIn=life))
 
 
-class _told:
+@contextmanager
+def _told(what: str) -> Iterator[None]:
     """Turns the errors of boto3 into StoreFailed, around an attempt to do `what`."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, Exception):
-            response = getattr(error, "response", {})
-            why = response.get("Error", {}).get("Code") or type(error).__name__
-            raise StoreFailed(f"the object store does not {self._what}: {why}") from None
+    try:
+        yield
+    except Exception as error:  # its types are made at run time
+        why = getattr(error, "response", {}).get("Error", {}).get("Code") or type(error).__name__
+        raise StoreFailed(f"the object store does not {what}: {why}") from None
 
 
 def parsed(location: str) -> tuple[str, str]:

@@ -184,7 +184,7 @@ class SparseAverager(DecentralizedAverager):  # type: ignore[misc]  # hivemind h
         return await self._payloads.fetch(request.entry, request.deadline, request.lent)
 
     async def _fetch_checkpoint(self, request: FetchCheckpoint) -> None:
-        await self._peer.service.fetch_checkpoint(request.download, request.deadline)
+        await self._peer.service.fetch_checkpoint(request.download, request.deadline, request.lent)
 
     async def _exchange(self, request: Exchange) -> ExchangeResult:
         """One averaging step of hivemind."""

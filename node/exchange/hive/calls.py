@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.checkpoint.download import CheckpointDownload
-from node.exchange.object_source import LentPayloads
+from node.exchange.object_source import LentPart, LentPayloads
 from node.exchange.transport import Entry, ExchangeResult, RoundEnd, ServedStages
 from node.ipc.stored_payload import StoredPayload
 from protocol.spec.run import RunSpec
@@ -164,6 +164,7 @@ class FetchCheckpoint(HiveRequest[None]):
 
     averager: int
     download: CheckpointDownload
+    lent: LentPart | None = None
 
 
 AVERAGER_REQUESTS = (Exchange, EndRound, FetchPayload, FetchCheckpoint)

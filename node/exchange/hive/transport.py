@@ -231,7 +231,8 @@ class HiveTransport(Transport):
     async def fetch_checkpoint(self, download: CheckpointDownload, deadline: float) -> None:
         averager = self._averager(download.record.stage, ErrorCode.STATE_UNAVAILABLE)
         download = replace(download, into=download.into.absolute())
-        request = FetchCheckpoint(averager, download, deadline=deadline)
+        lent = await self._objects.of_part(download.record)
+        request = FetchCheckpoint(averager, download, lent, deadline=deadline)
         await self._call(request, ErrorCode.STATE_UNAVAILABLE)
 
     async def wait_closed(self) -> None:

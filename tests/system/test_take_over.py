@@ -7,9 +7,10 @@ import random
 
 import pytest
 
+from coordinator.run.state.commands import ChangeRun, Command, CreateInvite, PauseRun, ResumeRun, RollBack
 from coordinator.run.state.events import CoordinatorStarted, RoundDecided
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import Role
+from protocol.types import PausedBy, Role
 from tests.virtual.coordinator import NAME
 from tests.virtual.scenario import FULL, MIXED, SPARSE, Play, swarm_spec
 from tests.virtual.swarm import VirtualSwarm
@@ -53,6 +54,37 @@ def test_the_coordinator_is_killed_again_and_again_at_random_moments(
         assert len(terms) == kills + 1
 
     play(scenario, members, swarm_spec(members, 5 * kills + 4, **SPARSE))
+
+
+def test_what_the_operator_was_told_outlives_a_coordinator_that_dies_at_once(play: Play) -> None:
+    async def scenario(swarm: VirtualSwarm) -> None:
+        async def order(command: Command, number: int) -> None:
+            standby = swarm.standby(MACHINES[number % 2])
+            await in_step(swarm)
+            await swarm.coordinator.command_loop.execute(command)
+            swarm.coordinator.kill()
+            await swarm.take_over(standby)
+
+        swarm.start()
+        await swarm.until_round(3)
+        await order(ChangeRun(("inner.learning_rate=0.001",), 0, "a test"), 0)
+        assert [each.settings for each in swarm.state.changes] == [("inner.learning_rate=0.001",)]
+        await order(CreateInvite("invite", "a" * 64, 1, 3600.0, None), 1)
+        assert "invite" in swarm.state.invitations
+        await order(PauseRun(PausedBy.OPERATOR, "a test"), 2)
+        assert swarm.state.pause is not None
+        await order(ResumeRun(), 3)
+        assert swarm.state.pause is None
+        await swarm.until_round(swarm.state.current_round + 2)
+        await swarm.until_kept(4)
+        await order(RollBack(4, "a test"), 4)
+        assert 4 in swarm.state.restored.values()
+        await order(ResumeRun(), 5)
+        await swarm.until_over()
+        swarm.assert_all_agree()
+        assert not swarm.diverged()
+
+    play(scenario, spec=swarm_spec(FULL, 20, **SPARSE, **{"recovery.checkpoint_every": 1}))
 
 
 @pytest.mark.parametrize("knows", [True, False])

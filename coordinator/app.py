@@ -301,7 +301,7 @@ def _operator_service(
     admin: Admin,
     objects: ObjectDesk,
 ) -> OperatorService:
-    standby = StandbyDesk(store, fence)
+    standby = StandbyDesk(store, records.metrics, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
     desks = ExplanationDesk(records.explain), receipts, EvaluationDesk(access, command_loop), objects

@@ -7,11 +7,12 @@ import logging
 from contextlib import suppress
 
 from coordinator.api.succession import Fence
+from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore, StoredRow
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.calls import Context
 from protocol.wire.convert.fields import endpoint_from_pb
-from protocol.wire.operator_calls import FollowLog
+from protocol.wire.operator_calls import FollowLog, FollowMetrics
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +24,18 @@ MOST_BYTES = 1 << 20
 
 
 class StandbyDesk:
-    """Answers :class:`FollowLog`.
+    """Answers :class:`FollowLog` and :class:`FollowMetrics`.
 
     Each call tells what its standby has on its disk. Once that is all, no caller learns anything that the
     standby does not have, until it is silent for PATIENCE_SECONDS. The run goes on without it then.
 
     Args:
-        store: the log, which is appended to meanwhile.
+        store, metrics: the log and the metrics, which are appended to meanwhile.
         fence: is told the address of the standby, and asked whether it has taken the run over.
     """
 
-    def __init__(self, store: SqliteStore, fence: Fence) -> None:
-        self._store, self._fence = store, fence
+    def __init__(self, store: SqliteStore, metrics: MetricsFile, fence: Fence) -> None:
+        self._store, self._metrics, self._fence = store, metrics, fence
         self._moved = asyncio.Condition()
         self._held, self._address, self._heard = 0, "", 0.0
         self.is_in_step = False
@@ -68,6 +69,9 @@ class StandbyDesk:
                 async with asyncio.timeout(WAIT_SECONDS):
                     await self._moved.wait_for(lambda: self._store.end[0] > call.rows)
         return tuple(await asyncio.to_thread(self._store.rows_after, call.rows, MOST_BYTES))
+
+    async def follow_metrics(self, call: FollowMetrics, _: Context) -> bytes:
+        return await asyncio.to_thread(self._metrics.lines_from, max(0, call.begin), MOST_BYTES)
 
     async def confirmed(self) -> None:
         """Return when the standby has all rows, or after PATIENCE_SECONDS; at once while it lags.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import logging
 import math
@@ -55,16 +56,28 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in fields.items()
         }
-        line = (json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n").encode()
         try:
-            written = self._file.write(line)
+            self.append((json.dumps({"time": round(at, 3), "event": event, **finite}) + "\n").encode())
         except OSError as error:
-            written = 0
             log.warning("a line of %s is lost: %s", self.path, error)
-        if written == len(line):
-            self.size += written
-        else:  # the first bytes of a line may be all that a full disk takes
-            self._file.truncate(self.size)
+
+    def append(self, lines: bytes) -> None:
+        """Add whole lines, all or none. Raises OSError."""
+        try:
+            written = self._file.write(lines)
+            if written < len(lines):
+                raise OSError(errno.ENOSPC, "the disk takes a part of a line")
+        except OSError:
+            self._file.truncate(self.size)  # the first bytes of a line may be all that a full disk takes
+            raise
+        self.size += written
+
+    def lines_from(self, begin: int, most: int) -> bytes:
+        """Whole lines from byte `begin` on, at most `most` bytes; none behind the last. Raises OSError."""
+        with self.path.open("rb") as file:
+            file.seek(begin)
+            found = file.read(max(0, min(most, self.size - begin)))
+        return found[: found.rfind(b"\n") + 1]
 
     def record_measurement(self, at: float, measurement: Measurement) -> None:
         """Add a line with the fields of `measurement`, unless its peer has measured that round before."""

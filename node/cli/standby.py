@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from coordinator.api.succession import TermAt
     from coordinator.run.state.events import Event
+    from coordinator.store.metrics import MetricsFile
     from coordinator.store.store import SqliteStore, StoredRow
     from node.net.coordinator_channel import CoordinatorChannel
     from node.security.identity import Identity
@@ -36,6 +37,7 @@ MARKER = "standby"
 """The file in the folder of a standby that has not taken the run over; where it will be reached then."""
 _CALL_SECONDS, _RETRY_SECONDS, _ANSWER_SECONDS, _SHOWN_SECONDS = 30.0, 1.0, 5.0, 2.0
 _TEMPORARY = ErrorCode.COORDINATOR_UNREACHABLE, ErrorCode.WRONG_AUTHORITY, ErrorCode.DISK_FULL
+METRICS_SECONDS = 5.0
 _FEW_ROWS = 20
 """So many come while the standby is in step with a run that is busy; more while it lags."""
 _CONNECTION_SECONDS = 3600.0
@@ -109,12 +111,16 @@ class LogCopy(Protocol):
 
 
 async def follow(
-    store: LogCopy, connect: Callable[[], CoordinatorChannel], own: str, is_over: bool = False
+    store: LogCopy,
+    connect: Callable[[], CoordinatorChannel],
+    own: str,
+    metrics: MetricsFile | None = None,
+    is_over: bool = False,
 ) -> None:
     """Copy each row as soon as the coordinator has it, until the run is over and the coordinator ends.
 
     A coordinator that does not answer is waited for. `connect` opens a connection of the operator to it.
-    `is_over`: the run was over before.
+    `metrics` gets the coordinator's, some seconds later. `is_over`: the run was over before.
 
     Raises HetnodeError: the refusal of the coordinator, such as for a log that is no copy; STORE_CORRUPT.
     """
@@ -123,6 +129,7 @@ async def follow(
 
     clock = asyncio.get_running_loop().time
     silent: bool | None = None  # nobody was told yet
+    copied = 0.0
     while True:
         try:
             async with connect() as channel:
@@ -135,6 +142,8 @@ async def follow(
                         silent = False
                         log.info("%d rows of the log are here: the standby is in step", store.end[0])
                     is_over |= any(isinstance(event, RunFinished) for event in events)
+                    if metrics is not None and clock() > copied + METRICS_SECONDS:
+                        copied = copied if await _copy_metrics(channel, metrics) else clock()
         except HetnodeError as error:
             if is_over and error.code is ErrorCode.COORDINATOR_UNREACHABLE:
                 return
@@ -144,6 +153,17 @@ async def follow(
                 log.warning("%s This standby has %d rows, and goes on waiting", error, store.end[0])
             silent = True
         await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def _copy_metrics(channel: CoordinatorChannel, metrics: MetricsFile) -> bool:
+    """Copy the next lines. Returns whether there may be more by now."""
+    from protocol.wire.operator_calls import FollowMetrics  # noqa: PLC0415
+
+    lines = await channel.ask(FollowMetrics(metrics.size), _CALL_SECONDS)
+    with suppress(OSError):  # on a full disk the log says so
+        metrics.append(lines)
+        return bool(lines)
+    return False
 
 
 def _is_over(store: SqliteStore) -> bool:
@@ -156,6 +176,7 @@ def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> Non
     """Follow the coordinator of a copy until its run is over, as :func:`follow`."""
     from coordinator.api.succession import Partner  # noqa: PLC0415
     from coordinator.authority import open_authority, write_operator  # noqa: PLC0415
+    from coordinator.store.metrics import MetricsFile  # noqa: PLC0415
     from coordinator.store.store import SqliteStore  # noqa: PLC0415
     from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
     from node.security.credentials import operator_tls  # noqa: PLC0415
@@ -169,12 +190,15 @@ def follow_run(standby: StandbyFolder, spec: RunSpec, identity: Identity) -> Non
             write_operator(authority, folder)
         return CoordinatorChannel(partner, operator_tls(folder))
 
-    with closing(SqliteStore(folder / LOG_FILE, identity.peer, identity.sign)) as store:
+    with (
+        closing(SqliteStore(folder / LOG_FILE, identity.peer, identity.sign)) as store,
+        MetricsFile(folder / "metrics.jsonl") as metrics,
+    ):
         store.verify()
         say(f"standby of {partner}; in its place nodes will find this one at {own}")
         say(f"when it is dead: hetnode coordinator --folder {folder} --take-over")
         sys.stdout.flush()  # it may be a file
-        command_runner.run(follow(store, connect, own, _is_over(store)))
+        command_runner.run(follow(store, connect, own, metrics, _is_over(store)))
     say(f"the run is over; {folder} has its whole log")
 
 

@@ -207,6 +207,13 @@ class FollowLog(Request[tuple[tuple[str, bytes], ...]]):
     address: str
 
 
+@dataclass(frozen=True)
+class FollowMetrics(Request[bytes]):
+    """Answers whole lines of ``metrics.jsonl`` from byte `begin` on; none where there are no more by now."""
+
+    begin: int
+
+
 # With any certificate of the run
 
 

@@ -185,7 +185,7 @@ class VirtualCoordinator:
             group.create_task(fence.keep())
             access = AccessControl(command_loop, sources, str, fence=fence.check)
             store = cast(SqliteStore, self.store)
-            self.desk = standby = StandbyDesk(store, fence)
+            self.desk = standby = StandbyDesk(store, metrics, fence)
             command_loop.confirmed = standby.confirmed
             receipts = Receipts(access, self._spec, self.run, history, store)
             admission = member_server.admission(access, self._spec, str, lambda _: None)

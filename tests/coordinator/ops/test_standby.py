@@ -17,7 +17,9 @@ from coordinator.ops import standby
 from coordinator.ops.standby import StandbyDesk
 from coordinator.run.state.events import CoordinatorStarted, PeerBanned
 from coordinator.store.backup import back_up
+from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore
+from node.cli import standby as cli
 from node.cli.standby import follow
 from node.net.coordinator_channel import CoordinatorChannel
 from node.security.credentials import operator_tls
@@ -40,7 +42,9 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @asynccontextmanager
-async def followed(run: Running, copy: Path) -> AsyncIterator[SqliteStore]:
+async def followed(
+    run: Running, copy: Path, metrics: MetricsFile | None = None
+) -> AsyncIterator[SqliteStore]:
     """The log of a standby, which follows until the end of the block."""
     if not copy.exists():
         await asyncio.to_thread(back_up, run.folder, copy, COORDINATOR.peer)
@@ -50,7 +54,7 @@ async def followed(run: Running, copy: Path) -> AsyncIterator[SqliteStore]:
 
     with closing(SqliteStore(copy / "coordinator.sqlite", COORDINATOR.peer, COORDINATOR.sign)) as store:
         store.verify()
-        task = asyncio.create_task(follow(store, connect, HERE))
+        task = asyncio.create_task(follow(store, connect, HERE, metrics))
         try:
             yield store
             assert not task.done()
@@ -100,6 +104,27 @@ async def test_a_standby_that_lags_catches_up_while_the_run_goes_on(
     async with followed(run, copy) as store, asyncio.timeout(30):
         while store.end[0] < 37:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_the_metrics_are_copied_in_whole_lines(
+    run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "MOST_BYTES", 300)  # a few rows or lines an answer
+    monkeypatch.setattr(cli, "METRICS_SECONDS", 0.0)
+    theirs, copy = run.folder / "metrics.jsonl", tmp_path / "copy"
+    await ban(run, A.peer)
+    await asyncio.to_thread(back_up, run.folder, copy, COORDINATOR.peer)
+    with (copy / "metrics.jsonl").open("a") as half:
+        half.write('{"time": 1.0, "ev')  # the backup was made while a line was written
+    with MetricsFile(copy / "metrics.jsonl") as metrics:
+        async with followed(run, copy, metrics), asyncio.timeout(30):
+            for number in range(3, 30):
+                await ban(run, keyed(number).peer)
+            while metrics.size < 1000:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    ours = (copy / "metrics.jsonl").read_bytes()
+    assert theirs.read_bytes().startswith(ours)
+    assert ours.endswith(b"}\n")
 
 
 async def test_nobody_waits_long_for_a_dead_standby(
@@ -245,4 +270,4 @@ def test_rows_are_copied_whole_and_in_their_order(tmp_path: Path) -> None:
         assert second.row_hash(second.end[0]) == first.row_hash(second.end[0])
     assert second.end == first.end
     assert first.rows_after(700, 100) == []
-    assert StandbyDesk(first, cast(Fence, None)).is_in_step is False
+    assert StandbyDesk(first, cast(MetricsFile, None), cast(Fence, None)).is_in_step is False

@@ -211,7 +211,7 @@ def main() -> int:
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
-        for name in ("protocol", "coordinator", "node", "tests", "benchmarks"):
+        for name in ("protocol", "coordinator", "node", "hetnode", "tests", "benchmarks"):
             shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", tree)
         for name in parser.parse_args().only:

@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="other trees to compare with")
     folders = parser.parse_args().folders
-    own = [ROOT / package for package in ("node", "coordinator", "protocol")]
+    own = [ROOT / package for package in ("node", "coordinator", "protocol", "hetnode")]
     trees = [("this tree", own), *((folder.name, [folder]) for folder in folders)]
     print(table([measure(name, _sources(parts)) for name, parts in trees]))
 

@@ -19,6 +19,7 @@ from coordinator.api.dashboard import Entrance
 from coordinator.api.dial_back import DialBack, TlsDialBack
 from coordinator.api.enrollment import EnrollmentService
 from coordinator.api.operator import ExplanationDesk, OperatorService
+from coordinator.api.owners import OwnerDesk
 from coordinator.api.public_ports import ListenAddresses, PublicPorts, open_ports
 from coordinator.api.public_server import PublicServer, public_server
 from coordinator.api.relay import Relay
@@ -304,7 +305,8 @@ def _operator_service(
     standby = StandbyDesk(store, records.metrics, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    desks = ExplanationDesk(records.explain), receipts, EvaluationDesk(access, command_loop), objects
+    owners, told = OwnerDesk(access, command_loop), EvaluationDesk(access, command_loop)
+    desks = ExplanationDesk(records.explain), receipts, owners, told, objects
     return OperatorService(access, (admin, standby), desks)
 
 

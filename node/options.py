@@ -23,7 +23,8 @@ class NodeOptions:
     coordinator. `relay` is a choice of node.net.reach. `workers` of several ranks have devices of their own,
     in place of `device`. `own_data` (node/data/own.py) and `tokenizer` override where this node reads data
     and tokenizer.json. `metrics` is ``host:port``; None serves none. `ask` tells the owner of a run that is
-    new here (node.net.joining.Agreement). `pieces` of a microbatch are computed one after the other.
+    new here (node.net.joining.Agreement). `owner` may have the phrase of whose this node is
+    (node.security.owner). `pieces` of a microbatch are computed one after the other.
     """
 
     invite: Invite | None
@@ -53,6 +54,7 @@ class NodeOptions:
     memory_limit: int = 0
     line: LineLimits = field(default_factory=LineLimits)
     name: str | None = None
+    owner: Path | None = None
     ask: Ask | None = None
     pieces: int = 1
 

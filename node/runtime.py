@@ -44,6 +44,7 @@ from node.net.live_estimates import LiveEstimates
 from node.net.membership import Membership, RunView, jittered
 from node.net.moved_coordinator import follow_coordinator
 from node.net.own_address import OwnAddress
+from node.net.owners import name_owner
 from node.net.probe import probe_peer
 from node.net.reach import DirectReach
 from node.net.receipts import keep_receipt
@@ -101,23 +102,21 @@ async def take_part(
 
 async def _stay(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:
     """Train until the run is over or the node leaves. Returns how it ended, and the newest checkpoint."""
-    options = node.options
+    options, coordinator = node.options, node.coordinator
     async with asyncio.TaskGroup() as group:
         # Heartbeats begin now: to join the DHT may take longer than the coordinator waits for one.
-        background = [
-            group.create_task(node.membership.keep()),
-            group.create_task(node.coordinator.keep_renewed()),
-            group.create_task(announce_leaving(node.leaving, node.coordinator, node.membership)),
-        ]
-        if options.measure:
-            # The worker gets this before it builds its stages.
+        keeping = node.membership.keep(), coordinator.keep_renewed()
+        telling = announce_leaving(node.leaving, coordinator, node.membership)
+        owner = name_owner(coordinator.credentials, node.identity, options.owner)
+        background = [group.create_task(each) for each in (*keeping, telling, owner)]
+        if options.measure:  # the worker gets this before it builds its stages
             own = (options.device, options.threads, options.folder, node.membership.estimates)
             background.append(group.create_task(measure_speed(worker, node.spec, *own, options.precision)))
         end, kept = await _train(node, worker, processes)
         for task in background:
             task.cancel()
-    await keep_receipt(node.coordinator.credentials, options.folder)
-    await leave_run(node.coordinator, end.value)
+    await keep_receipt(coordinator.credentials, options.folder)
+    await leave_run(coordinator, end.value)
     what = "the run is finished" if end is End.FINISHED else "left the run in order"
     log.info("%s; this node's part of the model is in %s", what, kept)
     return end, kept

@@ -427,13 +427,15 @@ which all data and code are public, has them after attention and feed-forward, w
 and inner.optimizer: Muon needs one moment less, and learned more from equal bytes in a trial by others;
 inner.decay_rounds: a run whose end nobody knows cannot have a cosine; and data.validation: where the mixture
 changes, a part that is held out of it measures something else in each phase."""
-MOST_COMMANDS = 38
-"""What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last is 'run
-backup': a run must not end with one disk, and a folder in use cannot be copied otherwise."""
-MOST_OPTIONS = 170
+MOST_COMMANDS = 39
+"""What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last
+are 'run backup': a run must not end with one disk, and a folder in use cannot be copied otherwise; and
+'owner': a person's secret is shown by no command that writes a log."""
+MOST_OPTIONS = 171
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
---open and its two bounds: how many strangers a run takes depends on its size; where a backup goes,
-peers for programs, the two of typer by which a shell completes names, how to ask for an invite, which
+--recover: on each machine of an owner but the first; --open and its two bounds: how many strangers a run
+takes depends on its size; where a backup goes, peers for programs, the two of typer by which a shell
+completes names, how to ask for an invite, which
 settings of a run change, from which round on and why; and --standby and --take-over: whether another
 coordinator is dead is what a person has to say; and what a follower asks of the models of a run: how often,
 which prompts and which tasks; and --objects: which bucket a run may fill is its owner's; and --track: which

@@ -77,7 +77,11 @@ def _figures(history: SqliteHistory, peer: PeerId) -> tuple[int, dict[str, Any]]
     row, name, credit = history.credit(peer)
     if credit is None or not credit.stage_rounds:
         return row, {}
-    return row, {"name": name} | {each: getattr(credit, each) for each in _FIGURES}
+    figures = {"name": name} | {each: getattr(credit, each) for each in _FIGURES}
+    if credit.owner:
+        sums = history.summed(credit)
+        figures |= {"owner": credit.owner, "owner_nodes": sums.nodes, "owner_stage_tokens": sums.stage_tokens}
+    return row, figures
 
 
 def _no_credit(peer: PeerId) -> HetnodeError:

@@ -14,12 +14,12 @@ The other replicas notice nothing: their offers stay, and so do their samples.
 from __future__ import annotations
 
 from coordinator.base.phrases import listed, short, stages_of
+from coordinator.base.replacing import replace
 from coordinator.placement.phases import expected_seconds
 from coordinator.placement.replan import rebuilt_chain
 from coordinator.placement.rules import is_synced, links_between, member_of, peer_rests_until
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.records import Break, Peer
-from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.math.sampling import next_first_sample

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from coordinator import pausing
 from coordinator.changing import change_run
-from coordinator.membership import invites, naming, presence, reachability
+from coordinator.membership import invites, naming, owners, presence, reachability
 from coordinator.membership.evaluations import take_evaluation
 from coordinator.membership.joining import SPEED_SECONDS, join, start_run
 from coordinator.membership.open_places import ask_place
@@ -108,6 +108,7 @@ _RULES: dict[type[Command], Callable[[Transaction, Any], None]] = {
     commands.Unban: presence.unban,
     commands.Unname: naming.unname,
     commands.Join: _join,
+    commands.BindOwner: owners.bind,
     commands.Heartbeat: presence.heartbeat,
     commands.UpdateAddresses: reachability.update_addresses,
     commands.ReportLink: reachability.report_link,

@@ -129,6 +129,8 @@ def _invite_message(event: events.InviteEvent) -> str:
             return f"{short(event.peer)} is enrolled with invite {event.invite}"
         case events.InviteRevoked():
             return f"invite {event.invite} is revoked"
+        case events.OwnerBound(binding=binding):
+            return f"{short(binding.peer)} is a node of the owner {short(binding.owner)}"
         case events.PlaceAsked(admitted=True):
             return f"{short(event.peer)} may take part without an invite"
         case events.PlaceAsked():

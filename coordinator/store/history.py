@@ -13,7 +13,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -74,6 +74,17 @@ _ABSENCES = (
 _MARKS = ", ".join("?" for _ in _ABSENCES)
 
 
+_WHOSE = "coalesce(owner, peer)"
+"""To whom the credit of a peer belongs."""
+_OF_BEST = "max(iif(place = 1, {0}, NULL))".format
+_SUMS = f"""SELECT {_OF_BEST("peer")} AS peer, {_OF_BEST("name")}, max(owner), count(*),
+    sum(stage_tokens) AS stage_tokens, sum(stage_rounds) AS stage_rounds, sum(payload_bytes) AS payload_bytes,
+    sum(link_bytes) AS link_bytes, min(first_round), max(last_round), max(credit_sequence),
+    min(number) AS number
+    FROM (SELECT *, row_number() OVER (PARTITION BY {_WHOSE} ORDER BY stage_tokens DESC, number) AS place
+    FROM peers WHERE number > 0) GROUP BY {_WHOSE}"""
+"""A row for each owner, and for each peer without one."""
+_FOUND = "max(instr(lower(peer), ?) OR instr(lower(name), ?) OR instr(lower(owner), ?))"
 _ORDERS = {
     CreditOrder.TOKENS: "stage_tokens DESC, number",
     CreditOrder.ROUNDS: "stage_rounds DESC, number",
@@ -211,17 +222,17 @@ class SqliteHistory:
     def credits(
         self, order: CreditOrder = CreditOrder.TOKENS, page: Page = FIRST_PAGE, find: str = ""
     ) -> Credits:
-        """A page of all peers, or with `find` of those that have this text in their name or id."""
+        """A page of all owners, and peers without one; with `find` those with this text in name or id."""
         with reading(self.path) as db:
             (run,) = _rows(db, RunTotals)
-            peers, *sums = db.execute(
-                "SELECT count(*), total(stage_rounds), total(payload_bytes), total(link_bytes) FROM peers"
-                " WHERE number > 0"
+            peers, owners, *sums = db.execute(
+                f"SELECT count(*), count(DISTINCT {_WHOSE}), total(stage_rounds), total(payload_bytes),"
+                " total(link_bytes) FROM peers WHERE number > 0"
             ).fetchone()
             limits = _within(page.most), max(0, page.skip)
-            wanted = "AND (instr(lower(peer), ?) OR instr(lower(name), ?))" if find else ""
-            order_by = f"WHERE number > 0 {wanted} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
-            found = _rows(db, PeerTotals, order_by, *[find.lower()] * (2 * bool(find)), *limits)
+            wanted = f"HAVING {_FOUND}" if find else ""
+            order_by = f"{wanted} ORDER BY {_ORDERS[order]} LIMIT ? OFFSET ?"
+            found = db.execute(f"{_SUMS} {order_by}", (*[find.lower()] * (3 * bool(find)), *limits))
             return Credits(
                 run=run.run or "",
                 sequence=run.sequence,
@@ -232,7 +243,8 @@ class SqliteHistory:
                 stage_rounds=int(sums[0]),
                 payload_bytes=int(sums[1]),
                 link_bytes=int(sums[2]),
-                credits=tuple(map(_credit, found)),
+                credits=tuple(starmap(_summed, found)),
+                owners=owners,
             )
 
     def credit(self, peer: PeerId) -> tuple[int, str, Credit | None]:
@@ -242,14 +254,21 @@ class SqliteHistory:
             found = _rows(db, PeerTotals, "WHERE number > 0 AND peer = ?", peer)
             return run.sequence, (found[0].name or "") if found else "", _credit(found[0]) if found else None
 
-    def rank(self, credit: Credit) -> tuple[int, int]:
-        """The place of a peer by its stage tokens, 1 being the most, and how many peers have any."""
+    def summed(self, credit: Credit) -> Credit:
+        """The credit of the owner of that peer; without an owner, its own."""
         with reading(self.path) as db:
-            more, peers = db.execute(
-                "SELECT total(stage_tokens > ?), count(*) FROM peers WHERE number > 0 AND stage_tokens > 0",
-                (credit.stage_tokens,),
+            (found,) = db.execute(f"{_SUMS} HAVING {_WHOSE} = ?", (credit.owner or credit.peer,))
+            return _summed(*found)
+
+    def rank(self, credit: Credit) -> tuple[int, int]:
+        """The place of :meth:`summed` by stage tokens, 1 being the most, and how many have any."""
+        sums = f"SELECT sum(stage_tokens) AS tokens FROM peers WHERE number > 0 GROUP BY {_WHOSE}"
+        own = self.summed(credit).stage_tokens
+        with reading(self.path) as db:
+            more, owners = db.execute(
+                f"SELECT total(tokens > ?), count(*) FROM ({sums}) WHERE tokens > 0", (own,)
             ).fetchone()
-        return int(more) + 1, max(1, peers)
+        return int(more) + 1, max(1, owners)
 
     def evaluations(self, most: int = 500) -> tuple[EvaluatedFigure, ...]:
         """By name, metric and peer, then by round; of each name at most `most` rounds."""
@@ -423,9 +442,16 @@ def _decided(db: sqlite3.Connection, part: Contribution) -> tuple[int, int]:
 def _credit(totals: PeerTotals) -> Credit:
     rounds = (totals.first_round or 0, totals.last_round or 0, totals.credit_sequence or 0)
     bytes_of = totals.payload_bytes, int(totals.link_bytes)
-    return Credit(
-        totals.peer, totals.stage_tokens, totals.stage_rounds, *bytes_of, *rounds, totals.name or ""
-    )
+    counts = totals.stage_tokens, totals.stage_rounds
+    return Credit(totals.peer, *counts, *bytes_of, *rounds, totals.name or "", totals.owner or "")
+
+
+def _summed(
+    peer: PeerId, name: str | None, owner: str | None, nodes: int, tokens: int, rounds: int, *others: Any
+) -> Credit:
+    payloads, links, first, last, sequence, _ = others
+    counted = int(payloads), int(links), first or 0, last or 0, sequence or 0
+    return Credit(peer, tokens, rounds, *counted, name or "", owner or "", nodes)
 
 
 def _estimates(db: sqlite3.Connection, number: int, most: int) -> tuple[EstimatePoint, ...]:

@@ -150,7 +150,7 @@ class RoundDetail:
 
 @dataclass(frozen=True)
 class Credit:
-    """What one peer has done for the run: exact, from the event log, but for `link_bytes`.
+    """What a peer, or an owner by all peers, has done: exact, from the event log, but for `link_bytes`.
 
     Attributes:
         stage_tokens: each token of a committed payload counts once for each stage at which it was committed.
@@ -160,6 +160,8 @@ class Credit:
         first_round, last_round: that counted; 0 without any.
         sequence: of the last event that changed its credit.
         name: its public name, or "".
+        owner: the id of whose the peer is, or "".
+        nodes: the peers that are summed up; `peer` and `name` are those of the one with the most tokens.
     """
 
     peer: PeerId
@@ -171,11 +173,16 @@ class Credit:
     last_round: int
     sequence: int
     name: str = ""
+    owner: str = ""
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
 class Credits:
-    """A page of credits, and the sums over all peers. `sequence`: of the newest event that they contain."""
+    """A page of credits, one for each owner and for each peer without one, and the sums over all peers.
+
+    `owners` counts both kinds. `sequence`: of the newest event that they contain.
+    """
 
     run: str
     sequence: int
@@ -187,6 +194,7 @@ class Credits:
     payload_bytes: int
     link_bytes: int
     credits: tuple[Credit, ...]
+    owners: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ HISTORY_FILE = "history.sqlite"
 """In the folder of the coordinator."""
 HISTORY_ID = 0x68746869
 """'hthi', in the header of the SQLite file."""
-HISTORY_VERSION = 7
+HISTORY_VERSION = 8
 """`PRAGMA user_version` of the file."""
 Changes: TypeAlias = tuple[Change, ...]
 """What one event or one measurement changes: all of it or nothing."""

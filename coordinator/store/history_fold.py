@@ -116,6 +116,8 @@ def changes_of(sequence: int, event: Event, before: State, after: State) -> Iter
     yield from _peer(event, before)
     if isinstance(event, events.PeerNamed) and event.peer in after.peers:
         yield PeerTotals(event.peer, name=after.name_of(event.peer))
+    if isinstance(event, events.OwnerBound):
+        yield PeerTotals(event.binding.peer, owner=event.binding.owner)
     if type(event) in _TOLD:
         yield from _lines(sequence, event, before)
     match event:

@@ -126,8 +126,8 @@ class RunTotals(TableRow):
 
 @dataclass(frozen=True)
 class PeerTotals(TableRow):
-    """A peer. `is_here`: it has joined and not left, nor was it lost; `name` is its public name; the
-    other figures are totals of the run.
+    """A peer. `is_here`: it has joined and not left, nor was it lost; `name` is its public name,
+    `owner` the id of whose it is; the other figures are totals of the run.
 
     `failures` are losses, retreats and divergences. `link_bytes` is what the peer says that it has sent to
     its neighbours: nobody checks it. The rounds are those whose manifests contain a payload of the peer, and
@@ -138,6 +138,7 @@ class PeerTotals(TableRow):
     peer: Annotated[PeerId, Merge.KEY]
     role: Role | None = None
     name: str | None = None
+    owner: str | None = None
     is_here: bool | None = None
     strikes: Sum = 0
     failures: Sum = 0

@@ -263,6 +263,7 @@ def join(chosen: JoinOptions) -> None:
 
 def _node_options(chosen: JoinOptions, run: Destination, peer: PeerId, workers: Workers) -> NodeOptions:
     from node.options import NodeOptions  # noqa: PLC0415
+    from node.security.owner import owner_file  # noqa: PLC0415
 
     host, port = command_runner.split_address(_listen(chosen), "--listen")
     return NodeOptions(
@@ -270,6 +271,7 @@ def _node_options(chosen: JoinOptions, run: Destination, peer: PeerId, workers: 
         run=run.run,
         role=chosen.role,
         name=chosen_name(chosen.name),
+        owner=owner_file(),
         folder=make_usable(chosen.folder or user_data_path("hetnode") / "nodes" / peer),
         listen_host=host,
         listen_port=port,

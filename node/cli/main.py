@@ -76,6 +76,7 @@ FAMILIES = {
         "health": LazyCommand("health", "health"),
         "relay": LazyCommand("relay", "relay"),
         "receipt": LazyCommand("receipt", "receipt"),
+        "owner": LazyCommand("owner", "owner"),
     },
     "See what a run does": {
         "status": LazyCommand("status", "status"),

@@ -101,6 +101,7 @@ def _text(receipt: Receipt) -> str:
     lines = {
         "peer": receipt.peer,
         "public name": shown_peer(receipt.peer, receipt.name) if receipt.name else "",
+        "owner": _owner_text(receipt) if receipt.owner else "",
         "run": plain(receipt.run),
         "specification": receipt.spec_hash,
         "stage tokens": f"{receipt.stage_tokens:,}",
@@ -111,6 +112,11 @@ def _text(receipt: Receipt) -> str:
         "coordinator": receipt.coordinator,
     }
     return "\n".join(f"{name:<15}{text}" for name, text in lines.items() if text)
+
+
+def _owner_text(receipt: Receipt) -> str:
+    nodes = f"{receipt.owner_nodes:,} node{'s' * (receipt.owner_nodes != 1)}"
+    return f"{receipt.owner}, with {receipt.owner_stage_tokens:,} stage tokens of {nodes}"
 
 
 def _utc(seconds: int) -> time.struct_time:

@@ -73,8 +73,9 @@ def thanks(receipt: Receipt, rank: Rank, status: RunStatus) -> str:
     done, spec = receipt.stage_tokens, status.spec
     share = done / max(1, done, status.tokens_committed * spec.swarm.stages)
     loss = "" if status.validation_loss is None else f", validation loss {status.validation_loss:.4f}"
+    whose = " for its owner" if receipt.owner else ""
     return (
         f"thank you: {share:.1%} of what {spec.name} has trained is this node's, rank {rank.place:,} of "
-        f"{rank.peers:,}: {done:,} stage tokens in {receipt.stage_rounds:,} stage rounds; "
+        f"{rank.peers:,}{whose}: {done:,} stage tokens in {receipt.stage_rounds:,} stage rounds; "
         f"{status.rounds_decided} of {spec.rounds} rounds are done, {len(status.peers)} peers took part{loss}"
     )

@@ -32,6 +32,8 @@ class Receipt:
         first_round, last_round: in which a payload of the peer counted.
         time: Unix time of the signature, in whole seconds.
         coordinator: peer id of the key that signed.
+        owner: whose the peer is, an id of the same form; "" and not in the file where it has no owner.
+        owner_nodes, owner_stage_tokens: of all peers of the owner together; they go with `owner`.
         signature: ed25519 over :func:`receipt_message`, hex; "" before it is signed.
     """
 
@@ -49,15 +51,26 @@ class Receipt:
     log_hash: str
     time: int
     coordinator: str
+    owner: str = ""
+    owner_nodes: int = 0
+    owner_stage_tokens: int = 0
     signature: str = ""
 
 
+_OF_OWNER = ("owner", "owner_nodes", "owner_stage_tokens")
 _NAMES = sorted(field.name for field in fields(Receipt))
+_NAMES_WITHOUT = [name for name in _NAMES if name not in _OF_OWNER]
+
+
+def _written(receipt: Receipt) -> dict[str, object]:
+    """The fields that are signed and in the file."""
+    names = asdict(receipt)
+    return names if receipt.owner else {name: names[name] for name in names if name not in _OF_OWNER}
 
 
 def receipt_message(receipt: Receipt) -> bytes:
     """The bytes that the coordinator signs: every field but the signature, in canonical JSON."""
-    unsigned = {name: value for name, value in asdict(receipt).items() if name != "signature"}
+    unsigned = {name: value for name, value in _written(receipt).items() if name != "signature"}
     return _DOMAIN + json.dumps(unsigned, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -67,7 +80,7 @@ def sign_receipt(receipt: Receipt, sign: Signer) -> Receipt:
 
 def encode_receipt(receipt: Receipt) -> bytes:
     """The file of a receipt, for people and :func:`open_receipt`."""
-    return json.dumps(asdict(receipt), indent=2).encode() + b"\n"
+    return json.dumps(_written(receipt), indent=2).encode() + b"\n"
 
 
 def read_bounded(path: Path) -> bytes:
@@ -84,9 +97,14 @@ def open_receipt(data: bytes) -> Receipt:
     try:
         # Pairs show a field that is written twice, of which another reader might believe the other value.
         pairs = json.loads(data.decode(), object_pairs_hook=tuple) if len(data) <= MAX_BYTES else None
-        if not isinstance(pairs, tuple) or sorted(name for name, _ in pairs) != _NAMES:
+        if not isinstance(pairs, tuple):
+            raise ValueError("it is no object")
+        names = sorted(name for name, _ in pairs)
+        if names not in (_NAMES, _NAMES_WITHOUT):
             raise ValueError("it has other fields")
         receipt = Receipt(**dict(pairs))
+        if names != sorted(_written(receipt)):
+            raise ValueError("it has no owner, and says what that has")
         signature = bytes.fromhex(receipt.signature)
         if receipt.hetnode_receipt != _VERSION:
             raise ValueError("another version")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.status import Explanation, ModelSample
+from protocol.trust.owner import OwnerBinding
 from protocol.types import Lifecycle, Pause, PeerId, Role, RunChange
 from protocol.wire.typed_calls import Request
 
@@ -96,7 +97,7 @@ class RollbackChoices:
 
 @dataclass(frozen=True)
 class Rank:
-    """The place of a peer by its stage tokens, 1 being the most, among the peers that have any."""
+    """A place by stage tokens, 1 being the most, among the owners, and peers without one, that have any."""
 
     place: int
     peers: int
@@ -225,6 +226,13 @@ class AskWhy(Request[Explanation]):
 
 
 @dataclass(frozen=True)
+class NameOwner(Request[None]):
+    """The caller is bound to an owner from now on, which gets its credit. May be repeated."""
+
+    binding: OwnerBinding
+
+
+@dataclass(frozen=True)
 class AskReceipt(Request[str]):
     """Answers a signed statement of the caller's credit so far, the JSON of protocol.trust.receipt.
 
@@ -234,7 +242,7 @@ class AskReceipt(Request[str]):
 
 @dataclass(frozen=True)
 class AskRank(Request[Rank]):
-    """Answers the place of the caller, which need not be live."""
+    """Answers the place of the caller's owner, or its own without one. The caller need not be live."""
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,13 @@ from typing import Any
 import psutil
 import pytest
 
+from hetnode.runs import open_run
 from node.checkpoint import global_model
+from node.security.owner import keep_owner, new_owner, owner_file
 from node.views import run_history
 from protocol.errors import ExitCode
 from protocol.trust.invite import decode
+from protocol.trust.owner import OwnerKey
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support.commands import hetnode, start
@@ -90,19 +93,25 @@ class Finished:
     Attributes:
         seen: process id and command line of its processes while it ran.
         invite: what its nodes joined with.
+        owner: whose its nodes are.
     """
 
     folder: Path
     log: Path
     seen: set[tuple[int, bytes]]
     invite: str
+    owner: OwnerKey
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     above = tmp_path_factory.mktemp("finished")
     folder, log = above / "run", above / "log"
-    process = start_as_user(*UP, str(folder), log=log)
+    owner = new_owner()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CONFIG_HOME", str(above))
+        keep_owner(owner, owner_file())
+        process = start_as_user(*UP, str(folder), log=log)
     root, seen, invite = psutil.Process(process.pid), set[tuple[int, bytes]](), ""
 
     def has_ended() -> bool:
@@ -115,7 +124,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
     wait_until(has_ended, 200, lambda: end_of(log))
     assert process.returncode == 0, end_of(log)
-    return Finished(folder, log, seen, invite)
+    return Finished(folder, log, seen, invite, owner)
 
 
 def test_a_swarm_trains_commits_every_round_and_leaves_a_complete_run_folder(finished: Finished) -> None:
@@ -153,6 +162,8 @@ def test_the_program_of_the_documents_reads_what_is_left(
     losses = names["history"].query("replica == 0")["validation_loss"]
     expected = run_history.history_of(events_of(finished.folder)).replicas[0].losses
     assert list(losses) == [loss for _, loss in expected]
+    (credit,) = open_run(finished.folder).answers.credits().credits
+    assert (credit.owner, credit.nodes) == (finished.owner.owner, 3)
     assert names["model"].round_number == 3
     assert names["logits"].shape == (1, 4, names["model"].spec.model.vocabulary)
 
@@ -161,15 +172,20 @@ def test_no_secret_of_a_swarm_can_be_seen_by_others(finished: Finished) -> None:
     """No command line, log, metric or file that others can read has one."""
     folder, seen, invite = finished.folder, finished.seen, finished.invite
     assert not (folder / "invite").exists()
-    secrets = {"invite": [invite.encode()], **forms_of("invite's secret", decode(invite).secret)}
+    phrase = finished.owner.phrase.encode()
+    secrets = {
+        "owner": [phrase, phrase.replace(b"-", b"")],
+        "invite": [invite.encode()],
+        **forms_of("invite's secret", decode(invite).secret),
+    }
     for file in folder.rglob("*"):
         if file.name == "identity.key":
             secrets |= forms_of(str(file), file.read_bytes()[4:36])
         elif file.suffix in (".key", ".pem") and b"PRIVATE KEY" in file.read_bytes():
             lines = file.read_bytes().splitlines()
             secrets[str(file)] = [line for line in lines if len(line) > 32 and b"-" not in line]
-    # the coordinator's three, and two of each of the three nodes, and the two of the invite
-    assert len(secrets) == 3 + 6 + 2
+    # the coordinator's three, and two of each of the three nodes, the two of the invite, and the owner's
+    assert len(secrets) == 3 + 6 + 2 + 1
     assert len({pid for pid, _ in seen}) > 10  # forked processes have the command line of their template
     assert (folder / "metrics.jsonl").stat().st_size
     open_to_others = [file for file in folder.rglob("*") if file.is_file() and mode_of(file) & 0o077]

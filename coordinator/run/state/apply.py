@@ -10,10 +10,10 @@ from functools import reduce
 from typing import Any, get_args
 
 from coordinator.base.persistent_map import PersistentMap
+from coordinator.base.replacing import replace
 from coordinator.run.state import apply_peers, apply_plans, apply_rounds, events
 from coordinator.run.state.events import Event
 from coordinator.run.state.records import Alarm, LastSeen
-from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import State
 from protocol.status import RunPhase
 from protocol.types import Pause
@@ -91,6 +91,7 @@ _CHANGES: dict[type[Event], Callable[[State, Any], State]] = {
     events.PeerLeft: lambda state, event: apply_peers.leave(state, event.peer, event.finished),
     events.PeerLost: lambda state, event: apply_peers.leave(state, event.peer, finished=False),
     events.PeerNamed: apply_peers.rename,
+    events.OwnerBound: apply_peers.bind_owner,
     events.PeerRetreated: apply_peers.retreat,
     events.PeerBanned: apply_peers.ban,
     events.PeerUnbanned: apply_peers.unban,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+from coordinator.base.replacing import replace
 from coordinator.run.state import events
 from coordinator.run.state.records import Break, FailedLink, Invitation, LastSeen, OpenPlace, Peer
-from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import APART_ROUNDS, State
 from protocol.roles import POLICIES
 from protocol.status import RunPhase
@@ -195,6 +195,11 @@ def follow(state: State, peer: PeerId) -> State:
 
 def rename(state: State, event: events.PeerNamed) -> State:
     return replace(state, names=state.names.set(event.peer, None if event.refused else event.name))
+
+
+def bind_owner(state: State, event: events.OwnerBound) -> State:
+    peer, owner = event.binding.peer, event.binding.owner
+    return replace(state, owners=state.owners.set(peer, (*state.owners.get(peer, ()), owner)))
 
 
 def ban(state: State, event: events.PeerBanned) -> State:

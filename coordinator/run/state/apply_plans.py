@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 
 from coordinator.base.persistent_map import PersistentMap
+from coordinator.base.replacing import replace
 from coordinator.run.state import events
 from coordinator.run.state.apply_peers import count_failure
 from coordinator.run.state.records import Assignment, FailedLink, Peer, peers_of
-from coordinator.run.state.replacing import replace
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_ROUNDS, State
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, PeerId, Plan, Replica, ReservedAssignment

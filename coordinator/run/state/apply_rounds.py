@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import inf
 
 from coordinator.base.persistent_map import PersistentMap
+from coordinator.base.replacing import replace
 from coordinator.run.state import events
 from coordinator.run.state.apply_peers import follow, mark_absent
 from coordinator.run.state.apply_plans import with_lifecycles, with_settings
 from coordinator.run.state.lines import lines_of
 from coordinator.run.state.records import Barren, Contest, Round, Silence
-from coordinator.run.state.replacing import replace
 from coordinator.run.state.settlement import settlement_of
 from coordinator.run.state.state import KEPT_DECISIONS, KEPT_DURATIONS, KEPT_PHASES, KEPT_ROUNDS, State
 from coordinator.run.state.tokens import decided_tokens

@@ -8,6 +8,7 @@ from math import inf
 from typing import TypeAlias
 
 from protocol.status import ModelEvaluation, Wait
+from protocol.trust.owner import OwnerBinding
 from protocol.types import (
     Capacity,
     Estimates,
@@ -46,6 +47,13 @@ class Join:
     claimed: str = ""
     problem: str = ""
     name: str = ""
+
+
+@dataclass(frozen=True)
+class BindOwner:
+    """Owner and peer have signed that the peer is the owner's."""
+
+    binding: OwnerBinding
 
 
 @dataclass(frozen=True)
@@ -316,5 +324,5 @@ Command: TypeAlias = (
     Start | TellOwnRelay | RaiseAlarm | Tick | AppointArbiter | Arbitrate
     | CreateInvite | RevokeInvite | Ban | Unban | PauseRun | ResumeRun | ChangeRun | RollBack | Unname
     | Enroll | AskPlace | Join | UpdateAddresses | Heartbeat | ReportLink | Retreat | Drain | Leave
-    | Offer | Await | Report | Attest | Weigh | ModelEvaluation
+    | BindOwner | Offer | Await | Report | Attest | Weigh | ModelEvaluation
 )  # fmt: skip

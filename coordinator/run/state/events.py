@@ -14,6 +14,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from protocol.status import ModelEvaluation, Wait
+from protocol.trust.owner import OwnerBinding
 from protocol.types import (
     Capacity,
     Decision,
@@ -140,6 +141,13 @@ class PeerNamed(_Event):
     peer: PeerId
     name: str
     refused: bool = False
+
+
+@dataclass(frozen=True)
+class OwnerBound(_Event):
+    """The peer's credit, also what it has by now, is its owner's."""
+
+    binding: OwnerBinding
 
 
 @dataclass(frozen=True)
@@ -444,7 +452,7 @@ ExclusionEvent: TypeAlias = (
     PeerRetreated | PeerStruck | PeerWeighed | PeerQuarantined | PeerBanned | PeerUnbanned
 )
 PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
-InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked | PlaceAsked
+InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked | PlaceAsked | OwnerBound
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated

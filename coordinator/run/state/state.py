@@ -114,6 +114,7 @@ class State:
         open_places: of peers without an invite, in the order in which they came.
         banned: the peers that the operator excludes, with the reasons.
         names: public names that peers have chosen; None where the operator refuses the peer any.
+        owners: of peers, one after the other; the credit of a peer is its last one's.
         arbiter: the coordinator's own peer, which fetches contested payloads; None if no peer does.
         own_uplinks: bytes per second that the coordinator's own relay can send, by its endpoint, if known.
         unfound: by owner, the last round in which the arbiter could not fetch its payload.
@@ -180,6 +181,7 @@ class State:
     open_places: Mapping[PeerId, OpenPlace] = field(default_factory=dict)
     banned: Mapping[PeerId, str] = field(default_factory=dict)
     names: PersistentMap[PeerId, str | None] = field(default_factory=PersistentMap)
+    owners: PersistentMap[PeerId, tuple[PeerId, ...]] = field(default_factory=PersistentMap)
     arbiter: PeerId | None = None
     own_uplinks: Mapping[str, float] = field(default_factory=dict)
     unfound: Mapping[PeerId, int] = field(default_factory=dict)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from protocol.errors import ErrorCode
 from protocol.pb import hetnode_pb2 as pb
+from protocol.trust.owner import OwnerKey
 from protocol.trust.receipt import Receipt, open_receipt
-from protocol.wire.operator_calls import AskRank, AskReceipt, BanPeer, Rank
+from protocol.wire.operator_calls import AskRank, AskReceipt, BanPeer, NameOwner, Rank
 from tests.builders import Keyed, keyed, spec_of
 from tests.support.coordinator_process import COORDINATOR, Running, refusal_of, running
 
@@ -59,6 +60,31 @@ async def test_a_rank_is_by_stage_tokens_among_those_that_have_any(tmp_path: Pat
         assert [await run.ask(AskRank(), each) for each in (A, B)] == [Rank(1, 2)] * 2
         for caller, code in ((None, ErrorCode.CERTIFICATE_REFUSED), (C, ErrorCode.NO_CREDIT)):
             assert (await refusal_of(run.ask(AskRank(), caller))).code is code
+
+
+async def test_a_receipt_and_a_rank_sum_by_owner_across_a_restart(tmp_path: Path) -> None:
+    key = OwnerKey(b"a" * 16)
+    async with running(SPEC, tmp_path) as run:
+        for peer in (A, B, C):
+            await run.join(peer)
+        own = key.bind(run.run, A.peer, A.sign)
+        for caller in (B, None):  # only the node itself may say whose it is
+            code = (await refusal_of(run.ask(NameOwner(own), caller))).code
+            assert code is ErrorCode.CERTIFICATE_REFUSED
+        foreign = await refusal_of(run.ask(NameOwner(key.bind("another", A.peer, A.sign)), A))
+        assert foreign.code is ErrorCode.BAD_REQUEST
+        await run.ask(NameOwner(own), A)
+        await run.ask(NameOwner(key.bind(run.run, B.peer, B.sign)), B)
+        await play(run, 1)
+        before = await receipt_of(run, A)
+    async with running(SPEC, tmp_path) as run:
+        found = await receipt_of(run, A)
+        assert (found.owner, found.owner_nodes, found.owner_stage_tokens) == (
+            key.owner,
+            2,
+            2 * before.stage_tokens,
+        )
+        assert await run.ask(AskRank(), A) == Rank(1, 1)
 
 
 async def test_a_receipt_is_for_peers_with_credit_that_are_not_banned_and_ask_seldom(tmp_path: Path) -> None:

@@ -14,14 +14,23 @@ from coordinator.run.state.apply import replay
 from coordinator.run.state.events import Event, PeerSeen, RoundDecided
 from coordinator.run.state.state import State
 from coordinator.store.event_codec import STORED_KINDS, decode, encode
-from protocol.status import RunPhase
-from protocol.types import Aborted, Committed, ManifestEntry, RolledBack, Skipped, StageRange
+from protocol.status import ModelEvaluation, RunPhase
+from protocol.types import Aborted, Committed, ManifestEntry, PeerId, RolledBack, Skipped, StageRange
 from tests.builders import former_log, keyed, spec_of
 
 st.register_type_strategy(
     StageRange, st.tuples(st.integers(0, 9), st.integers(1, 9)).map(lambda t: StageRange(t[0], sum(t)))
 )
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+# Of a Mapping, hypothesis makes any kind that it knows, also some that no rule makes.
+st.register_type_strategy(
+    ModelEvaluation,
+    st.builds(
+        ModelEvaluation,
+        peer=st.builds(PeerId, st.text()),
+        figures=st.dictionaries(st.text(), st.from_type(float)),
+    ),
+)
 
 LATER_KINDS = {
     "ArbiterAppointed",
@@ -42,6 +51,7 @@ LATER_KINDS = {
     "ResultReported",
     "RunChanged",
     "ModelEvaluated",
+    "OwnerBound",
 }
 """Kinds that the first release of the log format did not have."""
 

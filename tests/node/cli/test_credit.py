@@ -30,7 +30,7 @@ def many(rows: int, peers: int) -> Credits:
         Credit(PeerId(f"12D3KooW{n:044d}"), 10**15 - n, 10**7, 10**14, 10**14, 1, 10_000, 10**9)
         for n in range(rows)
     )
-    return Credits("a" * 200, 10**9, peers, 32, 10**14, 10**16, 10**8, 10**15, 10**15, found)
+    return Credits("a" * 200, 10**9, peers, 32, 10**14, 10**16, 10**8, 10**15, 10**15, found, peers)
 
 
 def test_the_table_fits_80_columns() -> None:
@@ -45,7 +45,7 @@ def test_the_table_fits_80_columns() -> None:
     assert "WWWW" in text
     assert max(map(len, text.splitlines())) <= 80
     text = shown(many(50, 1000))
-    assert "50 of 1000 peers are shown; --most shows more." in text.replace("\n", " ")
+    assert "50 of 1000 contributors are shown; --most shows more." in text.replace("\n", " ")
 
 
 def test_a_run_without_peers_says_so() -> None:

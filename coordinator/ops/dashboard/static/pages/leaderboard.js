@@ -1,4 +1,4 @@
-// What each peer has done for the run.
+// What each owner, and each peer without one, has done for the run.
 import { card, el, show, table, tile } from "../dom.js";
 import * as f from "../format.js";
 import { get, onRun } from "../live.js";
@@ -14,7 +14,7 @@ const mine = localStorage.getItem("find"); // what was found last is most likely
 if (find) localStorage.setItem("find", find);
 page.append(tiles, el("form", { class: "find", role: "search" },
   el("input", { type: "hidden", name: "order", value: order }),
-  el("input", { type: "search", name: "find", value: find, maxlength: "128", placeholder: "name or id of a peer", "aria-label": "Find a peer" }),
+  el("input", { type: "search", name: "find", value: find, maxlength: "128", placeholder: "name or id", "aria-label": "Find a peer" }),
   el("button", {}, "Find"),
   mine && !find && el("a", { href: `?find=${encodeURIComponent(mine)}` }, `my node: ${mine}`)), list);
 const ORDERS = { tokens: "tokens", rounds: "stage rounds", payload: "payloads", link: "links" };
@@ -30,7 +30,7 @@ function draw(found) {
     el("nav", { class: "choice links" }, Object.entries(ORDERS).map(([key, label]) => el("a", { href: `?order=${key}&find=${encodeURIComponent(find)}`, "aria-current": key === order ? "true" : null }, label))),
     found.credits.length === 0 ? el("p", { class: "quiet" }, find ? `No peer has "${find}" in its name or id.` : "Nobody has joined yet.") : table([
       ...(find ? [] : [{ title: "", kind: "number", cell: (row) => found.skip + found.credits.indexOf(row) + 1 }]),
-      { title: "peer", cell: (row) => [el("a", { href: `/peer/${row.peer}`, title: row.peer }, f.called(row)), share(row.stage_tokens / most)] },
+      { title: "peer", cell: (row) => [el("a", { href: `/peer/${row.peer}`, title: row.owner || row.peer }, f.called({ name: row.name, peer: row.owner || row.peer })), row.nodes > 1 && ` ${f.plural(row.nodes, "node")}`, share(row.stage_tokens / most)] },
       { title: "tokens", kind: "number", cell: (row) => f.scaled(row.stage_tokens) },
       { title: "stage rounds", kind: "number", cell: (row) => f.count(row.stage_rounds) },
       { title: "payloads", kind: "number wide", cell: (row) => f.bytes(row.payload_bytes) },
@@ -38,7 +38,7 @@ function draw(found) {
       { title: "last counted", kind: "number wide", cell: (row) => (row.last_round ? el("a", { href: `/round/${row.last_round}` }, `round ${f.count(row.last_round)}`) : "–") },
     ], found.credits, (row) => row.peer),
     el("nav", { class: "pager" }, skip > 0 && el("a", { href: `?order=${order}&skip=${Math.max(0, skip - found.most)}` }, "before"),
-      !find && skip + found.most < found.peers && el("a", { href: `?order=${order}&skip=${skip + found.most}` }, "next")),
+      !find && skip + found.most < found.owners && el("a", { href: `?order=${order}&skip=${skip + found.most}` }, "next")),
     el("p", { class: "quiet pad" }, "A token counts once for each stage at which it is committed. Tokens, rounds and payloads come from the event log; bytes on links are what each peer says itself.")));
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.run.state.replacing import replace
+from coordinator.base.replacing import replace
 from coordinator.run.state.state import State
 from protocol.run_files.resolve import resolve
 

@@ -305,7 +305,7 @@ def _operator_service(
     standby = StandbyDesk(store, records.metrics, fence)
     command_loop.confirmed = standby.confirmed
     receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    owners, told = OwnerDesk(access, command_loop), EvaluationDesk(access, command_loop)
+    owners, told = OwnerDesk(access, command_loop), EvaluationDesk(command_loop)
     desks = ExplanationDesk(records.explain), receipts, owners, told, objects
     return OperatorService(access, (admin, standby), desks)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from coordinator.api.access import AccessControl
 from coordinator.run.command_loop import CommandLoop
 from protocol.server.calls import Context
 from protocol.status import ModelEvaluation
@@ -14,12 +13,11 @@ from protocol.wire.operator_calls import TellEvaluation
 class EvaluationDesk:
     """Answers :class:`TellEvaluation`, for every peer that has joined, live or not, and the operator."""
 
-    def __init__(self, access: AccessControl, command_loop: CommandLoop) -> None:
-        self._access, self._command_loop = access, command_loop
+    def __init__(self, command_loop: CommandLoop) -> None:
+        self._command_loop = command_loop
 
     async def tell(self, call: TellEvaluation, context: Context) -> None:
-        """Raises HetnodeError: RATE_LIMITED, and as coordinator.membership.evaluations.take_evaluation."""
+        """Raises HetnodeError as coordinator.membership.evaluations.take_evaluation."""
         peer = peer_of(identity_of(context)) or PeerId("")
-        self._access.check_rate(peer, "tells evaluations")
         told = call.round_number, call.name, call.figures, call.samples
         await self._command_loop.execute(ModelEvaluation(peer, *told))

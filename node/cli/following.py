@@ -103,6 +103,8 @@ def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], N
                     log.warning("%s", error)
         looks += 1
         found = global_model.find_whole(run.place, done)
+        if found is None and done < 0 and looks == 1:
+            log.info("there is no whole model in %s yet: full replicas and whole swarms have one", run.place)
         is_last = last is not None and ((found[0] if found else done) >= last or clock() > until)
         if found is not None and (is_last or found[0] // every > max(0, done) // every):
             done, looks = found[0], 0

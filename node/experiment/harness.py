@@ -22,7 +22,7 @@ def run_tasks(
     """The figures of each task, by metric, of the model in a Hugging Face folder.
 
     A task is a name that the library knows, or the path of a YAML file; the library fetches its data.
-    `separator`: the token that precedes each document.
+    Of a group of tasks, the group alone counts. `separator`: the token that precedes each document.
 
     Raises HetnodeError: MISSING_EXTRA; BAD_OPTION for whatever the library raises.
     """
@@ -41,7 +41,8 @@ def run_tasks(
         raise HetnodeError(
             ErrorCode.BAD_OPTION, f"The tasks failed: {error}", "Check the names of --tasks."
         ) from None
-    return {task: _figures(values) for task, values in found["results"].items()}
+    parts = {part for group in found.get("group_subtasks", {}).values() for part in group} - {*tasks}
+    return {task: _figures(values) for task, values in found["results"].items() if task not in parts}
 
 
 def _figures(values: Mapping[str, object]) -> dict[str, float]:

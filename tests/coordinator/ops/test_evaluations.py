@@ -36,6 +36,8 @@ async def test_what_is_told_outlives_a_restart_and_a_copy_and_is_shown(tmp_path:
         for _ in range(2):  # gRPC may send a call twice
             await run.ask(TellEvaluation(1, "wiki", {"loss": 3.5}), A)
         await run.ask(TellEvaluation(2, "wiki", {"loss": 3.25, "bits_per_byte": 1.5}), A)
+        for _ in range(30):  # a harness tells all its tasks at once
+            await run.ask(TellEvaluation(1, "wiki", {"loss": 1.0}), A)
         await run.ask(TellEvaluation(1, "prompts", {}, SAMPLES))
         assert "After round 1:\n\ndef &lt;b&gt;x&lt;/b&gt;\n  y</pre>" in (await ask(folder, FRONT)).text
         (folder / "samples.txt").write_text("chosen by hand")

@@ -19,8 +19,6 @@ from protocol.errors import ExitCode
 from protocol.types import Role
 from tests.builders import spec_of
 from tests.support import commands
-from tests.support.fault_script import Action, Moment
-from tests.support.faults import FaultPlan
 from tests.support.ports import free_port
 from tests.support.processes import COORDINATOR, ProcessSwarm
 
@@ -29,21 +27,16 @@ pytestmark = pytest.mark.swarm
 NODES = {"known": Role.REPLICA, "newcomer": Role.REPLICA}
 
 
-def test_two_nodes_wait_train_outlive_what_is_killed_find_their_coordinator_and_leave(
-    tmp_path: Path, plan: FaultPlan
-) -> None:
+def test_two_nodes_wait_train_outlive_what_is_killed_find_their_coordinator_and_leave(tmp_path: Path) -> None:
     # The test ends the run: a node that is slow to come is never too late.
     spec = spec_of(2, 2, 0, rounds=100_000, inner__steps=10, inner__microbatch_size=4)
-    # While one node starts again, the other would train as fast as the core can: rounds take half a second.
-    plan.fail_at("known", None, None, Moment.PROPOSED, Action.DELAY, seconds=0.5, times=10_000)
-    with ProcessSwarm(spec, tmp_path, NODES, plan) as swarm:
+    with ProcessSwarm(spec, tmp_path, NODES) as swarm:
         nodes_start_first_wait_and_then_train(swarm)
         settings_change_on_both_at_the_same_round(swarm)
-        a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swarm)
+        a_node_outlives_its_template_and_its_worker_and_computes_smaller_pieces(swarm)
         nodes_find_a_coordinator_that_listens_elsewhere(swarm)
         nodes_that_are_asked_to_leave_finish_their_round_first(swarm)
         assert not swarm.events("diverged")
-        plan.assert_all_fired()
 
 
 def until_both_count(swarm: ProcessSwarm, after: int = 0) -> None:
@@ -93,7 +86,7 @@ def settings_change_on_both_at_the_same_round(swarm: ProcessSwarm) -> None:
         assert "has ended" not in swarm.log(name)  # no process had to start again
 
 
-def a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swarm: ProcessSwarm) -> None:
+def a_node_outlives_its_template_and_its_worker_and_computes_smaller_pieces(swarm: ProcessSwarm) -> None:
     name = "newcomer"
     main = swarm.started[name].process.pid
 
@@ -104,12 +97,11 @@ def a_node_outlives_its_worker_and_its_template_and_computes_smaller_pieces(swar
             lambda: max(swarm.contributions(name)) > before + 1, 240, "a payload after the death"
         )
 
-    kill_and_go_on(swarm.worker_of(name))
+    (template,) = (each for each in swarm.started[name].tree() if each.name() == "template")
+    kill_and_go_on(template)
     assert "pieces" not in swarm.log(name)
     kill_and_go_on(swarm.worker_of(name))
     swarm.wait_log(name, "a microbatch is computed in 2 pieces", count=1)
-    (template,) = (each for each in swarm.started[name].tree() if each.name() == "template")
-    kill_and_go_on(template)
     assert swarm.started[name].process.pid == main
     assert swarm.is_running(name)
 
@@ -126,15 +118,14 @@ def nodes_find_a_coordinator_that_listens_elsewhere(swarm: ProcessSwarm) -> None
 
 
 def nodes_that_are_asked_to_leave_finish_their_round_first(swarm: ProcessSwarm) -> None:
-    lost = swarm.times_lost("known")
+    lost, decided = swarm.times_lost("known"), swarm.round_number
     left = commands.hetnode("leave", str(swarm.folder / "known"), check=True)
     assert "the node has left" in left.stdout
     swarm.wait_over(60, "known")  # with status 0
     assert "finishes its round first" in swarm.log("known")
-    last = swarm.round_number
-    assert max(swarm.contributions("known")) >= last - 1
+    assert max(swarm.contributions("known")) > decided
     assert swarm.times_lost("known") == lost
-    swarm.wait_round(last + 3, 60)
+    swarm.wait_round(swarm.round_number + 3, 60)
     commands.hetnode("leave", str(swarm.folder / "newcomer"), "--now", check=True)
     swarm.wait_until(lambda: swarm.status("newcomer") == ExitCode.INTERRUPTED, 60, "the end of the last node")
     assert global_model.latest(swarm.folder / "newcomer" / "checkpoint") is not None

@@ -22,7 +22,6 @@ from node.net.plan_updates import PlanUpdate
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.sampling import next_first_sample, sample_range
-from protocol.server.line import Line
 from protocol.spec.run import RunSpec
 from protocol.status import Cause
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment, Role, StageRange
@@ -108,13 +107,13 @@ def test_a_move_retries_while_the_dht_is_unreachable_and_uses_the_newest_admissi
     start, join = VirtualPackage.start, CoordinatorClient.join
 
     async def start_transport(
-        self: VirtualPackage, me: Identity, enter: Enter, line: Line
+        self: VirtualPackage, me: Identity, enter: Enter, *more: Any
     ) -> VirtualTransport:
         if current_machine() == "s":
             entered.append(tuple((await enter()).initial_peers))
             if len(entered) in (2, 3):
                 raise HetnodeError(ErrorCode.DHT_UNREACHABLE, "No peer answers.", "Wait.")
-        return await start(self, me, enter, line)
+        return await start(self, me, enter, *more)
 
     async def join_counted(self: CoordinatorClient, *arguments: Any) -> Admission:
         joins[self._peer] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from node import command_runner
-from node.cli.following import FollowedRun, follow
+from node.cli.following import FAILURES, FollowedRun, follow
 from node.cli.output import say
 from node.command_runner import bad_option
 from node.data.own import named
+from node.data.sources import names_files
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.status import ModelSample
 
@@ -73,7 +75,14 @@ def read_prompts(file: Path | None) -> tuple[str, ...]:
 
 
 def evaluate_every(run: FollowedRun, every: int, questions: Questions, as_json: bool) -> None:
-    """Ask each `every`-th model of `run`, print the answers and tell them, until the run is over."""
+    """Ask each `every`-th model of `run`, print the answers and tell them, until the run is over.
+
+    Raises HetnodeError: MISSING_EXTRA; BAD_OPTION for a file without a name, since its place is nobody's
+    business.
+    """
+    for text in questions.sets:
+        if not named(text)[0] and ":" in text and names_files(text):  # else one of the run's
+            raise bad_option(f"Everybody would see the name {text}.", f"Give a name: --data NAME={text}.")
     if questions.tasks:
         from node.experiment.harness import require_harness  # noqa: PLC0415
 
@@ -92,9 +101,10 @@ def _ask(run: FollowedRun, questions: Questions, number: int, parts: Sequence[Pa
                 _show(number, *told, as_json)
                 if not is_silent:
                     command_runner.run(_tell(run, number, *told))
-        except HetnodeError as error:  # the others may have an answer
+        except FAILURES as error:  # the others may have an answer
             log.warning("round %d: %s", number, error)
-            is_silent |= error.code is ErrorCode.COORDINATOR_UNREACHABLE
+            if isinstance(error, HetnodeError):
+                is_silent |= error.code is ErrorCode.COORDINATOR_UNREACHABLE
 
 
 Told = tuple[str, Mapping[str, float], tuple[ModelSample, ...]]
@@ -130,7 +140,8 @@ def _measured(
     batches = questions.batches or model.spec.data.validation_batches
     how = documents, questions.mode, batches, tokenizer
     found = measuring.evaluate(model, source.source, *how, text_field=source.text_field)
-    yield name, {"loss": found.loss, "bits_per_byte": found.bits_per_byte}, ()
+    figures = {"loss": found.loss, "bits_per_byte": found.bits_per_byte}
+    yield name, {metric: value for metric, value in figures.items() if math.isfinite(value)}, ()
 
 
 def _sampled(model: Checkpoint, questions: Questions, tokenizer: str | None) -> Iterator[Told]:

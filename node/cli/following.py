@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node import command_runner
+from node.folder import run_in
 from node.here import known_runs
 from node.security import credentials
 from node.security.credentials import Credentials
@@ -21,6 +22,8 @@ from protocol.status import RunPhase
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
+FAILURES = (HetnodeError, OSError, RuntimeError)
+"""Of work with a model, after which a follower goes on; torch raises RuntimeError, also without memory."""
 _LOOKS_PER_STATUS = 5
 _LAST_SECONDS = 60.0
 """How long a node may take to write the last model once the run is finished."""
@@ -68,7 +71,8 @@ def run_at(place: Path) -> FollowedRun:
     """
     from node.here.nodes import nodes_here  # noqa: PLC0415
 
-    own = (node.credentials for node in nodes_here() if node.folder == place.absolute())
+    here = (node for node in nodes_here() if node.folder == place.absolute())
+    own = (node.credentials for node in here if run_in(place) == node.run)
     if (folder := next(own, None)) is None:
         known_runs.operator_or_member(str(place))
         return FollowedRun(place, lambda: known_runs.operator_or_member(str(place)))
@@ -83,7 +87,7 @@ def run_at(place: Path) -> FollowedRun:
 def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], None]) -> None:
     """Give each `every`-th round's whole model, or the next newer one there is, to `work`, then the last one.
 
-    `work` gets the round and the checkpoints with its stages. A HetnodeError of it is logged; its next chance
+    `work` gets the round and the checkpoints with its stages. What fails of it is logged; its next chance
     is the next model, and of the last one it has several. Returns when the run is over: the coordinator says
     so, or the last model is known.
     """
@@ -122,7 +126,7 @@ def _attempt(
         try:
             work(number, parts)
             return
-        except HetnodeError as error:
+        except FAILURES as error:
             log.warning("round %d: %s", number, error)
         if left:
             time.sleep(_RETRY_SECONDS)

@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.store.log_copy import last_status
 from node.checkpoint import global_model
 from node.checkpoint.layout import round_folder
+from node.cli.main import app
 from node.core.model.init import initial_parameters
 from node.ipc.template import ForkedProcess
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, HetnodeError
 from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, running
@@ -91,6 +93,25 @@ async def test_eval_tells_of_each_due_model_goes_on_after_errors_and_ends_with_t
     warned = [line for line in lines if ErrorCode.DATA_UNREADABLE.label in line]
     assert len(warned) == 2, "one for each model"
     assert printed[1]["samples"] == printed[3]["samples"], "equal models say the same"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--every", "2", "--data", "text:/home/me/diary.txt"), "--data NAME=text:/home/me/diary.txt"),
+        (("--every", "2", "--prompts", "nowhere"), "--prompts nowhere cannot be read"),
+        (("--prompts", "nowhere"), "cannot be read"),
+        (("--data", "builtin", "--data", "text:x"), "for --every"),
+    ],
+)
+async def test_what_cannot_be_asked_or_told_is_refused_at_once(
+    options: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    async with running(SPEC, tmp_path / "run") as run:
+        (run.folder / "address").write_text(run.address)
+        found = CliRunner().invoke(app, ["eval", str(run.folder), *options])
+    assert isinstance(found.exception, HetnodeError)
+    assert says in str(found.exception)
 
 
 @pytest.mark.slow

@@ -36,9 +36,10 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 _ASK_SECONDS = 3.0
-_LOOK_SECONDS = 10.0
+_LOOK_SECONDS = 20.0
 _FORGET_SECONDS = 600.0
 """So long a coordinator without a store is not asked again: it may be restarted with one."""
+_RETRY_SECONDS = 5.0
 
 
 class LentObjects(ObjectSource):
@@ -104,18 +105,20 @@ class LentObjects(ObjectSource):
 
     async def ask(self, request: Request[Answer | None]) -> Answer | None:
         """The answer; None without one, and without a store."""
+        found = None
         if time.monotonic() < self._none_until:
-            return None
+            return found
         try:
             answer = await self._coordinator.ask(request, _ASK_SECONDS)
         except HetnodeError as error:
             log.debug("the coordinator lends nothing: %s", error)
-            if error.code is not ErrorCode.BAD_REQUEST:  # that is of a version without stores
-                return None
-            answer = None
-        if answer is None:
-            self._none_until = time.monotonic() + _FORGET_SECONDS
-        return answer
+            # BAD_REQUEST is of a version without stores. One that is away must not delay what follows.
+            lasts = _FORGET_SECONDS if error.code is ErrorCode.BAD_REQUEST else _RETRY_SECONDS
+        else:
+            lasts = _FORGET_SECONDS if answer is None else 0.0
+            found = answer
+        self._none_until = time.monotonic() + lasts
+        return found
 
     async def nearest(self) -> int:
         """The distance of the coordinator, which may lead this node to nothing that is nearer.

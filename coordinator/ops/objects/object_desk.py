@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from math import inf
 
 from coordinator.api.access import AccessControl, certificate_refused
 from coordinator.membership.validation import bad_request, live_peer, max_payload_bytes
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE, _PER_SECOND = 256, 20.0
 """Calls of one peer: one a round and stage, and one for each payload of a round that it has missed."""
 _LEAST_LIFE, _MOST_LIFE = 120, 3600
-_LOOK_SECONDS = 30.0
+_LOOK_SECONDS, _COMPUTED_SECONDS = 30.0, 2.0
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,16 +57,20 @@ class ObjectDesk:
         self._access, self._command_loop, self._store = access, command_loop, store
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
         self._whole: dict[WantedUpload, list[str]] = {}  # what the store had when it was looked at
-        self._wanted: dict[WantedUpload, float] = {}  # since when
+        self._wanted: dict[WantedUpload, tuple[float, tuple[PeerId, ...]]] = {}  # since when, and who has it
+        self._computed_at = -inf
 
     async def lend(self, call: LendPayloads, context: Context) -> PayloadUrls | None:
         """Raises HetnodeError: BAD_REQUEST, RATE_LIMITED; UNKNOWN_PEER for a peer that is not live."""
-        peer = self._caller(context)
+        peer, state = self._caller(context), self._command_loop.state
         if self._store is None:
             return None
+        is_known = 0 <= call.stage < state.stages and 0 < call.round_number <= state.current_round
         if len(call.sha256s) > MOST_ASKED or not all(map(_HASH.fullmatch, call.sha256s)):
             raise bad_request(f"{peer} asks for payloads by what are no hashes, or too many")
-        own = may_upload(self._command_loop.state, peer, call.stage, call.round_number)
+        if not is_known:
+            return PayloadUrls()
+        own = may_upload(state, peer, call.stage, call.round_number)
         return await asyncio.to_thread(self._urls, self._store, call, own)
 
     def _urls(self, store: S3Store, call: LendPayloads, own: PayloadDescriptor | None) -> PayloadUrls:
@@ -105,10 +110,14 @@ class ObjectDesk:
         return await asyncio.to_thread(lambda: tuple(map(store.signed_get, keys)))
 
     def _uploads_of(self, peer: PeerId) -> tuple[WantedUpload, ...]:
-        now, wanted = self._command_loop.now(), newest_parts(self._command_loop.state, self._whole)
-        self._wanted = {each: self._wanted.get(each, now) for each in wanted}
-        its_turn = (each for each in wanted if uploader(wanted[each], self._wanted[each], now) == peer)
-        return tuple(its_turn)
+        now = self._command_loop.now()
+        if now - self._computed_at > _COMPUTED_SECONDS:  # all members ask
+            found = newest_parts(self._command_loop.state, self._whole)
+            self._wanted = {each: (self._wanted.get(each, (now,))[0], found[each]) for each in found}
+            self._computed_at = now
+        return tuple(
+            each for each, wanted in self._wanted.items() if uploader(wanted[1], wanted[0], now) == peer
+        )
 
     def _caller(self, context: Context) -> PeerId:
         if (peer := peer_of(identity_of(context))) is None:

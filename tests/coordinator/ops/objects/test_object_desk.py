@@ -49,10 +49,10 @@ async def test_members_get_urls_for_their_own_payload_and_those_of_others(
     call = LendPayloads(0, 1, HASHES)
     async with running(SPEC, tmp_path, objects=LOCATION) as run:
         await run.join(A)
-        first = await lent(run, call, peer=A)
-        assert (first.put, len(first.gets)) == ("", 2)
+        assert await lent(run, call, peer=A) == PayloadUrls()
         await run.join(B)
-        assert not (await lent(run, call, peer=A)).put, "no group has closed"
+        first = await lent(run, call, peer=A)
+        assert (first.put, len(first.gets)) == ("", 2), "no group has closed"
         await asyncio.gather(run.match(A, 0, 1), run.match(B, 0, 1))
         urls = {peer: await lent(run, call, peer=peer) for peer in (A, B)}
         assert urls[A].put != urls[B].put
@@ -69,7 +69,10 @@ async def test_members_get_urls_for_their_own_payload_and_those_of_others(
             assert 120 <= int(query["X-Amz-Expires"][0]) <= 3600
         await asyncio.gather(*(run.report(peer, 0, 1, A, B) for peer in (A, B)))
         assert not (await lent(run, call, peer=A)).put, "the round is decided"
-        for wrong in (LendPayloads(0, 1, ("../secret",)), LendPayloads(0, 1, HASHES * 2049)):
+        many = LendPayloads(0, 1, HASHES * 2049)
+        for place in ((1, 1), (-1, 1), (0, 0), (0, 9)):
+            assert await lent(run, LendPayloads(*place, HASHES), peer=A) == PayloadUrls()
+        for wrong in (LendPayloads(0, 1, ("../secret",)), many):
             assert (await refusal_of(run.ask(wrong, A))).code is ErrorCode.BAD_REQUEST
         await run.stub(B).Leave(pb.LeaveRequest(peer=B.peer, reason="r"))
         for caller, code in ((B, ErrorCode.UNKNOWN_PEER), (None, ErrorCode.CERTIFICATE_REFUSED)):

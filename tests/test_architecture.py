@@ -427,10 +427,11 @@ which all data and code are public, has them after attention and feed-forward, w
 and inner.optimizer: Muon needs one moment less, and learned more from equal bytes in a trial by others;
 inner.decay_rounds: a run whose end nobody knows cannot have a cosine; and data.validation: where the mixture
 changes, a part that is held out of it measures something else in each phase."""
-MOST_COMMANDS = 39
+MOST_COMMANDS = 40
 """What a person has to survey: with more, 'hetnode --help' and its families hide each other. The last
 are 'run backup': a run must not end with one disk, and a folder in use cannot be copied otherwise; and
-'owner': a person's secret is shown by no command that writes a log."""
+'owner': a person's secret is shown by no command that writes a log; and 'site': a page that outlives its
+coordinator is files, which a cron job writes."""
 MOST_OPTIONS = 171
 """Each is a promise to scripts; settings of runs go to --set, how trials compute to --compute. The last are
 --recover: on each machine of an owner but the first; --open and its two bounds: how many strangers a run

@@ -95,6 +95,7 @@ FAMILIES = {
         "peers": LazyCommand("operator", "peers_app"),
         "run": LazyCommand("run", "run_app"),
         "rollback": LazyCommand("run", "rollback"),
+        "site": LazyCommand("site", "site"),
         "incident": LazyCommand("incident", "incident_app"),
     },
 }

@@ -1,9 +1,10 @@
-"""What the operator tells the readers of a run, in two text files of the coordinator's folder.
+"""What the operator tells the readers of a run, in three text files of the coordinator's folder.
 
 Where it has no samples, those that members told last take their place.
 
 ``about.md`` has a title, its first line that begins with #, and a description. ``samples.txt`` has texts of
-the model, the newest last. Both are read anew for each reader, and shown as text: nothing in them is HTML.
+the model, the newest last; ``downloads.txt`` a link in each line, with its label behind it. All are read anew
+for each reader, and shown as text: nothing in them is HTML.
 """
 
 from __future__ import annotations
@@ -19,12 +20,22 @@ from coordinator.ops.dashboard.queries import shown
 from protocol.status import ModelEvaluation
 from protocol.wire.run_page import MOST_TITLE
 
-ABOUT_FILE, SAMPLES_FILE = "about.md", "samples.txt"
+ABOUT_FILE, SAMPLES_FILE, DOWNLOADS_FILE = "about.md", "samples.txt", "downloads.txt"
+_MOST_DOWNLOADS = 20
+_LINK = re.compile(r"(https?://[^\s\"'<>\\]{1,500})(?:\s+(.*))?")
 _MOST_BYTES = 8192
-"""Of each file: the first of about.md, the last of samples.txt. No more is read, however large a file is."""
+"""Of each file: the last of samples.txt, else the first. No more is read, however large a file is."""
 
 _WRAPPED = re.compile(r"(?<!\n)\n(?![\n#>*-])")
 """The end of a line within a paragraph: the next line is no item of a list, and no heading."""
+
+
+@dataclass(frozen=True)
+class DownloadLink:
+    """A link to a checkpoint of the run, or to another file."""
+
+    url: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class About:
     title: str = ""
     description: str = ""
     samples: str = ""
+    downloads: tuple[DownloadLink, ...] = ()
 
 
 def read_about(folder: Path) -> About:
@@ -45,7 +57,10 @@ def read_about(folder: Path) -> About:
         else:
             lines.append(shown(line, _MOST_BYTES))
     samples = (shown(line, _MOST_BYTES) for line in _text(folder / SAMPLES_FILE, newest=True).splitlines())
-    return About(title, _WRAPPED.sub(" ", "\n".join(lines).strip()), "\n".join(samples).strip("\n"))
+    links = map(_LINK.fullmatch, map(str.strip, _text(folder / DOWNLOADS_FILE, newest=False).splitlines()))
+    downloads = [DownloadLink(found[1], shown(found[2] or found[1], MOST_TITLE)) for found in links if found]
+    description = _WRAPPED.sub(" ", "\n".join(lines).strip())
+    return About(title, description, "\n".join(samples).strip("\n"), tuple(downloads[:_MOST_DOWNLOADS]))
 
 
 def samples_text(evaluations: Iterable[ModelEvaluation]) -> str:

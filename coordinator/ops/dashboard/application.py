@@ -210,6 +210,7 @@ class Application:
             version=self._files.version,
             run=shown(self._source.run, 120),
             path=request.scope["path"],
+            home="/",
             pages=[(path, label) for path, (_, label) in PAGES.items()],
             published=self._source.page() is not None,
             **{"about": About(), "front": None, **values},

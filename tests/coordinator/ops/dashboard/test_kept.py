@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,30 +14,13 @@ from coordinator.ops.dashboard.kept import serve_kept
 from coordinator.ops.explain.explain import explain
 from coordinator.run.state.state import State
 from coordinator.store.history import SqliteHistory
-from coordinator.store.log_copy import LOG_FILE
-from coordinator.store.metrics import MetricsFile
 from coordinator.store.store import SqliteStore
-from protocol.status import Explanation, Measurement
-from tests.builders import keyed
-from tests.support.certificates import authority
-from tests.support.coordinator_run import Run, play_round, started
+from protocol.status import Explanation
+from tests.support.coordinator_run import play_round, started
 from tests.support.dashboard import EventReader, ask
+from tests.support.kept_run import A, folder_of
 
-KEY, A = keyed(9), keyed(0)
 RUN_PAGES = ("/", "/swarm", "/rounds", "/round/1", "/network", "/leaderboard", f"/peer/{A.peer}")
-
-
-def folder_of(run: Run, folder: Path) -> Path:
-    """That of the coordinator of `run`, which has ended."""
-    (folder / "authority.pem").write_bytes(authority().pem)
-    with MetricsFile(folder / "metrics.jsonl") as metrics:
-        for number in range(1, 3):
-            told = Measurement(A.peer, number, 0, 0, 3.0, 5.0 - number, complete=True, tokens=64)
-            metrics.record_measurement(1.0, told)
-    with closing(SqliteStore(folder / LOG_FILE, KEY.peer, KEY.sign)) as store:
-        store.begin(run.spec.canonical_json)
-        store.append(run.events)
-    return folder
 
 
 @asynccontextmanager

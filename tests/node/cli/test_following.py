@@ -119,6 +119,7 @@ async def test_export_puts_each_due_model_on_the_hub_also_after_a_failure(tmp_pa
     folder, log, out = (tmp_path / name for name in ("run", "log", "out"))
     with hub_for_uploads() as hub:
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        environment["HF_HOME"] = str(tmp_path / "hub")
         hub.refusals = 1
         async with running(SPEC, folder) as run:
             (folder / "address").write_text(run.address)

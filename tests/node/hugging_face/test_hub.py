@@ -17,17 +17,21 @@ def test_an_export_is_one_commit_and_former_weights_go(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    cache = str(tmp_path / "cache")  # else the library writes below this user's home
+    monkeypatch.setattr("huggingface_hub.constants.AGENT_HARNESSES_PATH", cache, raising=False)
+    export = tmp_path / "export"
+    export.mkdir()
     for name, text in {"config.json": "{}", "model.safetensors": "weights", "README.md": "# A model"}.items():
-        (tmp_path / name).write_text(text)
+        (export / name).write_text(text)
     with hub_for_uploads() as hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
         hub.files = {"model-00001-of-00002.safetensors": b"former", "notes.txt": b"of a person"}
         hub.refusals = 1
         with pytest.raises(HetnodeError) as refused:
-            upload(tmp_path, "owner/name", "round 2")
+            upload(export, "owner/name", "round 2")
         assert refused.value.code is ErrorCode.OUTPUT_UNWRITABLE
         assert TOKEN not in str(refused.value)
-        assert upload(tmp_path, "owner/name", "round 4").startswith(f"{hub.endpoint}/owner/name/commit/")
+        assert upload(export, "owner/name", "round 4").startswith(f"{hub.endpoint}/owner/name/commit/")
     assert hub.private == {"owner/name": True}
     assert hub.commits == ["round 4"]
     assert hub.files.keys() == {"config.json", "model.safetensors", "README.md", "notes.txt"}

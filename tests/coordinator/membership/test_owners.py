@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.membership.owners import MOST_OWNERS
+from coordinator.ops.incident.redaction import redacted_log
 from coordinator.run.state.commands import BindOwner
 from coordinator.run.state.events import OwnerBound
 from coordinator.status.messages import event_message
@@ -106,3 +107,12 @@ def test_without_owners_each_peer_stands_for_itself(run: Run, tmp_path: Path) ->
     found = write_history(tmp_path / "history.sqlite", run.spec, stored(run.events)).credits()
     assert (found.peers, found.owners) == (3, 3)
     assert {(each.owner, each.nodes) for each in found.credits} == {("", 1)}
+
+
+def test_a_report_for_developers_names_no_owner_and_keeps_whose_is_whose(run: Run) -> None:
+    run.accept(bound(run, ADA, A))
+    run.accept(bound(run, ADA, B))
+    first, second = (each for each in redacted_log(run.events) if isinstance(each, OwnerBound))
+    assert first.binding.owner == second.binding.owner != ADA.owner
+    assert first.binding.peer != second.binding.peer
+    assert not first.binding.owner_signature

@@ -48,6 +48,7 @@ def test_the_commands_work_together(run: Path, tmp_path: Path, monkeypatch: pyte
     ]
     (place / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     output_of("export", place, "hf", "--shard-size", "0.1MB")
+    assert output_of("generate", "hf", "--tokens", "2").startswith("def ")
     card = Path("hf/README.md").read_text()
     assert "| 0 | 2.1250 |" in card
     assert "| tokens seen | 777 |" in card

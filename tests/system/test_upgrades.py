@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from protocol.types import Role
@@ -43,9 +44,10 @@ class Upgraded(ProcessSwarm):
 
     def upgrade(self, name: str) -> None:
         """End a process in order, and start it again with the present source."""
-        process = self.started[name].process
+        process, tree = self.started[name].process, self.started[name].tree()
         process.terminate()
-        process.wait(60)
+        process.wait(150)  # a node finishes its round, in at most 120 s
+        assert not psutil.wait_procs(tree, 20)[1], f"processes that outlived {name}"
         self.upgraded |= {name}
         if name == COORDINATOR:
             self.start_coordinator()

@@ -29,6 +29,7 @@ _REMEMBERED_ROUNDS = 8
 _TRIES = 3
 """Failures in a row after which the store is left alone for a payload. That it has none yet is no failure."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+_MOST_AT_ONCE = 16  # downloads of one member
 _PEERS_FIRST_SECONDS = 3.0
 """Head start of the holders of a committed payload. Nearly always they have it, and are nearer."""
 _READ_SECONDS = 3.0
@@ -65,6 +66,7 @@ class ObjectExchange:
         self._missed: dict[PeerId, int] = {}  # by owner, the last round
         self._uploading: asyncio.Task[bool] | None = None
         self._works = True  # whether the newest request had an answer, for the log
+        self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
     @asynccontextmanager
     async def gathering(
@@ -153,7 +155,8 @@ class ObjectExchange:
         url, failures, pause = lent.get_url(wanted.sha256), 0, _FIRST_PAUSE
         while url and failures < _TRIES and not self._holds(wanted):
             try:
-                payload = await self._client.get(url, wanted.nbytes, lent.nearest)
+                async with self._at_once:
+                    payload = await self._client.get(url, wanted.nbytes, lent.nearest)
                 await check_hash(payload, wanted)
                 await self._hold(wanted, payload)
                 self._missed.pop(wanted.owner, None)

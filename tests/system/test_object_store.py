@@ -20,7 +20,7 @@ def rounds_in(store: StoreProcess, stage: int) -> dict[int, int]:
     found: dict[int, int] = {}
     for key in store.names():
         *_, number, kind, its_stage, _ = key.split("/")
-        if (kind, int(its_stage)) == ("payloads", stage):
+        if (kind, its_stage) == ("payloads", f"{stage:03d}"):
             round_number = int(number.removeprefix("round-"))
             found[round_number] = found.get(round_number, 0) + 1
     return found

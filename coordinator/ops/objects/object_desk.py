@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from contextlib import suppress
 from math import inf
 
 from coordinator.api.access import AccessControl, certificate_refused
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 _AT_ONCE, _PER_SECOND = 256, 20.0
 """Calls of one peer: one a round and stage, and one for each payload of a round that it has missed."""
 _LEAST_LIFE, _MOST_LIFE = 120, 3600
-_LOOK_SECONDS, _COMPUTED_SECONDS = 30.0, 2.0
+_LOOK_SECONDS, _LEAST_SECONDS, _COMPUTED_SECONDS = 30.0, 5.0, 2.0
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -58,7 +59,7 @@ class ObjectDesk:
         self._rate = RateLimit(_AT_ONCE, _PER_SECOND)
         self._whole: dict[WantedUpload, list[str]] = {}  # what the store had when it was looked at
         self._wanted: dict[WantedUpload, tuple[float, tuple[PeerId, ...]]] = {}  # since when, and who has it
-        self._computed_at = -inf
+        self._computed_at = self._looked_at = -inf
 
     async def lend(self, call: LendPayloads, context: Context) -> PayloadUrls | None:
         """Raises HetnodeError: BAD_REQUEST, RATE_LIMITED; UNKNOWN_PEER for a peer that is not live."""
@@ -106,6 +107,9 @@ class ObjectDesk:
         self._caller(context)
         if (store := self._store) is None:
             return None
+        if call.wanted not in self._whole and self._command_loop.now() - self._looked_at > _LEAST_SECONDS:
+            with suppress(StoreFailed):  # it may have come since; peers are donors, too
+                await self._look(store)
         keys = self._whole.get(call.wanted, ())
         return await asyncio.to_thread(lambda: tuple(map(store.signed_get, keys)))
 
@@ -133,14 +137,18 @@ class ObjectDesk:
             return
         works = True
         while True:
-            state = self._command_loop.state
             try:
-                left = await asyncio.to_thread(remove_old, self._store, state)
-                self._whole, works = whole_parts(state.run, left), True
+                await self._look(self._store)
+                works = True
             except StoreFailed as error:
                 log.log(logging.WARNING if works else logging.DEBUG, "%s; rounds go on without it", error)
                 works = False
             await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look(self, store: S3Store) -> None:
+        state, self._looked_at = self._command_loop.state, self._command_loop.now()
+        left = await asyncio.to_thread(remove_old, store, state)
+        self._whole = whole_parts(state.run, left)
 
 
 def may_upload(state: State, peer: PeerId, stage: int, round_number: int) -> PayloadDescriptor | None:

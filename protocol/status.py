@@ -553,7 +553,7 @@ class RunStatus:
         waiting: peers without an invite that wait for room in an open run, in order.
         changes: of settings, also those of rounds to come. `spec` has what holds in the current one.
         term: of the coordinator (protocol.trust.term), later after each take-over.
-        evaluations: the newest of each peer and name, the newest rounds first.
+        evaluations: the newest of each peer and name, the newest rounds first; samples of one alone.
     """
 
     run: str

@@ -46,11 +46,12 @@ class AccessControl:
         holder = identity_of(context)
         self._check_not_excluded(holder)
         if (peer := peer_of(holder)) is not None:
-            self._command_loop.note_call(peer)
             self._note_source(peer, self._source_of(context.peer()))
 
     def peer(self, context: Context, claimed: str) -> PeerId:
-        """`claimed`, in whose name a call is made, if the certificate proves it.
+        """`claimed`, in whose name a call is made, if the certificate proves it: a sign of life.
+
+        Calls in no name, such as for a status, may come from tools with the certificate of a dead node.
 
         Raises:
             HetnodeError: CERTIFICATE_REFUSED if the certificate names another peer; BANNED; QUARANTINED.
@@ -62,6 +63,7 @@ class AccessControl:
                 f"A call in the name of {claimed[:64]!r} came with the certificate of {holder[:96]!r}"
             )
         self._check_not_excluded(holder)  # again: it may have been excluded before its message arrived
+        self._command_loop.note_call(PeerId(claimed))
         return PeerId(claimed)
 
     def check_member(self, context: Context) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from coordinator.base.phrases import stages_of
+from coordinator.base.replacing import replace
 from coordinator.membership.open_places import waiting
 from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import barren_replicas, is_synced, obstacles
@@ -93,9 +94,11 @@ def run_status(
 
 
 def _evaluations(state: State) -> tuple[ModelEvaluation, ...]:
-    """The newest of each name, of peers that are not excluded."""
+    """The newest of each name, of peers that are not excluded; of a round the operator's first."""
     told = [each for each in state.evaluations.values() if each.peer not in state.excluded]
-    return tuple(sorted(told, key=lambda each: -each.round_number)[:_MOST_EVALUATIONS])
+    newest = sorted(told, key=lambda each: (-each.round_number, each.key))[:_MOST_EVALUATIONS]
+    shown = next((each for each in newest if each.samples), None)
+    return tuple(each if each is shown else replace(each, samples=()) for each in newest)
 
 
 def _rollbacks(state: State) -> tuple[Rollback, ...]:

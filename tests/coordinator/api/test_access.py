@@ -167,6 +167,15 @@ class TestCertificates:
         for peer in (A, None):
             assert (await run.stub(peer).Status(pb.StatusRequest())).record
 
+    async def test_a_dead_node_does_not_live_by_the_tools_that_use_its_certificate(
+        self, tmp_path: Path
+    ) -> None:
+        spec = spec_of(timing__heartbeat=0.1, timing__lost_after=0.4)
+        async with running(spec, tmp_path) as run, asyncio.timeout(20):
+            await run.join(A)
+            while lifecycle_of(A, await run.stub(A).Status(pb.StatusRequest())) != "gone":
+                pass
+
     async def test_a_renewed_certificate_opens_the_api_while_a_stream_goes_on(self, run: Running) -> None:
         await run.join(A)
         watch = run.stub(A).Watch(pb.WatchRequest(peer=A.peer))
@@ -363,6 +372,10 @@ class TestLimits:
         for _ in range(100):
             assert await bad(b"\xff").code() is grpc.StatusCode.INVALID_ARGUMENT
         assert caplog.text.count("refused hetnode:peer:") == 10
+
+
+def lifecycle_of(peer: Keyed, status: pb.StatusReply) -> str:
+    return next(each.lifecycle for each in status.peers if each.peer == peer.peer)
 
 
 async def first_of(watch: Any) -> ErrorCode | None:

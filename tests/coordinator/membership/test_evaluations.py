@@ -46,10 +46,23 @@ def test_each_name_and_round_of_a_peer_counts_once_and_all_follows_from_the_log(
     kept = [each.evaluation for each in run.events if isinstance(each, ModelEvaluated)]
     assert kept == [told(1), told(3), told(2, "code"), told(3, peer=OPERATOR)]
     found = run_status(run.state, (), run.now, run.now).evaluations
-    assert found == (told(3), told(3, peer=OPERATOR), told(2, "code"))
+    assert found == (told(3, peer=OPERATOR), told(3), told(2, "code"))
     assert replay(State(run.spec, run.spec.name), run.events).evaluations == run.state.evaluations
     run.accept(Ban(A.peer, "noise"))
     assert run_status(run.state, (), run.now, run.now).evaluations == (told(3, peer=OPERATOR),)
+
+
+def test_a_status_has_the_newest_samples_alone_first_those_of_the_operator() -> None:
+    run = after_rounds(1)
+    samples = (ModelSample("", "x" * 1000),) * 8
+    for each in (told(), told(0, "code"), told(1, "prompts", OPERATOR)):
+        run.accept(replace(each, samples=samples))
+    found = run_status(run.state, (), run.now, run.now).evaluations
+    assert found == (
+        replace(told(1, "prompts", OPERATOR), samples=samples),
+        told(),
+        told(0, "code"),
+    )
 
 
 def test_who_has_not_joined_is_banned_or_does_not_count_yet_tells_nothing() -> None:

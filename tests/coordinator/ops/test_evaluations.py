@@ -68,3 +68,15 @@ async def test_what_is_told_outlives_a_restart_and_a_copy_and_is_shown(tmp_path:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = [(each["round"], each["figures"]) for each in lines if each["event"] == "evaluation"]
     assert found == [(1, {"loss": 3.5}), (2, {"loss": 3.25, "bits_per_byte": 1.5})]
+
+
+async def test_a_member_cannot_fill_the_log_with_evaluations_of_former_rounds(tmp_path: Path) -> None:
+    async with running(SPEC, tmp_path) as run:
+        for peer in (A, B):
+            await run.join(peer)
+        await run.settle(0, 1, A, B)
+        for number in range(64):
+            await run.ask(TellEvaluation(number % 2, f"set {number // 2}", {"loss": 1.0}), A)
+        refused = await refusal_of(run.ask(TellEvaluation(1, "set 0", {"loss": 1.0}), A))
+        assert refused.code is ErrorCode.RATE_LIMITED
+        await run.ask(TellEvaluation(1, "wiki", {"loss": 1.0}), B)

@@ -63,6 +63,7 @@ FAMILIES = {
         "swarm": LazyCommand("swarm", "swarm_app"),
         "plan": LazyCommand("plan", "plan"),
         "spec": LazyCommand("spec", "spec_app"),
+        "data": LazyCommand("data", "data_app"),
         "experiment": LazyCommand("experiment", "experiment_app"),
     },
     "Take part in a run": {

@@ -27,7 +27,7 @@ class SpecOptions:
     preset: Annotated[str | None, spec_option("tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.")] = None
     config: Config = None
     data: Annotated[
-        str | None, spec_option("builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG].")
+        str | None, spec_option("builtin, or text, jsonl, parquet:PATH, hf:NAME, shards:FOLDER#sha256=HEX.")
     ] = None
     rounds: Annotated[int | None, spec_option("Outer rounds of the run.")] = None
     inner_steps: Annotated[int | None, spec_option("H, inner steps per round.")] = None

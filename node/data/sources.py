@@ -11,6 +11,7 @@ text:PATH            one block of a file, or of the ``*.txt`` of a folder   1 in
 jsonl:PATH           one record of a file, or of the ``*.jsonl``            1 in 20, by ordinal
 parquet:PATH         one row of a file, or of the ``*.parquet``             1 in 20, by ordinal
 hf:NAME[/CONFIG]     one record of the ``train`` split                      1 in 100, by ordinal in its shard
+shards:FOLDER        tokens of one of these (node/data/prepared.py)         as there
 ===================  =====================================================  =============================
 
 Files may be packed (``.gz``, ``.zst``). Of more than LARGE bytes (node/data/files.py) 1 in 100 is held out,
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from node.data.files import LARGE, FilePart, files_of, parts_of, text_bytes, unreadable
 from node.data.hub import Shard, hub_shards, is_hub_name
+from node.data.prepared import PreparedSource
 from node.data.records import (
     LARGEST_BLOCK,
     Record,
@@ -44,7 +46,7 @@ from node.data.skipping import without_bad
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.sources import likely_source
 
-_KNOWN = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
+_KNOWN = "builtin, text:PATH, jsonl:PATH, parquet:PATH, hf:NAME[/CONFIG] or shards:FOLDER#sha256=HEX"
 _NOT_CORPUS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
@@ -74,7 +76,7 @@ class SourceShard:
 
 @dataclass(frozen=True)
 class TextSource:
-    """A source of documents. `shards` lists its shards.
+    """A source of documents. `shards` lists its shards. One that is `prepared` has tokens instead.
 
     Finding the shards and reading them raises DATA_UNREADABLE; MISSING_EXTRA if the library for this source
     is not installed.
@@ -82,6 +84,7 @@ class TextSource:
 
     name: str
     shards: Callable[[], Sequence[SourceShard]]
+    prepared: PreparedSource | None = None
 
     def documents(self) -> Iterator[Document]:
         """A new pass over the documents of all shards, one shard after the other."""
@@ -112,6 +115,8 @@ def open_source(source: str, text_field: str, may_open_files: bool = True) -> Te
             return _of_files(source, text_field)
         case "hf" if rest:
             return TextSource(source, lambda: _hub(rest, text_field, may_open_files))
+        case "shards" if rest:
+            return TextSource(source, lambda: _without_text(source), PreparedSource(rest))
     raise unreadable(source, "its kind is unknown", f"Use {likely_source(source) or _KNOWN}.")
 
 
@@ -204,6 +209,10 @@ def _hub(location: str, text_field: str, may_open_files: bool) -> Sequence[Sourc
         SourceShard(partial(_documents, index, partial(_texts_of, shard, text_field)), shard.nbytes)
         for index, shard in enumerate(hub_shards(location, may_open_files))
     ]
+
+
+def _without_text(source: str) -> Sequence[SourceShard]:
+    raise unreadable(source, "it has tokens and no text", "Name the source from which it was prepared.")
 
 
 def _texts_of(shard: Shard, text_field: str) -> Iterator[Record]:

@@ -25,8 +25,9 @@ from node.data.files import LARGE, unreadable
 from node.data.mixture import mixed
 from node.data.own import checked_locations
 from node.data.permutation import window_of
+from node.data.prepared import PreparedPart, PreparedReader, PreparedSource, PreparedTokens
 from node.data.sources import Document, SourceShard, TextSource, not_named, open_source
-from node.data.streamed import Ordinals, Samples, Split, StreamedSplit, too_small
+from node.data.streamed import OpenReader, Ordinals, Samples, ShardReader, Split, StreamedSplit, too_small
 from node.data.tokenizer import BYTES, Tokenizer, Tokens, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.spec.run import RunSpec
@@ -131,6 +132,8 @@ def _tell_passes(spec: RunSpec, splits: Sequence[Split]) -> None:
 
 def _of_source(origin: TextSource, encoder: Tokenizer, spec: RunSpec, is_trained: bool) -> SampleStream:
     """Both splits of a source; all of it is held out unless `is_trained`."""
+    if origin.prepared:
+        return _prepared(origin.prepared, encoder, spec, is_trained)
     shards = origin.shards()
     if not is_trained:
         shards = [replace(each, documents=partial(_all_held_out, each)) for each in shards]
@@ -141,7 +144,7 @@ def _all_held_out(shard: SourceShard) -> Iterator[Document]:
     return (replace(each, held_out=True) for each in shard.documents())
 
 
-def is_streamed(shards: Sequence[SourceShard]) -> bool:
+def is_streamed(shards: Sequence[SourceShard] | Sequence[PreparedPart]) -> bool:
     """Whether these shards of a source have more bytes than all nodes of a run tokenize before they train."""
     sizes = [shard.nbytes for shard in shards]
     return None in sizes or sum(size or 0 for size in sizes) > LARGE
@@ -153,7 +156,7 @@ def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, 
     files = {False: TokenFile(dtype, name), True: TokenFile(dtype, name)}
     if (nbytes := sum(shard.nbytes or 0 for shard in shards)) > _MOST_QUIET:
         log.info("tokenizing the %d MB of %s before the first step", nbytes // 10**6, name)
-    for held_out, ids in _encoded(chain.from_iterable(shard.documents() for shard in shards), tokenizer):
+    for held_out, ids in encoded(chain.from_iterable(shard.documents() for shard in shards), tokenizer):
         files[held_out].append(ids)
     # The order of validation windows does not depend on the seed: runs with equal data are comparable.
     training, validation = files[False].tokens(), files[True].tokens()
@@ -164,7 +167,7 @@ def _loaded(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec, 
     )
 
 
-def _encoded(
+def encoded(
     documents: Iterable[Document], tokenizer: Tokenizer, most: int = _MOST_TOGETHER
 ) -> Iterator[tuple[bool, Tokens]]:
     """For each document whether it is held out, and its ids with the separator; `most` together."""
@@ -226,17 +229,41 @@ def _streamed(shards: Sequence[SourceShard], tokenizer: Tokenizer, spec: RunSpec
         documents = chain.from_iterable(shard.documents() for shard in shards)
         chosen = (document for document in documents if document.held_out is held_out)
         # Of the few that are held out, no more are looked for than are asked for.
-        for _, ids in _encoded(chosen, tokenizer, 1 if held_out else _MOST_TOGETHER):
+        for _, ids in encoded(chosen, tokenizer, 1 if held_out else _MOST_TOGETHER):
             yield ids
 
-    training = [partial(tokens, False, [shard]) for shard in shards]
-    sizes = [shard.nbytes for shard in shards]
-    # Validation windows are few, and the same in every run: the first ones of the first shards, in order.
-    held_out = [partial(tokens, True, shards)]
+    training = [partial(ShardReader, partial(tokens, False, [shard])) for shard in shards]
+    held_out = partial(ShardReader, partial(tokens, True, shards))
+    return _dealt(training, [shard.nbytes for shard in shards], held_out, spec, name)
+
+
+def _dealt(
+    training: Sequence[OpenReader],
+    sizes: Sequence[int | None],
+    held_out: OpenReader,
+    spec: RunSpec,
+    name: str,
+) -> SampleStream:
     context = spec.model.context
     return SampleStream(
         StreamedSplit(training, sizes, context, spec.seed, f"training data of {name}"),
-        StreamedSplit(held_out, [None], context, 0, f"validation data of {name}", most=1),
+        # Validation windows are few, and the same in every run: the first ones of the first shards, in order.
+        StreamedSplit([held_out], [None], context, 0, f"validation data of {name}", most=1),
+    )
+
+
+def _prepared(source: PreparedSource, tokenizer: Tokenizer, spec: RunSpec, is_trained: bool) -> SampleStream:
+    """As for the source from which it was prepared: the same tokens in the same order."""
+    parts, name, context = source.parts_for(tokenizer), source.name, spec.model.context
+    files = [shard for part in parts for shard in part.shards]
+    held_out = source.tokens(files, True if is_trained else None)
+    if is_streamed(parts):
+        training = [partial(PreparedReader, source.tokens(part.shards, False)) for part in parts]
+        sizes = [part.nbytes for part in parts]
+        return _dealt(training, sizes, partial(PreparedReader, held_out), spec, name)
+    return SampleStream(
+        LoadedSplit(source.tokens(files, False), context, spec.seed, f"training data of {name}"),
+        LoadedSplit(held_out, context, 0, f"validation data of {name}"),
     )
 
 
@@ -246,7 +273,7 @@ class LoadedSplit:
     Raises (when read) HetnodeError DATA_TOO_SMALL without a window.
     """
 
-    def __init__(self, tokens: np.ndarray, context: int, seed: int, name: str) -> None:
+    def __init__(self, tokens: np.ndarray | PreparedTokens, context: int, seed: int, name: str) -> None:
         self.size = max(len(tokens) - 1, 0) // context
         self._tokens, self._context, self._seed, self._name = tokens, context, seed, name
 

@@ -107,6 +107,10 @@ class ShardReader:
                 self.size = self._number * self._most + len(windows)
 
 
+OpenReader = Callable[[int, int, str, int], ShardReader]
+"""Opens a shard, with L, the seed, what to call the shard, and the windows of a slice."""
+
+
 class StreamedSplit:
     """The windows of shards, dealt in slices of `most` windows.
 
@@ -120,7 +124,7 @@ class StreamedSplit:
 
     def __init__(
         self,
-        shards: Sequence[Pass],
+        shards: Sequence[OpenReader],
         nbytes: Sequence[int | None],
         context: int,
         seed: int,
@@ -166,7 +170,7 @@ class StreamedSplit:
         if index not in self._open:
             of = f", shard {index + 1} of {len(self._shards)}," if len(self._shards) > 1 else ""
             name = self._name + of
-            self._open[index] = ShardReader(self._shards[index], self._context, self._seed, name, self._most)
+            self._open[index] = self._shards[index](self._context, self._seed, name, self._most)
             if len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
         self._open.move_to_end(index)

@@ -263,12 +263,13 @@ def find_tokenizer(data: DataSpec, *search_paths: Path | None, is_own_run: bool 
     usual = (folder / name for folder in folders for name in (TOKENIZER_FILE, SENTENCEPIECE_FILE))
     named = [Path(os.path.expanduser(data.tokenizer))] if is_own_run else []
     for path in (*named, *usual):
-        if _has_hash(path, data.tokenizer_sha256):
+        if has_hash(path, data.tokenizer_sha256):
             return str(path)
     return None
 
 
-def _has_hash(path: Path, sha256: str) -> bool:
+def has_hash(path: Path, sha256: str) -> bool:
+    """Whether there is a file at `path` that can be read, and has this hash (hex)."""
     try:
         if not path.is_file():
             return False

@@ -117,6 +117,7 @@ def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
 
 def _without_folder(source: str, name: str) -> str:
     kind, _, rest = source.partition(":")
+    rest, mark, sha256 = rest.partition("#") if kind == "shards" else (rest, "", "")
     if not names_files(source) and "\\" not in rest:
         return source
     # Windows paths, because they allow both separators: the run file may come from another system.
@@ -124,7 +125,7 @@ def _without_folder(source: str, name: str) -> str:
     is_file = kind != "hf" and path.suffix and not Path(os.path.expanduser(rest)).is_dir()
     # Files of one name in two folders stay two sources.
     folder = f"./{name}/" if name else ""
-    return f"{kind}:{folder}{path.name if is_file else LOCAL}"
+    return f"{kind}:{folder}{path.name if is_file else LOCAL}{mark}{sha256}"
 
 
 def _published_shapes(spec: RunSpec) -> Shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_KINDS = ("text", "jsonl", "parquet", "hf", "shards")
 _ENDINGS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -15,4 +16,4 @@ def likely_source(source: str) -> str:
     """The source that `source`, which names a file without a known kind, is likely to mean; "" for others."""
     kind, _, rest = source.partition(":")
     meant = kind_of_file(rest or kind)
-    return f"{meant}:{rest or kind}" if meant and kind not in ("text", "jsonl", "parquet", "hf") else ""
+    return f"{meant}:{rest or kind}" if meant and kind not in _KINDS else ""

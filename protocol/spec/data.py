@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
@@ -10,13 +11,13 @@ from protocol.spec.sections import Section
 
 SOURCE_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 _NOT_NAMES = ("", "any", "data", "validation")
-_KNOWN_SOURCES = "builtin, text:PATH, jsonl:PATH, parquet:PATH or hf:NAME[/CONFIG]"
+_KNOWN_SOURCES = "builtin, text:PATH, jsonl:PATH, parquet:PATH, hf:NAME[/CONFIG] or shards:FOLDER#sha256=HEX"
+_SOURCE = re.compile(r"|builtin|(text|jsonl|parquet|hf):.+|shards:.+#sha256=[0-9a-f]{64}", re.DOTALL)
 _LISTS = 'a list is written [{name = "web", source = "text:PATH", weight = 7}, ...]'
 
 
 def _known_source(source: str) -> str:
-    kind, _, rest = source.partition(":")
-    if source not in ("", "builtin") and not (kind in ("text", "jsonl", "parquet", "hf") and rest):
+    if not _SOURCE.fullmatch(source):
         right = _LISTS if source.startswith(("[", "{")) else f"use {_KNOWN_SOURCES}"
         raise ValueError(f"unknown data source '{source:.200}': {right}")
     return source
@@ -69,7 +70,7 @@ class PastData(Section):
 
 
 class DataSpec(Section):
-    """Where samples come from: ``builtin``, ``hf:NAME[/CONFIG]``, ``text:PATH``, or jsonl or parquet."""
+    """Where samples come from: ``builtin``, ``hf:NAME[/CONFIG]``, ``text:PATH``, jsonl, parquet or shards."""
 
     optional = frozenset({"end_token", "validation", "past"})
 

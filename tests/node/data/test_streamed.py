@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.data.stream import open_stream
-from node.data.streamed import SLICE, Pass, StreamedSplit, order_of, turns_of
+from node.data.streamed import SLICE, Pass, ShardReader, StreamedSplit, order_of, turns_of
 from node.data.tokenizer import Tokens
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
@@ -34,7 +35,7 @@ class Shards:
         self.rows = 0
 
     def split(self, seed: int = 0, nbytes: list[int | None] | None = None) -> StreamedSplit:
-        shards = [self._shard(index) for index in range(len(self.documents))]
+        shards = [partial(ShardReader, self._shard(index)) for index in range(len(self.documents))]
         return StreamedSplit(shards, nbytes or [None] * len(shards), CONTEXT, seed, "x")
 
     def _shard(self, index: int) -> Pass:

@@ -57,21 +57,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # once the tests of other tiers are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with real swarms, on two of four workers, and with the folders of long tests.
+    """Begin with real swarms, on every second worker, and with the folders of long tests.
 
     Each worker begins with its share in this order, and later takes from the ends of others. Real swarms
     wait more than they compute: on every worker at once they would leave the cores idle, and at the end of
     the run all would wait for them.
     """
     swarms = [item for item in items if item.get_closest_marker("swarm")]
-    files = list(dict.fromkeys(item.path for item in swarms))
-    first = [item for item in swarms if item.path in files[::2]]
-    second = [item for item in swarms if item.path in files[1::2]]
-    known = {*swarms}
+    files, known = list(dict.fromkeys(item.path for item in swarms)), {*swarms}
     rest = [item for item in items if item not in known]
     rest.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    share = max(0, len(items) // 4 - len(first))
-    items[:] = [*first, *rest[:share], *second, *rest[share:]]
+    groups = max(1, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) // 2)
+    share, first = len(items) // groups, 0
+    items.clear()
+    for group in range(groups):
+        own = [item for item in swarms if item.path in files[group::groups]]
+        last = None if group == groups - 1 else first + max(0, share - len(own))
+        items += [*own, *rest[first:last]]
+        first = last or first
 
 
 gc.disable()  # modules and tests stay: to look for garbage took a quarter of the time of their collection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -12,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from node import command_runner
 from node.cli.following import FAILURES, FollowedRun, follow
 from node.cli.output import say
 from node.command_runner import bad_option
@@ -98,9 +98,9 @@ def _ask(run: FollowedRun, questions: Questions, number: int, parts: Sequence[Pa
     for answer in _answers(model, questions, parts, run.place):
         try:
             for told in answer():
-                _show(number, *told, as_json)
+                _show(number, told, as_json)
                 if not is_silent:
-                    command_runner.run(_tell(run, number, *told))
+                    asyncio.run(_tell(run, number, told))
         except FAILURES as error:  # the others may have an answer
             log.warning("round %d: %s", number, error)
             if isinstance(error, HetnodeError):
@@ -178,9 +178,8 @@ def _shown(text: str) -> str:
     return "".join(each if each.isprintable() or each == "\n" else " " for each in text)[:_MOST_LETTERS]
 
 
-def _show(
-    number: int, name: str, figures: Mapping[str, float], samples: Sequence[ModelSample], as_json: bool
-) -> None:
+def _show(number: int, told: Told, as_json: bool) -> None:
+    name, figures, samples = told
     if as_json:
         texts = [{"prompt": each.prompt, "text": each.text} for each in samples]
         say(json.dumps({"round": number, "name": name, "figures": dict(figures), "samples": texts}))
@@ -191,15 +190,9 @@ def _show(
             say(f"round {number}  {name}  {text}")
 
 
-async def _tell(
-    run: FollowedRun,
-    number: int,
-    name: str,
-    figures: Mapping[str, float],
-    samples: tuple[ModelSample, ...],
-) -> None:
+async def _tell(run: FollowedRun, number: int, told: Told) -> None:
     from node.net.coordinator_channel import CoordinatorChannel  # noqa: PLC0415
     from protocol.wire.operator_calls import TellEvaluation  # noqa: PLC0415
 
     async with CoordinatorChannel(*run.connect()) as channel:
-        await channel.ask(TellEvaluation(number, name, figures, samples), _TELL_SECONDS)
+        await channel.ask(TellEvaluation(number, *told), _TELL_SECONDS)

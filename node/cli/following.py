@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node import command_runner
 from node.folder import run_in
 from node.here import known_runs
 from node.security import credentials
@@ -48,7 +50,7 @@ class FollowedRun:
         from node.net.coordinator_channel import fetch_status  # noqa: PLC0415
 
         try:
-            status = command_runner.run(fetch_status(*self.connect()))
+            status = asyncio.run(fetch_status(*self.connect()))
         except HetnodeError as error:
             if error.code is ErrorCode.COORDINATOR_UNREACHABLE and (last := self._newest_if_last()):
                 return last
@@ -93,8 +95,9 @@ def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], N
     """
     from node.checkpoint import global_model  # noqa: PLC0415
 
-    with suppress(OSError):
-        os.nice(_NICE)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)  # so that temporary folders are removed
+    os.nice(_NICE)
     clock, done, looks, silence = time.monotonic, -1, 0, ""
     last, until = None, math.inf
     while True:
@@ -113,6 +116,7 @@ def follow(run: FollowedRun, every: int, work: Callable[[int, Sequence[Path]], N
         if found is not None and (is_last or found[0] // every > max(0, done) // every):
             done, looks = found[0], 0
             _attempt(work, *found, _LAST_ATTEMPTS if is_last else 1)
+            sys.stdout.flush()  # who reads a file or pipe does not wait for the end of the run
         elif is_last:
             return
         else:

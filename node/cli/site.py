@@ -29,12 +29,15 @@ def site(
     from coordinator.store.log_copy import LOG_FILE  # noqa: PLC0415
 
     require_for_dashboard()
-    from coordinator.ops.dashboard.site import PAGE_FILE, write_site  # noqa: PLC0415
+    from coordinator.ops.dashboard.site import JSON_FILE, PAGE_FILE, write_site  # noqa: PLC0415
 
     if (folder := known_runs.coordinator_folder(run, LOG_FILE)) is None:
         raise known_runs.no_coordinator(run)
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise bad_option(f"{out} is in the folder of the coordinator, which has secrets.", "Name another.")
+    own, secret = out.resolve(), folder.resolve()
+    if own.is_relative_to(secret) or secret.is_relative_to(own):
+        raise bad_option(f"{out} is in or around {folder}, which has secrets.", "Name another.")
+    if (out / PAGE_FILE).exists() and not (out / JSON_FILE).exists():
+        raise bad_option(f"{out / PAGE_FILE} was not written by this command.", "Name another folder.")
     with disk_errors_reported(out):
         found = write_site(folder, out, _published(folder))
     say(f"{found['title']}, after {found['rounds_decided']} rounds: {out / PAGE_FILE}")

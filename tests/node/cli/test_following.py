@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from node.checkpoint.layout import round_folder
 from node.cli.main import app
 from node.core.model.init import initial_parameters
 from node.ipc.template import ForkedProcess
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, ExitCode, HetnodeError
 from tests.builders import keyed, spec_of
 from tests.support import commands
 from tests.support.coordinator_process import Running, running
@@ -112,6 +113,22 @@ async def test_what_cannot_be_asked_or_told_is_refused_at_once(
         found = CliRunner().invoke(app, ["eval", str(run.folder), *options])
     assert isinstance(found.exception, HetnodeError)
     assert says in str(found.exception)
+
+
+async def test_a_signal_ends_a_follower_and_what_it_says_can_be_read_at_once(tmp_path: Path) -> None:
+    folder, log, out = (tmp_path / name for name in ("run", "log", "out"))
+    async with running(SPEC, folder) as run:
+        (folder / "address").write_text(run.address)
+        for peer in (A, B):
+            await run.join(peer)
+        await play(run, 1)
+        async with following("export", str(folder), str(out), "--every", "1", log=log) as process:
+            async with asyncio.timeout(60):
+                while "after round 1" not in log.read_text():  # noqa: ASYNC110  another process tells
+                    await asyncio.sleep(0.1)
+            os.kill(process.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 20) == ExitCode.INTERRUPTED
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow

@@ -127,9 +127,13 @@ async def test_a_running_coordinator_tells_how_to_join(tmp_path: Path) -> None:
         published, invite = open_page((out / PATH.lstrip("/")).read_bytes())
         assert invite is not None
         assert published.run == json.loads((out / "run.json").read_text())["run"]
-        inside = await _site(folder, folder / "site")
-    assert inside.returncode != 0
-    assert "which has secrets" in inside.stderr
+        for wrong in (folder / "site", tmp_path):
+            refused = await _site(folder, wrong)
+            assert "which has secrets" in refused.stderr
+        (out / "run.json").unlink()
+        refused = await _site(folder, out)
+    assert refused.returncode != 0
+    assert "was not written by this command" in refused.stderr
 
 
 async def _site(folder: Path, out: Path) -> subprocess.CompletedProcess[str]:

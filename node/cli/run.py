@@ -143,7 +143,8 @@ def _tried(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
         def whole(source: str, _: str) -> str:
             kind, _, path = source.partition(":")
-            return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if names_files(source) else source
+            is_here = names_files(source) and "://" not in path
+            return f"{kind}:{os.path.abspath(os.path.expanduser(path))}" if is_here else source
 
         # The nodes may run in another folder than this command.
         found = with_places(spec.data.model_dump(mode="json"), whole)

@@ -23,7 +23,7 @@ from protocol.server.backoff import pause_after
 SPLIT = "train"
 _ON_HUB = re.compile(r"(?:(?:zip|tar|gzip|bz2|xz|zstd|lz4|7z|rar)://[^:]*::)*hf://[^:]*")
 
-_SECONDS_TO_READ, _SECONDS_TO_LIST = 1800.0, 60.0
+SECONDS_TO_READ, _SECONDS_TO_LIST = 1800.0, 60.0
 """How long the network or the hub may fail, in which the library makes several tries of its own."""
 _FIRST_SECONDS, _MOST_SECONDS_BETWEEN = 2.0, 60.0
 _TOO_MANY = (408, 429)
@@ -84,7 +84,7 @@ def hub_shards(location: str, may_open_files: bool = True) -> Sequence[Shard]:
     with needed(Extra.HF):  # which takes a second, and only this source needs it
         from datasets import load_dataset_builder  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    patience = _Patience(f"hf:{location}", _SECONDS_TO_LIST)
+    patience = Patience(f"hf:{location}", _SECONDS_TO_LIST)
     while True:
         try:
             builder = load_dataset_builder(name, config)
@@ -152,7 +152,7 @@ def _outside_hub(builder: Any) -> list[str]:
 def _records(dataset: Any, index: int, location: str, file: str) -> Iterator[object]:
     what = f"hf:{location}, {file}"
     shard, done = dataset.shard(num_shards=dataset.num_shards, index=index), 0
-    patience = _Patience(what, _SECONDS_TO_READ)
+    patience = Patience(what, SECONDS_TO_READ)
     while True:
         try:
             for record in shard.skip(done):
@@ -171,7 +171,7 @@ def _records(dataset: Any, index: int, location: str, file: str) -> Iterator[obj
                 raise _unreadable(what, error, remedy) from None
 
 
-class _Patience:
+class Patience:
     """How long and how often to try again what the network or the hub refuses."""
 
     def __init__(self, what: str, seconds: float) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from node.data.files import unreadable
+from node.data.shard_files import file_at, is_url
 from node.data.streamed import ShardReader
-from node.data.tokenizer import Tokenizer, has_hash
+from node.data.tokenizer import Tokenizer
 from protocol.errors import ErrorCode, HetnodeError
 
 MANIFEST_FILE = "manifest.json"
@@ -81,14 +82,6 @@ def width_of(vocabulary: int) -> int:
     return 1 if vocabulary <= 2**8 else 2 if vocabulary <= 2**16 else 4
 
 
-def file_at(path: Path, sha256: str) -> Path:
-    """`path`, once the hash (hex) of the file there has been found right. Raises DATA_UNREADABLE."""
-    if not has_hash(path, sha256):
-        why = f"it is not there, or its sha-256 is not {sha256}"
-        raise unreadable(path, why, "Copy the folder again, or prepare the data again.")
-    return path
-
-
 class PreparedSource:
     """A prepared source at `place`, the text after ``shards:``. Files are opened when they are read.
 
@@ -100,15 +93,16 @@ class PreparedSource:
         if (found := _FORM.fullmatch(place)) is None:
             why = "it does not end in #sha256=HEX, the hash of its manifest"
             raise unreadable(self.name, why, "Write what 'hetnode data prepare' has printed.")
-        path, self._sha256 = Path(os.path.expanduser(found[1])), found[2]
-        self._path = path / MANIFEST_FILE if path.is_dir() else path
-        if not self._path.is_file():
-            raise unreadable(self._path, "there is no such file", "Name what 'hetnode data prepare' wrote.")
+        where, self._sha256 = os.path.expanduser(found[1]), found[2]
+        where += f"/{MANIFEST_FILE}" * Path(where).is_dir()
+        if not is_url(where) and not Path(where).is_file():
+            raise unreadable(where, "there is no such file", "Name what 'hetnode data prepare' wrote.")
+        self._base, self._file = os.path.split(where)
         self._opened = lru_cache(_MOST_OPEN)(self._open)
 
     @cached_property
     def manifest(self) -> PreparedManifest:
-        path = file_at(self._path, self._sha256)
+        path = file_at(self._base, self._file, self._sha256, MOST_MANIFEST)
         try:
             with path.open("rb") as file:
                 return PreparedManifest.model_validate_json(file.read(MOST_MANIFEST))
@@ -137,7 +131,7 @@ class PreparedSource:
         vocabulary = self.manifest.vocabulary
         stop = shard.tokens * width_of(vocabulary)
         nbytes = stop + shard.documents * INDEX_BYTES
-        path = file_at(self._path.with_name(shard.name), shard.sha256)
+        path = file_at(self._base, shard.name, shard.sha256, nbytes)
         wrong = unreadable(path, "it is not what its manifest says", "Prepare the data again.")
         if path.stat().st_size != nbytes:
             raise wrong

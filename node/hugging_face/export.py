@@ -118,7 +118,7 @@ def spec_without_folders(spec: RunSpec) -> dict[str, Any]:
 def _without_folder(source: str, name: str) -> str:
     kind, _, rest = source.partition(":")
     rest, mark, sha256 = rest.partition("#") if kind == "shards" else (rest, "", "")
-    if not names_files(source) and "\\" not in rest:
+    if "://" in rest or (not names_files(source) and "\\" not in rest):
         return source
     # Windows paths, because they allow both separators: the run file may come from another system.
     path = PureWindowsPath(rest)

@@ -84,10 +84,13 @@ def _each(figures: Mapping[Role, float]) -> str:
 def _data(source: DataSource, place: str, is_named: bool) -> str:
     shown, name = plain(place, 200), plain(source.name, 40)
     if is_named:
-        return f"what you have named, {shown}; the members that train with it see its tokens"
+        what = "downloaded from what you have named" if "//" in place else "what you have named"
+        return f"{what}, {shown}; the members that train with it see its tokens"
     if names_files(place):
         option = f"--data{f' {name}=' * bool(name)}"
-        return f"{shown}, a path of a machine. You have named none with {option}, so nothing here is read"
+        return (
+            f"{shown}, a path or server of others. You have named none with {option}, so nothing here is read"
+        )
     if place == "builtin":
         return "the Python files of this machine's interpreter"
     return f"{shown}, which is downloaded from the Hugging Face Hub"

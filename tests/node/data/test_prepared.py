@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from node.data import prepare as preparing
+from node.data import shard_files
 from node.data.own import check_own
 from node.data.prepare import prepare
 from node.data.prepared import PreparedManifest
@@ -19,6 +21,7 @@ from node.data.tokenizer import ByteTokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
+from tests.support.shard_server import ShardServer, serving
 
 CONTEXT = 8
 FILES = 3
@@ -181,3 +184,60 @@ def test_the_command_says_what_a_run_takes(source: str, tmp_path: Path) -> None:
     found = next(word for word in result.output.split() if word.startswith("shards:/"))
     assert_equal(open_stream(spec_of(found)), open_stream(spec_of(source)))
     assert str(tmp_path) not in (out / "manifest.json").read_text() + (out / "journal.jsonl").read_text()
+
+
+@pytest.fixture
+def server(tmp_path: Path, sha256: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardServer]:
+    monkeypatch.setattr(shard_files, "kept_folder", lambda: tmp_path / "kept")
+    monkeypatch.setattr("node.data.hub.sleep", lambda _: None)
+    with serving(tmp_path / "out") as found:
+        yield found
+
+
+@pytest.mark.parametrize("faults", [[], ["cut"], ["wrong", "short"], [503, 429, "cut"]])
+def test_a_server_that_fails_for_a_while_delays_the_data(
+    source: str, sha256: str, server: ShardServer, faults: list[int | str], tmp_path: Path
+) -> None:
+    server.faults = {".tokens": list(faults), ".json": list(faults)}
+    spec = spec_of(f"shards:{server.url}/some/manifest.json#sha256={sha256}")
+    expected = open_stream(spec_of(source))
+    assert_equal(open_stream(spec), expected)
+    asked = len(server.asked)
+    assert_equal(open_stream(spec), expected)
+    assert len(server.asked) == asked, "what was fetched is kept"
+    assert len(list((tmp_path / "kept").iterdir())) == len(list((tmp_path / "out").glob("*.tokens"))) + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("wrong", "sha-256"), ("endless", "more than"), (404, "404"), ("/*", "302"), ("file:///x", "302")],
+)
+@pytest.mark.parametrize("end", [".json", ".tokens"])
+def test_a_server_that_lies_gets_no_sample_into_training(
+    sha256: str, server: ShardServer, fault: int | str, said: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.data.prepared.MOST_MANIFEST", 2**16)
+    server.faults = {end: [fault] * 20}
+    with pytest.raises(HetnodeError) as caught:
+        open_stream(spec_of(f"shards:{server.url}/some/manifest.json#sha256={sha256}"))
+    assert caught.value.code is ErrorCode.DATA_UNREADABLE
+    assert f"{server.url}/some/" in caught.value.cause
+    assert said in caught.value.cause
+
+
+def test_a_server_that_the_owner_has_not_named_is_not_asked(sha256: str, server: ShardServer) -> None:
+    place = f"shards:{server.url}/manifest.json#sha256={sha256}"
+    with pytest.raises(HetnodeError) as caught:
+        open_stream(spec_of(place), is_own_run=False)
+    assert caught.value.code is ErrorCode.DATA_NOT_NAMED
+    assert not server.asked
+    assert open_stream(spec_of(place), [place], is_own_run=False).read(range(3)).shape == (3, CONTEXT + 1)
+
+
+def test_what_was_used_longest_ago_makes_room(
+    source: str, sha256: str, server: ShardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_files, "MOST_KEPT", 3 * 5000)
+    spec = spec_of(f"shards:{server.url}/manifest.json#sha256={sha256}")
+    assert_equal(open_stream(spec), open_stream(spec_of(source)))
+    assert sum(each.stat().st_size for each in (tmp_path / "kept").iterdir()) <= 3 * 5000

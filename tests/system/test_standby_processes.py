@@ -49,6 +49,12 @@ def test_no_decision_is_lost_or_made_twice(tmp_path: Path, seed: int, kills: int
             swarm.wait_round(max(after)[0] + 2, 120)
             for name in NODES:
                 assert swarm.log(name).count("the coordinator has moved") == number + 1
+        newest = swarm.round_number
+
+        def both_count() -> bool:
+            return any(each["round"] > newest and len(each["owners"]) == 2 for each in swarm.decisions())
+
+        swarm.wait_until(both_count, 240, "that both nodes take part again")
         last = swarm.round_number + 4
         done = commands.hetnode("run", "change", str(swarm.run), "--set", f"rounds={last}")
         assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def test_no_decision_is_lost_or_made_twice(tmp_path: Path, seed: int, kills: int
             assert all(before[key] == after[key] for key in told), "a decision was lost or changed"
             swarm.wait_round(max(after)[0] + 2, 120)
             for name in NODES:
-                assert swarm.log(name).count("the coordinator has moved") == number + 1
+                swarm.wait_log(name, "the coordinator has moved", count=number + 1)
         newest = swarm.round_number
 
         def both_count() -> bool:

@@ -12,31 +12,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.trust.envelope import Signer, is_signed_by, peer_id_of
+from protocol.trust.owner_binding import OwnerBinding
 from protocol.types import PeerId
 
 SECRET_BYTES, _CHECK_BYTES = 16, 4
 _MISREAD = str.maketrans({"0": "O", "1": "I", "8": "B", "-": None, " ": None})
-
-
-@dataclass(frozen=True)
-class OwnerBinding:
-    """That `peer` works for `owner`, an id of the same form. The signatures are ed25519, 64 bytes.
-
-    Attributes:
-        owner_signature, peer_signature: over :func:`binding_message`.
-        release: the former owner's over :func:`release_message`; empty where `peer` has none.
-    """
-
-    peer: PeerId
-    owner: PeerId
-    owner_signature: bytes
-    peer_signature: bytes
-    release: bytes = b""
 
 
 def binding_message(run: str, peer: str, owner: str) -> bytes:

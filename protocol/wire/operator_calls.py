@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.status import Explanation, ModelSample
-from protocol.trust.owner import OwnerBinding
+from protocol.trust.owner_binding import OwnerBinding
 from protocol.types import Lifecycle, Pause, PeerId, Role, RunChange
 from protocol.wire.typed_calls import Request
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import TypeAlias
 
 from protocol.status import ModelEvaluation, Wait
-from protocol.trust.owner import OwnerBinding
+from protocol.trust.owner_binding import OwnerBinding
 from protocol.types import (
     Capacity,
     Estimates,

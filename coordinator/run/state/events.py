@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from protocol.status import ModelEvaluation, Wait
-from protocol.trust.owner import OwnerBinding
+from protocol.trust.owner_binding import OwnerBinding
 from protocol.types import (
     Capacity,
     Decision,

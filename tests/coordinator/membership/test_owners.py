@@ -15,7 +15,8 @@ from coordinator.status.messages import event_message
 from coordinator.store.event_codec import decode, encode
 from coordinator.store.history_answers import CreditOrder, Page
 from protocol.errors import ErrorCode
-from protocol.trust.owner import OwnerBinding, OwnerKey
+from protocol.trust.owner import OwnerKey
+from protocol.trust.owner_binding import OwnerBinding
 from tests.builders import Keyed, keyed
 from tests.support.coordinator_run import Run, play_rounds, started_and_attested
 from tests.support.history import stored, write_history

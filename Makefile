@@ -32,7 +32,7 @@ search: $(VENV)/installed-test
 
 # Homes behind NAT, in network namespaces: needs root, iproute2 and iptables, and is skipped with a reason elsewhere.
 test-network: $(VENV)/installed-test
-	$(VENV)/bin/python -m pytest -m network -rs tests/network
+	$(VENV)/bin/python -m pytest -m 'network and not slow' -rs tests/network
 
 # Swarms of containers: needs a container engine with Compose 2, and is skipped with a reason elsewhere.
 test-containers: $(VENV)/installed-test

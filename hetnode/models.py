@@ -17,7 +17,6 @@ from node.data.tokenizer import Tokenizer, check_tokenizer, find_tokenizer
 from node.generate import WholeModel, stages_of
 from node.here.nodes import place_of
 from node.hugging_face import importing
-from protocol.spec.run import RunSpec
 
 
 class LoadedModel(WholeModel):
@@ -34,7 +33,7 @@ class LoadedModel(WholeModel):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of its run. Raises HetnodeError TOKENIZER_UNREADABLE, TOKENIZER_MISMATCH."""
-        return check_tokenizer(self.spec, tokenizer_path(self.spec, self.place))
+        return check_tokenizer(self.spec, find_tokenizer(self.spec.data, self.place))
 
     def encode(self, text: str) -> Tensor:
         """The ids [1, L] of a text, on the model's device. Raises as :attr:`tokenizer`."""
@@ -61,8 +60,3 @@ def checkpoint_at(place: Path, device: torch.device | str = "cpu") -> Checkpoint
 def is_published(place: Path) -> bool:
     """Whether `place` is the folder of a model in the layout of Hugging Face."""
     return (place / "config.json").is_file()
-
-
-def tokenizer_path(spec: RunSpec, place: Path) -> str | None:
-    """The tokenizer file that stands with the run at `place`; None is as `spec` says."""
-    return find_tokenizer(spec.data, place)

@@ -107,7 +107,7 @@ async def _stay(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) 
         # Heartbeats begin now: to join the DHT may take longer than the coordinator waits for one.
         keeping = node.membership.keep(), coordinator.keep_renewed()
         telling = announce_leaving(node.leaving, coordinator, node.membership)
-        owner = name_owner(coordinator.credentials, node.identity, options.owner)
+        owner = name_owner(coordinator, node.identity, options.owner)
         background = [group.create_task(each) for each in (*keeping, telling, owner)]
         if options.measure:  # the worker gets this before it builds its stages
             own = (options.device, options.threads, options.folder, node.membership.estimates)

@@ -1,4 +1,4 @@
-"""Owners of peers: to whom the credit of a peer belongs."""
+"""The rule by which a peer gets an owner, who has the credit of the peer."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class StandbyDesk:
     async def confirmed(self) -> None:
         """Return when the standby has all rows, or after PATIENCE_SECONDS; at once while it lags.
 
-        Raises HetnodeError COORDINATOR_REPLACED where another coordinator decides: nobody may be answered.
+        Raises HetnodeError COORDINATOR_REPLACED where another coordinator decides: nobody gets an answer.
         """
         rows = self._store.end[0]
         try:

@@ -129,8 +129,6 @@ def _invite_message(event: events.InviteEvent) -> str:
             return f"{short(event.peer)} is enrolled with invite {event.invite}"
         case events.InviteRevoked():
             return f"invite {event.invite} is revoked"
-        case events.OwnerBound(binding=binding):
-            return f"{short(binding.peer)} is a node of the owner {short(binding.owner)}"
         case events.PlaceAsked(admitted=True):
             return f"{short(event.peer)} may take part without an invite"
         case events.PlaceAsked():
@@ -196,6 +194,8 @@ def _peer_event_message(event: events.PeerEvent) -> str:  # noqa: PLR0911, PLR09
         case events.PeerNamed():
             what = f"is called {name_as_text(event.name)}" if event.name else "has no public name any more"
             return f"{short(event.peer)} {'may have no public name' if event.refused else what}"
+        case events.OwnerBound(binding=binding):
+            return f"{short(binding.peer)} is a node of the owner {short(binding.owner)}"
         case events.RoleChanged():
             return f"{short(event.peer)} is a {POLICIES[event.role].noun} now: {event.reason}"
         case events.PeerSeen():

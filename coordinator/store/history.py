@@ -72,10 +72,8 @@ _ABSENCES = (
 )
 """What keeps a member from the rest of its plan."""
 _MARKS = ", ".join("?" for _ in _ABSENCES)
-
-
 _WHOSE = "coalesce(owner, peer)"
-"""To whom the credit of a peer belongs."""
+"""The owner of a peer; a peer without an owner stands for itself."""
 _OF_BEST = "max(iif(place = 1, {0}, NULL))".format
 _SUMS = f"""SELECT {_OF_BEST("peer")} AS peer, {_OF_BEST("name")}, max(owner), count(*),
     sum(stage_tokens) AS stage_tokens, sum(stage_rounds) AS stage_rounds, sum(payload_bytes) AS payload_bytes,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEY = "identity.key"
-_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found", "about.md"}
+_TEXTS = {"about.md", "samples.txt", "downloads.txt"}
+_BEFORE_A_RUN = {"run.toml", "tokenizer.json", "initial", "logs", "lost+found", *_TEXTS}
 """Names in the folder of a coordinator that has not started yet."""
 
 

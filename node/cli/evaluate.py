@@ -44,8 +44,8 @@ def evaluate(
     every: Annotated[
         int | None,
         option(
-            "Follow the run of a node or swarm here: measure its model after so many rounds, let it continue "
-            "prompts, and tell the coordinator, until the run ends.",
+            "Follow a node or swarm of this machine until its run ends: after so many rounds each, measure "
+            "the newest model, let the model continue prompts, and tell the coordinator.",
             min=1,
         ),
     ] = None,
@@ -84,14 +84,13 @@ def evaluate(
 
 def _evaluate_once(run: Path, asked: Questions, as_json: bool) -> None:
     """Measure the model at `run` on one set, and print the figures."""
-    from hetnode.models import checkpoint_at, is_published, tokenizer_path  # noqa: PLC0415
+    from hetnode.models import checkpoint_at, is_published  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
     from node.experiment import evaluate as measuring  # noqa: PLC0415
 
     loaded = checkpoint_at(run, asked.device)
-    spec, (source, is_whole) = (
-        loaded.spec,
-        measuring.measured_source(loaded.spec.data, *asked.sets or (None,)),
-    )
+    spec = loaded.spec
+    source, is_whole = measuring.measured_source(spec.data, *asked.sets or (None,))
     terminal = TerminalConsole(stderr=True)
     with terminal.status("reading the data") as shown:
 
@@ -99,7 +98,7 @@ def _evaluate_once(run: Path, asked: Questions, as_json: bool) -> None:
             shown.update(f"{so_far.tokens:,} tokens, loss {so_far.loss:.4f}")
 
         chosen = measuring.Documents.ALL if is_whole else asked.documents
-        path = tokenizer_path(spec, run)
+        path = find_tokenizer(spec.data, run)
         how = chosen, asked.mode, asked.batches, path, progress, source.text_field
         found = measuring.evaluate(loaded, source.source, *how)
     is_compressed = asked.mode is measuring.ForwardMode.COMPRESSED

@@ -77,8 +77,7 @@ def read_prompts(file: Path | None) -> tuple[str, ...]:
 def evaluate_every(run: FollowedRun, every: int, questions: Questions, as_json: bool) -> None:
     """Ask each `every`-th model of `run`, print the answers and tell them, until the run is over.
 
-    Raises HetnodeError: MISSING_EXTRA; BAD_OPTION for a file without a name, since its place is nobody's
-    business.
+    Raises HetnodeError: MISSING_EXTRA; BAD_OPTION for a file without a name, whose path everybody would see.
     """
     for text in questions.sets:
         if not named(text)[0] and ":" in text and names_files(text):  # else one of the run's

@@ -52,11 +52,12 @@ def generate(
     seed: Annotated[int, option("Seed of the sampling.")] = 0,
 ) -> None:
     """Continue a text with the model of a run, to see what it has learned."""
-    from hetnode.models import checkpoint_at, tokenizer_path  # noqa: PLC0415
+    from hetnode.models import checkpoint_at  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
     from node.generate import generate as continue_text  # noqa: PLC0415
 
     loaded = checkpoint_at(run)
-    path = tokenizer_path(loaded.spec, run)
+    path = find_tokenizer(loaded.spec.data, run)
     pieces = continue_text(loaded, prompt, tokens, temperature, _LIKELIEST, seed, path)
     say(prompt, end="")
     for piece in pieces:
@@ -91,7 +92,7 @@ def export(
     every: Annotated[
         int | None,
         option(
-            "Follow the run of a node or swarm here: write DIR anew after so many rounds, until it ends.",
+            "Follow a node or swarm of this machine until its run ends: write DIR anew after so many rounds.",
             min=1,
         ),
     ] = None,

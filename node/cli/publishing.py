@@ -35,8 +35,8 @@ def publish(run: Path, parts: Sequence[Path], target: ExportTarget) -> None:
 
     Raises HetnodeError as :func:`node.hugging_face.export.export`; OUTPUT_UNWRITABLE for the hub.
     """
-    from hetnode.models import tokenizer_path  # noqa: PLC0415
     from node.checkpoint import global_model  # noqa: PLC0415
+    from node.data.tokenizer import find_tokenizer  # noqa: PLC0415
     from node.hugging_face import export, hub  # noqa: PLC0415
 
     if target.repository:
@@ -44,7 +44,7 @@ def publish(run: Path, parts: Sequence[Path], target: ExportTarget) -> None:
     with _put_together(parts, target.folder) as whole:
         stored = global_model.verify(whole)
         measured = _measured(run, stored.round_number)
-        path = tokenizer_path(stored.spec, run)
+        path = find_tokenizer(stored.spec.data, run)
         export.export(stored, target.folder, target.dtype, target.shard_bytes, path, measured)
     after = f"after round {stored.round_number}"
     say(f"the model of run {stored.spec.name} {after} is in {target.folder}")

@@ -124,8 +124,8 @@ class PreparedSource:
         """The ids in some token files that are held out or not; None: all."""
         counts = [(each.tokens - each.held_out, each.held_out, each.tokens) for each in shards]
         column = 2 if held_out is None else int(held_out)
-        opened = lambda index: self._opened(shards[index], held_out)  # noqa: E731
-        return PreparedTokens([each[column] for each in counts], opened)
+        ids_of = [each[column] for each in counts]
+        return PreparedTokens(ids_of, lambda index: self._opened(shards[index], held_out))
 
     def _open(self, shard: TokenShard, held_out: bool | None) -> IdsAt:
         vocabulary = self.manifest.vocabulary

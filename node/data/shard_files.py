@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from tempfile import NamedTemporaryFile
 from time import monotonic
 from urllib.request import Request, urlopen
@@ -93,4 +94,6 @@ def _pieces(url: str, most: int) -> Iterator[bytes]:
                 yield piece
     except (OSError, HTTPException) as error:
         code = getattr(error, "code", 500)
-        raise (ConnectionError if code >= 500 or code in (408, 429) else ValueError)(str(error)) from None
+        is_certain = isinstance(getattr(error, "reason", None), SSLCertVerificationError)
+        may_pass = not is_certain and (code >= 500 or code in (408, 429))
+        raise (ConnectionError if may_pass else ValueError)(str(error)) from None

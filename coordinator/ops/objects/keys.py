@@ -19,7 +19,7 @@ def payload_key(run: str, stage: int, round_number: int, sha256: str) -> str:
 
 
 def round_of(run: str, key: str) -> int | None:
-    """The round of an object of `run`; None for an object of something else, which nobody may remove."""
+    """The round of an object of `run`. None for any other object, which is never removed."""
     name, _, rest = key.partition("/")
     found = _ROUND.match(rest) if name == run else None
     return int(found[1]) if found else None

@@ -30,7 +30,7 @@ class Tracking:
         if self._tool is None or self._process is not None:
             return
         module = f"{__package__}.follower"
-        command = [sys.executable, "-m", module, self._tool.value, str(self._folder.absolute()), run]
+        command = [sys.executable, "-P", "-m", module, self._tool.value, str(self._folder.absolute()), run]
         try:
             # A session of its own: Ctrl-C is for the coordinator, whose end it waits for.
             self._process = subprocess.Popen(

@@ -442,17 +442,20 @@ class RunFinished(_Event):
     """All rounds are decided, and the last anchors are confirmed."""
 
 
-_EndEvent: TypeAlias = ModelEvaluated | RunPaused | RunResumed | RunRolledBack | RunFinished
-RunEvent: TypeAlias = CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | RunChanged | _EndEvent
+_EndEvent: TypeAlias = RunPaused | RunResumed | RunRolledBack | RunFinished
+RunEvent: TypeAlias = (
+    CoordinatorStarted | OwnRelayTold | PlanAdopted | AlarmRaised | RunChanged | ModelEvaluated | _EndEvent
+)
+NameEvent: TypeAlias = PeerNamed | OwnerBound
 PresenceEvent: TypeAlias = (
-    PeerJoined | PeerNamed | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
+    PeerJoined | NameEvent | RoleChanged | PeerSeen | PeerMeasured | PeerDraining | PeerLeft | PeerLost
 )
 ConnectionEvent: TypeAlias = AddressesChanged | LinkFailed
 ExclusionEvent: TypeAlias = (
     PeerRetreated | PeerStruck | PeerWeighed | PeerQuarantined | PeerBanned | PeerUnbanned
 )
 PeerEvent: TypeAlias = PresenceEvent | ConnectionEvent | ExclusionEvent
-InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked | PlaceAsked | OwnerBound
+InviteEvent: TypeAlias = InviteCreated | InviteUsed | InviteRevoked | PlaceAsked
 ReportEvent: TypeAlias = HoldingsReported | ResultReported | PayloadRejected
 ExchangeEvent: TypeAlias = PayloadOffered | PayloadWithheld | GroupClosed | ReportEvent
 ArbitrationEvent: TypeAlias = ArbiterAppointed | PayloadsContested | PayloadArbitrated

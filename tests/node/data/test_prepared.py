@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from node.data.tokenizer import ByteTokenizer
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
+from tests.support.certificates import self_signed
 from tests.support.shard_server import ShardServer, serving
 
 CONTEXT = 8
@@ -205,6 +207,7 @@ def test_a_server_that_fails_for_a_while_delays_the_data(
     asked = len(server.asked)
     assert_equal(open_stream(spec), expected)
     assert len(server.asked) == asked, "what was fetched is kept"
+    assert server.faults == {".tokens": [], ".json": []}, "each of the faults has happened"
     assert len(list((tmp_path / "kept").iterdir())) == len(list((tmp_path / "out").glob("*.tokens"))) + 1
 
 
@@ -223,6 +226,20 @@ def test_a_server_that_lies_gets_no_sample_into_training(
     assert caught.value.code is ErrorCode.DATA_UNREADABLE
     assert f"{server.url}/some/" in caught.value.cause
     assert said in caught.value.cause
+
+
+def test_a_server_whose_certificate_nobody_has_signed_is_not_asked_again(
+    sha256: str, server: ShardServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = self_signed("localhost", tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setattr("node.data.hub.sleep", lambda _: pytest.fail("it is tried again"))
+    place = f"https://localhost:{server.server_port}/manifest.json"
+    with pytest.raises(HetnodeError, match="certificate verify failed"):
+        open_stream(spec_of(f"shards:{place}#sha256={sha256}"))
+    assert not server.asked
 
 
 def test_a_server_that_the_owner_has_not_named_is_not_asked(sha256: str, server: ShardServer) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from coordinator.base.phrases import counted
 from node.cli.options import option, settings_of
 from node.cli.output import say
 from node.command_runner import TerminalConsole
@@ -40,7 +41,7 @@ def prepare_data(
         task = progress.add_task("")
 
         def tell(done: int, parts: int, files: int, tokens: int) -> None:
-            text = f"{tokens:,} tokens in {files} files"
+            text = f"{tokens:,} tokens in {counted(files, 'file')}"
             progress.update(task, description=text, completed=done, total=parts)
 
         sha256 = prepare(opened, data.text_field, encoder, out, tell)

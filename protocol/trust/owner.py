@@ -64,7 +64,7 @@ class OwnerKey:
             data = b""
         secret = data[:SECRET_BYTES]
         if len(data) != SECRET_BYTES + _CHECK_BYTES or data != secret + _check(secret):
-            raise ValueError("it has 8 groups of 4 letters and digits, and one of these is wrong or lacks")
+            raise ValueError("it has 8 groups of 4 letters and digits, and one of these is wrong or missing")
         return cls(secret)
 
     @property

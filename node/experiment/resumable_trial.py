@@ -21,6 +21,7 @@ from node.experiment.results import Loss, Result, finite
 from node.experiment.trial import Planned, Trial, TrialOptions
 from node.generate import validation_loss
 from node.ipc.worker_calls import Precision
+from node.machine.devices import gpu_name
 from node.measure import hardware
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.version import program_version
@@ -212,7 +213,7 @@ def _device_name(options: TrialOptions) -> str:
     precision = chosen_precision(torch.device(options.device), Precision(options.precision))
     how = [precision] * (precision != Precision.FP32) + ["compiled"] * options.compile
     if options.device.startswith("cuda"):
-        device = [torch.cuda.get_device_name(options.device)]
+        device = [gpu_name(torch.device(options.device))]
     else:
         threads = options.threads
         device = [hardware.processor(), f"{threads} thread{'s' * (threads != 1)} of {os.cpu_count()}"]

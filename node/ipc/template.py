@@ -38,6 +38,8 @@ DEFAULTS_OF_LIBRARIES = {
     # Threads of torch that wait for each other would keep their cores busy. Where other programs want these,
     # a step then takes up to 50 times as long: a thread waits for one that cannot run.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # What Apple's GPUs cannot compute is computed on the CPU, and torch says so once, in place of an error.
+    "PYTORCH_ENABLE_MPS_FALLBACK": "1",
 }
 """Variables that torch reads when it is imported, unless the user has set them."""
 _TEMPLATE_ENVIRONMENT = {

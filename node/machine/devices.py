@@ -31,11 +31,20 @@ def check_device(compute: Compute) -> DeviceInfo:
     return _described(replace(compute, device=candidates[-1]))
 
 
+def gpu_name(device: torch.device) -> str:
+    """What the GPU is called; with a build of torch for AMD, which calls them cuda, also its ROCm."""
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip is None:
+        return name
+    architecture = torch.cuda.get_device_properties(device).gcnArchName
+    return f"{name or architecture}, ROCm {torch.version.hip}"  # a driver may know no name
+
+
 def _described(compute: Compute) -> DeviceInfo:
     device = compute.open()
     name, free_bytes = compute.device, 0
     if device.type == "cuda":
-        name = f"{name} ({torch.cuda.get_device_name(device)})"
+        name = f"{name} ({gpu_name(device)})"
         free_bytes = torch.cuda.mem_get_info(device)[0]
     elif device.type == "mps":
         free_bytes = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()

@@ -55,6 +55,9 @@ class Need:
         if (device := torch.device(options.device)).type == "cuda":
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory_limit / total), device)
+        elif device.type == "mps":
+            most = torch.mps.recommended_max_memory()
+            torch.mps.set_per_process_memory_fraction(min(1.0, options.memory_limit / most))
 
     def fit(self, free: float, main: float, device: str) -> None:
         """Raises HetnodeError DEVICE_UNAVAILABLE where so much is not free."""

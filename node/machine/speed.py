@@ -67,4 +67,6 @@ def _clock(device: torch.device) -> float:
     """The time after the device has finished all its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
     return time.perf_counter()

@@ -6,6 +6,7 @@ results depend on the choice, as they do between two machines. The outer state d
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import shorten
@@ -22,6 +23,8 @@ from protocol.errors import ErrorCode, HetnodeError
 
 _BF16_CAPABILITY = 8, 0
 """Of the first CUDA devices that compute in bf16."""
+_BF16_AMD = re.compile(r"gfx(908|90a|9[45].|1[12]..)(:|$)")
+"""Architectures of AMD, with features behind a colon, that do: CDNA, and RDNA from 3 on."""
 _BF16_MACOS = 14, 0
 BACKEND = "inductor"
 """Backend of torch.compile."""
@@ -86,8 +89,10 @@ def chosen_precision(device: torch.device, wanted: Precision) -> Precision:
         return wanted
     has_bf16 = False
     if device.type == "cuda":
-        # torch would emulate it on older devices, slower than fp32.
-        has_bf16 = torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+        # torch would emulate it on older devices, slower than fp32; of AMD's it says that all have it.
+        found = torch.cuda.get_device_properties(device)
+        is_new = (found.major, found.minor) >= _BF16_CAPABILITY
+        has_bf16 = bool(_BF16_AMD.match(found.gcnArchName)) if torch.version.hip else is_new
     elif device.type == "mps":
         has_bf16 = torch.backends.mps.is_macos_or_newer(*_BF16_MACOS)
     return Precision.BF16 if has_bf16 else Precision.FP32
@@ -108,15 +113,13 @@ def _compiled(backend: str) -> RunBlock:
     return torch.compile(LlamaBlock.forward, dynamic=False, backend=backend)
 
 
-def _checkpointed(run: RunBlock, block: LlamaBlock, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+def _checkpointed(run: RunBlock, block: LlamaBlock, *inputs: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         # An evaluation has no backward pass that would need the block again.
-        return run(block, x_bld, cos_le, sin_le)
+        return run(block, *inputs)
     # A block has no randomness (no dropout), so the state of the random generator need not be saved.
-    output_bld: Tensor = checkpoint(
-        run, block, x_bld, cos_le, sin_le, use_reentrant=False, preserve_rng_state=False
-    )
-    return output_bld
+    output: Tensor = checkpoint(run, block, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return output
 
 
 @cache

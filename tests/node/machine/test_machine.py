@@ -10,7 +10,7 @@ import torch
 from node.core.worker import compute as computing
 from node.core.worker.compute import Compute
 from node.ipc.worker_calls import AUTO_DEVICE, CheckDevice, ComputeOptions, DeviceInfo, FormGroup, Precision
-from node.machine.devices import check_device
+from node.machine.devices import check_device, gpu_name
 from node.machine.machine import OwnMachine
 from node.ranks.group import RankGroup
 from protocol.errors import ErrorCode, HetnodeError
@@ -75,3 +75,21 @@ def test_a_memory_limit_holds_on_the_device_of_the_rank(monkeypatch: pytest.Monk
     options = ComputeOptions("cuda:0", memory_limit=10**9)  # the node has the device of rank 0
     with pytest.raises(Held, match="cuda:1"):
         machine.place(spec_of(), StageRange(0, 4), options)
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "expected"),
+    [
+        ("NVIDIA H100", None, "NVIDIA H100"),
+        ("AMD Radeon RX 7900 XTX", "6.2", "AMD Radeon RX 7900 XTX, ROCm 6.2"),
+        ("", "6.2", "gfx1100, ROCm 6.2"),
+    ],
+)
+def test_people_see_which_gpu_it_is(
+    monkeypatch: pytest.MonkeyPatch, name: str, hip: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    found = SimpleNamespace(gcnArchName="gfx1100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert gpu_name(torch.device("cuda")) == expected

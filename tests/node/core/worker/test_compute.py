@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,11 +192,32 @@ def test_norms_of_bf16_are_computed_in_their_own_type(stream: SampleStream, mode
     assert losses[1] != losses[0]
 
 
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def gpu(major: int, minor: int, architecture: str = "") -> SimpleNamespace:
+    return SimpleNamespace(major=major, minor=minor, gcnArchName=architecture)
+
+
+@pytest.mark.parametrize(
+    ("found", "hip", "expected"),
+    [
+        (gpu(7, 5), None, "fp32"),
+        (gpu(8, 0), None, "bf16"),
+        (gpu(9, 0), None, "bf16"),
+        # AMD's, by their architectures: MI50, RX 6800, MI250, MI300, MI350, RX 7900, RX 9070.
+        (gpu(9, 0, "gfx906:sramecc+:xnack-"), "6.2", "fp32"),
+        (gpu(10, 3, "gfx1030"), "6.2", "fp32"),
+        (gpu(9, 0, "gfx90a:sramecc+:xnack-"), "6.2", "bf16"),
+        (gpu(9, 4, "gfx942:sramecc+:xnack-"), "6.2", "bf16"),
+        (gpu(9, 5, "gfx950"), "7.0", "bf16"),
+        (gpu(11, 0, "gfx1100"), "6.2", "bf16"),
+        (gpu(12, 0, "gfx1201"), "6.4", "bf16"),
+    ],
+    ids=str,
+)
 def test_a_gpu_computes_in_bf16_if_it_can_and_nobody_chose_otherwise(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
+    monkeypatch: pytest.MonkeyPatch, found: SimpleNamespace, hip: str | None, expected: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    monkeypatch.setattr(torch.version, "hip", hip)
     device = torch.device("cuda")
     assert chosen_precision(device, Precision.AUTO) == expected
     for wanted in (Precision.FP32, Precision.BF16):

@@ -8,13 +8,14 @@ chunks without reading the whole file.
 from __future__ import annotations
 
 import errno
+import functools
 import glob
 import hashlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from node.checkpoint import snapshot_codec
 from node.checkpoint.durable import flush
+from node.ranks.remote_tensors import RemoteTensor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import size_of
 from protocol.math.outer_step import tensor_bytes
@@ -136,47 +138,59 @@ def verify_tensors(path: Path, entry: FileEntry, shapes: Shapes) -> None:
         raise corrupt(path, "its names, dtypes or shapes differ from the spec")
 
 
-def load_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The tensors of a verified file, in the order of `shapes`. Raises CHECKPOINT_CORRUPT."""
-    return dict(each_tensor(path, shapes, device))
+def stored_tensors(path: Path, shapes: Shapes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a verified file, in the order of `shapes`. Each is read when it is used, every time.
 
+    `detach` of an entry reads it, as a tensor of the caller's own, and raises CHECKPOINT_CORRUPT.
+    """
 
-def each_tensor(
-    path: Path, shapes: Shapes, device: torch.device | str = "cpu"
-) -> Iterator[tuple[str, Tensor]]:
-    """As :func:`load_tensors`, one tensor at a time."""
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            for name in shapes:
-                # On the CPU the library maps the file. The copy does not change if the file changes later.
-                yield name, file.get_tensor(name).clone()
-    except (OSError, SafetensorError) as error:
-        raise corrupt(path, str(error)) from None
+    def read(name: str) -> Tensor:
+        try:
+            # The library maps the file: opened anew, no more than this tensor of it stays in memory.
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                found: Tensor = file.get_tensor(name)
+                return found.clone()
+        except (OSError, SafetensorError) as error:
+            raise corrupt(path, str(error)) from None
+
+    return {
+        name: RemoteTensor.read_by(shape, functools.partial(read, name)) for name, shape in shapes.items()
+    }
 
 
 def read_part(file: Path, shapes: Shapes) -> dict[str, Tensor]:
-    """The tensors of one part from its bytes. They are copies and do not depend on the file.
+    """The tensors of one part in a file with its bytes, in their order. Each is read when it is used.
 
-    Raises HetnodeError CHECKPOINT_CORRUPT.
+    Raises HetnodeError CHECKPOINT_CORRUPT, and so does `detach` of an entry, which reads it.
     """
     try:
         size = file.stat().st_size
         if size != size_of(shapes):
             raise ValueError(f"it has {size} bytes, not {size_of(shapes)}")
-        with file.open("rb") as source:
-            return {
-                # "<f4": the bytes are little-endian on every machine.
-                name: torch.from_numpy(
-                    np.fromfile(source, "<f4", math.prod(shapes[name])).astype(np.float32, copy=False)
-                ).view(shapes[name])
-                for name in sorted(shapes)
-            }
-    except (OSError, ValueError, RuntimeError) as error:
-        raise HetnodeError(
-            ErrorCode.CHECKPOINT_CORRUPT,
-            f"The part of a checkpoint in {file} cannot be used: {error}.",
-            "Remove the file; the node downloads the part again.",
-        ) from None
+    except (OSError, ValueError) as error:
+        raise _unusable(file, error) from None
+
+    def read(shape: tuple[int, ...], offset: int) -> Tensor:
+        try:
+            # "<f4": the bytes are little-endian on every machine.
+            values = np.fromfile(file, "<f4", math.prod(shape), offset=offset).astype(np.float32, copy=False)
+            return torch.from_numpy(values).view(shape)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise _unusable(file, error) from None
+
+    found, offset = {}, 0
+    for name in sorted(shapes):
+        found[name] = RemoteTensor.read_by(shapes[name], functools.partial(read, shapes[name], offset))
+        offset += size_of({name: shapes[name]})
+    return found
+
+
+def _unusable(file: Path, error: Exception) -> HetnodeError:
+    return HetnodeError(
+        ErrorCode.CHECKPOINT_CORRUPT,
+        f"The part of a checkpoint in {file} cannot be used: {error}.",
+        "Remove the file; the node downloads the part again.",
+    )
 
 
 def read_snapshot(file: Path, digest: str, shape: tuple[int, int]) -> Tensor:

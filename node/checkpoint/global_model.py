@@ -38,10 +38,9 @@ from node.checkpoint.files import (
     Sha256,
     Shapes,
     corrupt,
-    each_tensor,
-    load_tensors,
     publish,
     read_text,
+    stored_tensors,
     verify_tensors,
     write_tensors,
     write_text,
@@ -121,17 +120,21 @@ class Verified:
         The file is read now and not verified again. The state of the outer optimizer is left out. Raises
         CHECKPOINT_CORRUPT.
         """
-        return each_tensor(self.folder / stage_file(stage), parameter_shapes(self.spec, stage))
+        found = stored_tensors(self.folder / stage_file(stage), parameter_shapes(self.spec, stage))
+        return ((name, tensor.detach()) for name, tensor in found.items())
 
     def load(self, stage: int) -> dict[str, Tensor]:
         """The parameters of a stage, float32 on the CPU. Raises CHECKPOINT_CORRUPT."""
-        return parameters_of(self.committed(stage))
+        return _loaded(parameters_of(self.committed(stage)))
 
     def committed(self, stage: int | None, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """All tensors of a stage, or with None those of the separate embedding. Raises CHECKPOINT_CORRUPT."""
+        """All tensors of a stage, or with None those of the separate embedding. Raises CHECKPOINT_CORRUPT.
+
+        Their digest is verified now; each is read again when it is used (files.stored_tensors).
+        """
         entry = self.manifest.files[stage]
         path = self.folder / entry.file
-        tensors = load_tensors(path, _shapes(self.spec, stage, self.round_number), device)
+        tensors = stored_tensors(path, _shapes(self.spec, stage, self.round_number), device)
         if anchor_digest(tensors) != entry.anchor_digest:
             raise corrupt(path, "its anchor digest differs from the manifest")
         return tensors
@@ -151,7 +154,7 @@ def write(
     no checkpoint; after a crash between them the next write restores the old one first.
 
     Args:
-        stages: from an iterator, only one stage at a time is in memory.
+        stages: of tensors that are read when they are used, only one at a time is in memory.
         beside: writes more files into the folder that it is given; the manifest does not cover them.
 
     Raises:
@@ -188,9 +191,13 @@ def read(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
     Raises HetnodeError CHECKPOINT_MISSING or CHECKPOINT_CORRUPT.
     """
     found = verify(folder)
-    stages = {stage: found.committed(stage, device) for stage in sorted(found.stages)}
-    embedding = None if found.manifest.embedding is None else found.committed(None, device)
+    stages = {stage: _loaded(found.committed(stage, device)) for stage in sorted(found.stages)}
+    embedding = None if found.manifest.embedding is None else _loaded(found.committed(None, device))
     return Checkpoint(found.spec, found.round_number, stages, embedding)
+
+
+def _loaded(tensors: Parameters) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def verify(folder: Path) -> Verified:
@@ -270,7 +277,7 @@ def read_together(parts: Sequence[Path], device: torch.device | str = "cpu") -> 
 def assemble(parts: Sequence[Path], folder: Path) -> None:
     """Combine the checkpoints that several members wrote after the same round into one complete checkpoint.
 
-    Every part is verified, and stages are copied one at a time. After an error nothing is written.
+    Every part is verified, and tensors are copied one at a time. After an error nothing is written.
 
     Raises:
         HetnodeError: BAD_OPTION as :func:`write`; CHECKPOINT_CORRUPT if a part is corrupt, or if the parts

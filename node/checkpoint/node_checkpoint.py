@@ -32,7 +32,8 @@ class Restored:
     """A verified checkpoint. `private` is None if the private state is missing or damaged.
 
     `stages` and `embedding` have parameters and optimizer state by name. `embedding` is None on a member that
-    hosts stage 0, and if the checkpoint has no embedding.
+    hosts stage 0, and if the checkpoint has no embedding. Tensors of files are read when they are used
+    (files.stored_tensors).
     """
 
     round_number: int
@@ -98,27 +99,32 @@ def newest(root: Path, spec: RunSpec, stages: StageRange) -> Restored | None:
     partial: tuple[Path, Restored] | None = None
     for folder in global_model.rounds_below(root).values():
         try:
-            found = global_model.read(folder)
+            found = global_model.verify(folder)
+            hosted = {stage: found.committed(stage) for stage in stages if stage in found.stages}
+            embedding = _embedding(found, stages)
         except HetnodeError as error:
             log.warning("skipping a checkpoint: %s", error)
             continue
-        hosted = {stage: found.stages[stage] for stage in stages if stage in found.stages}
         is_of_run = found.spec.identity == spec.identity
         if not is_of_run or not hosted:
             level = logging.INFO if is_of_run else logging.WARNING
             log.log(level, "skipping %s: it belongs to another run, or has none of stages %s", folder, stages)
             continue
-        embedding = found.embedding
-        if 0 in stages:
-            embedding = None  # stage 0 contains it
-        elif 0 in found.stages:
-            embedding = embedding_of(found.stages[0])
         restored = Restored(found.round_number, hosted, embedding, None)
         needs_embedding = 0 not in stages and not spec.link.embedding_every
         if len(hosted) == len(stages) and not (needs_embedding and embedding is None):
             return _with_private(folder, spec, restored)
         partial = partial or (folder, restored)
     return partial and _with_private(partial[0], spec, partial[1])
+
+
+def _embedding(found: global_model.Verified, stages: StageRange) -> Parameters | None:
+    """The embedding for a member that does not host stage 0, which contains it."""
+    if 0 in stages:
+        return None
+    if 0 in found.stages:
+        return embedding_of(found.committed(0))
+    return None if found.manifest.embedding is None else found.committed(None)
 
 
 def _with_private(folder: Path, spec: RunSpec, found: Restored) -> Restored:

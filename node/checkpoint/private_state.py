@@ -30,7 +30,7 @@ from node.checkpoint.files import (
     Sha256,
     Shapes,
     corrupt,
-    load_tensors,
+    stored_tensors,
     verify_tensors,
     write_tensors,
 )
@@ -131,6 +131,8 @@ def is_in(folder: Path) -> bool:
 def read(folder: Path, spec: RunSpec, round_number: int, stages: Iterable[int]) -> dict[int, StageState]:
     """The verified state of `stages` in the checkpoint `folder`, which was written after `round_number`.
 
+    Its tensors are read when they are used (files.stored_tensors).
+
     Raises HetnodeError CHECKPOINT_CORRUPT if it is damaged, missing, or from another run or round.
     """
     place = folder / _FOLDER
@@ -176,7 +178,7 @@ def _load(place: Path, entry: _StageEntry, shapes: Shapes, seconds: Shapes, of_t
             wanted |= dict.fromkeys(_TABLE_MOMENTS, of_table)
     expected = {f"{part}/{name}": shape for part, named in wanted.items() for name, shape in named.items()}
     verify_tensors(path, entry.tensors, expected)
-    loaded = load_tensors(path, expected)
+    loaded = stored_tensors(path, expected)
 
     def named(part: str) -> dict[str, Tensor]:
         return {name: loaded[f"{part}/{name}"] for name in wanted[part]}

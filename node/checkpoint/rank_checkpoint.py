@@ -143,7 +143,7 @@ def _moments(
     def received(given: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
         kept = {}
         for name, shape in shapes.items():
-            tensor = given[name].contiguous() if given else torch.empty(shape)
+            tensor = given[name].detach().contiguous() if given else torch.empty(shape)
             group.broadcast(tensor, 0)
             kept[name] = rows_of(tensor, group.rank, group.size).clone() if is_sharded else tensor
         return kept

@@ -8,10 +8,11 @@ over NCCL.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from protocol.errors import ErrorCode, HetnodeError
 
+Result = TypeVar("Result")
 _PATIENCE = timedelta(minutes=30)
 """How long a rank waits for another one that lives. One that has died ends the peer at once."""
 _BUCKET = 1 << 23
@@ -81,6 +83,16 @@ class RankGroup:
             if told:
                 label, cause, remedy = told.decode().split("\0")
                 raise HetnodeError(ErrorCode.from_label(label), cause, remedy)
+
+    def agreed(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns on this rank. Raises the HetnodeError of the first rank that has one."""
+        found, failure = None, None
+        try:
+            found = work()
+        except HetnodeError as error:
+            failure = error
+        self.agree(failure)
+        return cast(Result, found)
 
     def sum_in_place(self, tensors: Sequence[Tensor]) -> None:
         """Each tensor becomes its sum over the ranks, with equal bits on all of them."""

@@ -86,7 +86,7 @@ class Ownership:
         owned = {}
         for name, shape in shapes.items():
             owner, group = self.owner_of(name), self.group
-            tensor = given[name].contiguous() if group.is_first else torch.empty(0)
+            tensor = given[name].detach().contiguous() if group.is_first else torch.empty(0)
             if group.rank == owner and not group.is_first:
                 tensor = torch.empty(shape)
             group.send(tensor, 0, owner)

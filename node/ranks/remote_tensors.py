@@ -1,6 +1,7 @@
-"""Tensors of all ranks, as rank 0 reads them: fetched one at a time, when they are read.
+"""Tensors that are elsewhere: those of all ranks, as rank 0 reads them, and those of files.
 
-Rank 0 computes digests and writes checkpoints over all tensors of a peer, and needs memory for one of them.
+They are fetched one at a time, when they are used: whoever computes digests, or writes or loads a checkpoint,
+needs memory for one of them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class RemoteTensor:
-    """In place of a tensor that is written or hashed: `detach` fetches it, as a CPU tensor."""
+    """In place of a tensor that is written, hashed or copied: `detach` fetches it, as a tensor of its own."""
 
     shape: tuple[int, ...]
     detach: Callable[[], Tensor]
     dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def read_by(cls, shape: tuple[int, ...], detach: Callable[[], Tensor]) -> Tensor:
+        """One for those who use no more of a tensor than these three attributes."""
+        return cast(Tensor, cls(shape, detach))
 
 
 def with_all(
@@ -61,8 +67,7 @@ def with_all(
         return _fetched(group, listed[index])
 
     def remote(index: int) -> Tensor:
-        # Those who write or hash a tensor use no more of it than these three attributes.
-        return cast(Tensor, RemoteTensor(listed[index].shape, lambda: fetch(index)))
+        return RemoteTensor.read_by(listed[index].shape, lambda: fetch(index))
 
     try:
         return use({key: remote(index) for index, key in enumerate(tensors)})

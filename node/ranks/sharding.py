@@ -59,7 +59,7 @@ def part_like(parameter: Tensor, whole: Tensor) -> Tensor:
 def state_like(parameter: Tensor, values: Tensor) -> Tensor:
     """A new tensor that is sharded like `parameter`, with `values` for this rank's part of it."""
     held = torch.empty_like(parameter)
-    local_part(held).copy_(values)
+    local_part(held).copy_(values.detach())
     return held
 
 

@@ -59,7 +59,7 @@ def write_checkpoint(root: Path, round_number: int) -> Path:
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(found[name].detach(), expected[name]) for name in expected)
 
 
 def assert_holds(found: Restored | None, round_number: int, private: bool = True) -> None:

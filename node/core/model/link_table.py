@@ -48,7 +48,7 @@ class LinkTable(nn.Module):
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Copy the values of a table of the same link."""
         for name, live in self._values.items():
-            live.copy_(values[name])
+            live.copy_(values[name].detach())
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -221,20 +221,18 @@ class OuterStage:
         assert pending is not None or not mine_included, "the round includes a payload not proposed here"
         # Everything that can fail comes first; only then the state changes.
         contents, weights = contents_of(self.received, outcome)
-        committed, failure = {}, None
-        try:
+
+        def moved() -> dict[str, Tensor]:
             observe = None
             # What does not count is measured only if that cannot fail: the commit does not depend on it.
             if probe is not None and all(map(self.received.holds, probe.uncounted)):
                 uncounted = [self.received.decoded(payload) for payload in probe.uncounted]
                 observe = probe.begin([*contents, *uncounted], weights)
-            moved = apply_update(
-                self.committed, contents, weights, self._optimizer, self._outer.clip, observe
-            )
-            committed = exactly_projected(moved, self._basis_dk)
-        except HetnodeError as error:
-            failure = error
-        self.ownership.group.agree(failure)
+            clip = self._outer.clip
+            found = apply_update(self.committed, contents, weights, self._optimizer, clip, observe)
+            return exactly_projected(found, self._basis_dk)
+
+        committed = self.ownership.group.agreed(moved)
         for name, anchor in self.anchor.items():
             if pending is not None:
                 copy_into(local[name], committed[name])
@@ -290,15 +288,17 @@ class OuterStage:
         """Copy the committed state after another round, and :meth:`reset` local to it.
 
         Names and shapes match the stage. An optimizer state that is not in `committed` becomes 0, as before
-        round 1.
+        round 1. After an error of a tensor that cannot be read, the stage is a mixture.
         """
-        self.take(with_state(committed, self._names, self._optimizer.slots))
+        for name in self._names:  # one by one: there may be no memory for a second copy of the stage
+            self.take(self.committed | with_state(committed, [name], self._optimizer.slots))
         self.reset(local)
 
     def load_error(self, error: Mapping[str, Tensor]) -> None:
         """Copy error feedback, by canonical name. Nothing is pending afterwards."""
         self.abort()
-        self.error = copied(error)
+        for name, kept in self.error.items():
+            kept.copy_(error[name].detach())
 
     def take(self, committed: Mapping[str, Tensor]) -> None:
         """Hold the tensors of `committed`, as :attr:`committed` has them, without a copy."""
@@ -316,10 +316,10 @@ def with_state(
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies as float32 on the CPU."""
-    return {name: as_float32(tensor).clone() for name, tensor in tensors.items()}
+    """Copies as float32 on the CPU. What is read from elsewhere is a copy already."""
+    return {name: as_float32(tensor, isinstance(tensor, Tensor)) for name, tensor in tensors.items()}
 
 
-def as_float32(tensor: Tensor) -> Tensor:
-    """`tensor` as float32 on the CPU, a copy only where that is needed."""
-    return tensor.detach().to("cpu", torch.float32)
+def as_float32(tensor: Tensor, copy: bool = False) -> Tensor:
+    """`tensor` as float32 on the CPU, a copy only where that is needed, or always."""
+    return tensor.detach().to("cpu", torch.float32, copy=copy)

@@ -230,7 +230,7 @@ class OuterState(Mapping[int, OuterStage]):
         """Copy values of live parameters. Those that are not in it, or that others own, keep theirs."""
         local = self._local[stage].read()
         for name in local.keys() & values.keys():
-            local[name].detach().copy_(values[name])
+            local[name].detach().copy_(values[name].detach())
         self._local[stage].write(local)
 
     def shared_committed(self, stage: int) -> dict[str, SharedTensor]:

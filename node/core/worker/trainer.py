@@ -326,20 +326,20 @@ class Trainer:
         the link into it. `file` has the bytes
         of the part (protocol.math.digest), which the caller has verified.
 
-        Raises HetnodeError CHECKPOINT_CORRUPT if the file has the wrong size or cannot be read.
+        Raises HetnodeError CHECKPOINT_CORRUPT: nothing has changed if the file is missing or has the wrong
+        size; if it cannot be read to its end, the part is the initial one.
         """
         is_stage = part is Part.STAGE
         parameters = parameter_shapes(self.spec, stage) if is_stage else embedding_shapes(self.spec)
         shapes = committed_shapes(parameters, self.spec.outer)
-        committed, failure = {}, None
-        try:
-            committed = read_part(file, shapes) if self.group.is_first else {}
-        except HetnodeError as error:
-            failure = error
-        self.group.agree(failure)
+        committed = self.group.agreed(lambda: read_part(file, shapes) if self.group.is_first else {})
         if self.group.size > 1:
             committed = self.outer[stage].ownership.hand_out(committed, shapes)
-        return self._take_part(stage, part, round_number, committed)
+        try:
+            return self._take_part(stage, part, round_number, committed)
+        except HetnodeError:
+            self.load_initial_part(stage, part, 0)  # a part of an anchor is none
+            raise
 
     def _take_part(self, stage: int, part: Part, round_number: int, committed: Mapping[str, Tensor]) -> str:
         is_stage = part is Part.STAGE
@@ -354,7 +354,7 @@ class Trainer:
         """Continue from the newest usable checkpoint of this node below `folder`. None: nothing has changed.
 
         Stages that are not in it stay unchanged. If its private part is missing or damaged, error feedback
-        and moments start from 0, as in :meth:`load_part`.
+        and moments start from 0, as in :meth:`load_part`. Raises as :meth:`load_checkpoint`.
         """
         found = node_checkpoint.newest(folder, self.spec, self.stages) if self.group.is_first else None
         found = handed_out(self.group, self.spec, found, self.outer, self.is_sharded)
@@ -363,13 +363,20 @@ class Trainer:
         return found
 
     def load_checkpoint(self, found: Restored) -> None:
-        """As :meth:`restore`, from a checkpoint that is already read and verified. All tensors are copied."""
-        for stage, committed in found.stages.items():
-            self._load_stage(stage, found.round_number, committed)
-            if found.private is not None:
-                self._load_private(stage, found.private[stage])
-        if self.outer.follower is not None and found.embedding is not None:
-            self.outer.load_embedding(found.round_number, found.embedding)
+        """As :meth:`restore`, from a checkpoint that is already verified. All tensors are copied.
+
+        Raises HetnodeError CHECKPOINT_CORRUPT if it cannot be read to its end; then all is as before round 1.
+        """
+        try:
+            for stage, committed in found.stages.items():
+                self._load_stage(stage, found.round_number, committed)
+                if found.private is not None:
+                    self._load_private(stage, found.private[stage])
+            if self.outer.follower is not None and found.embedding is not None:
+                self.outer.load_embedding(found.round_number, found.embedding)
+        except HetnodeError:
+            self.load_initial()
+            raise
         self._refresh_link()
 
     def write_checkpoint(self, folder: Path, round_number: int) -> None:

@@ -6,6 +6,8 @@ import hashlib
 import os
 import subprocess
 import sys
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from node.core.model.init import initial_parameters
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outer_stage import OuterStage
 from node.ipc.stored_payload import StoredPayload, sha256_of
+from node.ranks.remote_tensors import RemoteTensor
 from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import clipping_scales, payload_norm
@@ -323,6 +326,24 @@ def test_after_an_eager_round_local_has_the_progress_and_not_the_estimate(end: s
         ahead = 0.0 if end == "counts" else proposed[name] - anchor[name]
         expected = replica.outer.anchor[name] + ahead + later[name]
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+
+
+def test_an_anchor_is_loaded_tensor_by_tensor_without_a_second_copy() -> None:
+    replica, other = Replica(SPEC, 0), Replica(SPEC, 1)
+    other.train()
+    other.outer.commit([(other.propose(), 1.0)], True, other.local)
+    former = [weakref.ref(tensor) for tensor in replica.outer.anchor.values()]
+    alive = []
+
+    def read(name: str) -> torch.Tensor:
+        alive.append(sum(each() is not None for each in former))
+        return other.outer.anchor[name].clone()
+
+    shapes = replica.outer.layout.shapes
+    elsewhere = {name: RemoteTensor.read_by(shape, partial(read, name)) for name, shape in shapes.items()}
+    replica.outer.load(elsewhere, replica.local)
+    assert alive == [*range(len(former), 0, -1)]
+    assert replica.outer.digest() == anchor_digest(replica.local) == other.outer.digest()
 
 
 def test_another_anchor_takes_the_place_of_all_that_was_there() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.checkpoint import parts
+from node.checkpoint import files, node_checkpoint, parts
 from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream, open_stream
+from protocol.errors import HetnodeError
 from protocol.types import Part, StageRange
 from tests.support.running_replica import spec_of
 
@@ -117,6 +120,44 @@ def test_a_checkpoint_during_an_exchange_has_all_progress_that_was_not_committed
     for stage, values in learned.items():
         for name, value in named_values(other, stage).items():
             torch.testing.assert_close(value, values[name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["part", "checkpoint"])
+def test_a_disk_that_dies_while_an_anchor_is_read_leaves_the_initial_one(
+    stream: SampleStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of a mixture, nothing could tell which round it is after."""
+    running, other, fresh = (Trainer(SPEC, StageRange(0, 2), stream=stream) for _ in range(3))
+    for trainer in (running, other):
+        train_into_round_2(trainer, steps=1)
+    running.write_checkpoint(tmp_path / "round-000001", 1)
+    stored = parts.find(tmp_path, 1, Part.STAGE, 1)
+    assert stored is not None
+    file = tmp_path / "part"
+    file.write_bytes(b"".join(parts.pieces(stored, range(stored.nbytes), 1 << 16)))
+    is_dying, library, name = False, *((np, "fromfile") if kind == "part" else (files, "safe_open"))
+    read = getattr(library, name)
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if is_dying and (kind == "checkpoint" or options["offset"]):
+            raise OSError("Input/output error")
+        return read(*arguments, **options)
+
+    def load() -> None:
+        nonlocal is_dying
+        if kind == "part":
+            is_dying = True
+            other.load_part(1, Part.STAGE, 1, file)
+        found = node_checkpoint.newest(tmp_path, SPEC, StageRange(0, 2))
+        assert found is not None
+        is_dying = True
+        other.load_checkpoint(found)
+
+    monkeypatch.setattr(library, name, dying)
+    with pytest.raises(HetnodeError, match="checkpoint-corrupt"):
+        load()
+    assert other.outer[1].digest() == fresh.outer[1].digest()
+    assert other.outer.rounds[1] == 0
 
 
 def named_values(trainer: Trainer, stage: int) -> dict[str, torch.Tensor]:

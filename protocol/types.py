@@ -105,6 +105,7 @@ class Capacity:
         flops: floating-point operations per second in training the run's layers.
         uplink, downlink: bytes per second that it can send and receive, sustained.
         round_trip: seconds to the coordinator and back.
+        main_bytes: free in main memory, where the member can use it in place of the device's.
     """
 
     device: str
@@ -114,6 +115,7 @@ class Capacity:
     uplink: float = 0.0
     downlink: float = 0.0
     round_trip: float = 0.0
+    main_bytes: Annotated[int, Field(exclude_if=lambda nbytes: not nbytes)] = 0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ LAYERS = (
     "protocol.spec",
     "protocol.roles protocol.run_files",
     "protocol.group protocol.pb protocol.math protocol.trust protocol.status",
-    "protocol.codec protocol.formats",
+    "protocol.codec protocol.formats protocol.memory",
     "protocol.wire",
     "protocol.reduction",
     "protocol.server",
@@ -53,7 +53,7 @@ LAYERS = (
     "node.hooks node.security node.core.model node.extras node.ranks",
     "node.ipc node.data",
     "node.core.optimizer",
-    "node.checkpoint node.reduction",
+    "node.checkpoint node.moments node.reduction",
     "node.generate node.exchange node.folder",
     "node.net",
     "node.agreement node.home.guest node.measure node.monitoring node.core.worker",
@@ -87,6 +87,7 @@ PURE = [
     "protocol.group",
     "protocol.run_files",
     "protocol.math",
+    "protocol.memory",
     "protocol.codec",
     "protocol.formats",
     "protocol.reduction",
@@ -155,7 +156,14 @@ LEAVES = {
 # A part of another leaf, which knows it; that leaf does not know the part.
 EXTENDS = {"reduction": "transport"}
 # Ground that the core does not know: roots compose it, or people's tools and the transport use it.
-COMPOSED = ("protocol.run_files", "protocol.group", "node.agreement", "node.machine")
+COMPOSED = (
+    "protocol.run_files",
+    "protocol.group",
+    "protocol.memory",
+    "node.agreement",
+    "node.machine",
+    "node.moments",
+)
 # The composition roots and the faces of the command line put leaves together.
 ROOTS = (
     "coordinator.app",

@@ -17,6 +17,7 @@ from coordinator.placement.rules import member_of
 from coordinator.placement.schedule import LinkTime, least_seconds, step_seconds
 from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
+from protocol.memory.needs import shares_main
 from protocol.spec.run import RunSpec
 from protocol.types import Member, StageRange
 
@@ -71,10 +72,13 @@ class ChainSearch:
         costs, k, names = Costs(spec, survey), spec.link.possible_ks[0], [peer.peer for peer in peers]
         self._message_bytes = sum(costs.sizes(k))
         self._link = cache(lambda upper, lower: costs.link(names[upper], names[lower], k))
-        # What a member needs does not depend on the peer, but on whether the device holds the outer state.
-        self._devices = ["cpu" if each.device == "cpu" else "" for each in self._capacities]
+        # What a member needs does not depend on the peer, but on whether the device holds the outer state,
+        # and on main memory, of which gibibytes are precise enough.
+        kinds = [each.device.partition(":")[0] * shares_main(each.device) for each in self._capacities]
+        main = [each.main_bytes >> 30 << 30 for each in self._capacities]
+        self._kinds = list(zip(kinds, main, strict=True))
         self._memory = cache(
-            lambda first, stop, left, device: memory_needed(spec, StageRange(first, stop), left, device)
+            lambda first, stop, left, kind: memory_needed(spec, StageRange(first, stop), left, *kind)
         )
 
     def burden(self, peer: int, share: float) -> float:
@@ -219,7 +223,7 @@ class ChainSearch:
         return (self._flops_before[stop] - self._flops_before[first]) * self._seconds_per_flop[peer]
 
     def _fits(self, peer: int, first: int, stop: int, members_left: int) -> bool:
-        return self._memory(first, stop, members_left, self._devices[peer]) <= self.budgets[peer]
+        return self._memory(first, stop, members_left, self._kinds[peer]) <= self.budgets[peer]
 
     def _links_of(self, order: tuple[int, ...]) -> list[LinkTime] | None:
         """None where two neighbours have no endpoint."""

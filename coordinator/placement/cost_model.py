@@ -34,11 +34,8 @@ for each direction of a link, and for the one uplink of a member in the middle. 
 coordinator.placement.schedule computes each time exactly. The gradient norm adds nothing: the sums of squares
 travel behind the last gradients, and the norm ahead of the next step's first activation.
 
-**Memory** of a member on its device (:func:`memory_needed`): float32 weights, gradients and two moments (16
-bytes per parameter; with Muon the matrices of layers have one moment); for each microbatch in flight what
-autograd keeps of a block, about 10 d + 4 f values per token; the logits of a chunk of the loss twice, and the
-gradient of the head once more; the basis of its links and the T_perp of its upstream link. On a CPU the
-anchor, the error feedback and the error of a proposal are in the same memory (12 bytes per parameter).
+**Memory** of a member on its device (:func:`memory_needed`) is the least with which it can do:
+protocol.memory says what it needs, and what it can keep in main memory or compute again.
 
 **Left out**: what live figures include, before there are any; waits for the main process, gRPC and its
 buffers, loss and slow start of TCP, a downlink that two neighbours fill at once (if it is as
@@ -60,8 +57,7 @@ from coordinator.placement.schedule import LinkTime, StepTime
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
 from protocol.math.flops import microbatch_flops
-from protocol.math.loss_chunk import chunk_rows
-from protocol.math.microbatch_order import most_in_flight
+from protocol.memory.needs import MemoryRoom, choose
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Estimates, LinkEstimate, Member, PeerId, Reachability, StageRange
@@ -180,50 +176,25 @@ def with_relays(survey: Survey, peers: Iterable[Peer], uplinks: Mapping[str, flo
     return replace(survey, relay_shares=shares, dial_only=dial_only)
 
 
-def stage_parameters(spec: RunSpec, stage: int) -> int:
-    """Scalars in the parameters of `stage`; ValueError for an unknown one."""
-    model = spec.model
-    is_last = stage == spec.swarm.stages - 1
-    # The first stage has the embedding, the last one the head and its norm.
-    return (
-        len(spec.layers_of(stage)) * model.layer_parameters
-        + (stage == 0) * model.vocabulary * model.width
-        + is_last * (model.head_parameters + model.width)
-    )
-
-
-def memory_needed(spec: RunSpec, stages: StageRange, members_left: int, device: str = "") -> int:
-    """Bytes that a member with `stages` needs on its device.
+def memory_needed(
+    spec: RunSpec, stages: StageRange, members_left: int, device: str = "", main: int = 0
+) -> int:
+    """Bytes that a member with `stages` needs on its device at least.
 
     Args:
         members_left: members from this one to the end of its chain. The nearer to the start, the more
             microbatches are in flight.
         device: on "cpu" the outer state needs the same memory.
+        main: bytes that are free in main memory; 0 if that is not known. Then all is on the device.
     """
-    model, parameters = spec.model, sum(stage_parameters(spec, stage) for stage in stages)
-    tokens = spec.inner.microbatch_size * model.context
-    layers = sum(len(spec.layers_of(stage)) for stage in stages)
-    in_flight = max(0, most_in_flight(members_left))
-    attention = (5 if model.query_key_norms else 3) * (model.query_width + model.key_width)
-    activations = in_flight * 4 * tokens * layers * (4 * model.width + attention + 4 * model.feed_forward)
-    table = 4 * model.vocabulary * model.width
-    rows = min(tokens, chunk_rows(model.vocabulary, model.width, on_cpu=device == "cpu"))
-    loss = 2 * 4 * rows * model.vocabulary + table if stages.stop == spec.swarm.stages else 0
-    has_link = stages.first > 0 or stages.stop < spec.swarm.stages
-    # Every member of a chain holds the basis; T_perp is needed only where activations arrive.
-    projection = (stages.first > 0) * table + 4 * model.width**2 if has_link and spec.link.may_compress else 0
-    copies = 1 + spec.outer.state_tensors  # the optimizer's state has the shape of the anchor
-    outer_state = (
-        4 * (2 + copies) * parameters + (stages.first > 0) * copies * table if device == "cpu" else 0
-    )
-    link_table = (stages.first > 0) * spec.link_table_parameters
-    trained = 16 * (parameters + link_table) - 4 * spec.lacks_second_moment(layers)
-    return trained + activations + loss + projection + outer_state
+    room = MemoryRoom(device, 0, (1 - MEMORY_RESERVE) * main)
+    return choose(spec, stages, members_left, room)[1].device
 
 
 def has_memory(spec: RunSpec, capacity: Capacity, stages: StageRange, members_left: int) -> bool:
     """Whether the memory of a peer holds `stages`; True where its memory is not known."""
-    return memory_needed(spec, stages, members_left, capacity.device) <= memory_budget(spec, capacity)
+    needed = memory_needed(spec, stages, members_left, capacity.device, capacity.main_bytes)
+    return needed <= memory_budget(spec, capacity)
 
 
 def memory_budget(spec: RunSpec, capacity: Capacity) -> float:

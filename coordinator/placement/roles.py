@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from coordinator.base.phrases import short, stages_of
-from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, stage_parameters, survey_of
+from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
 from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
@@ -34,6 +34,7 @@ from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
+from protocol.memory.needs import stage_parameters
 from protocol.roles import POLICIES
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.spec.run import RunSpec
@@ -71,7 +72,8 @@ def obstacle(spec: RunSpec, able: Capacity, round_seconds: float = 0.0) -> str:
     `round_seconds` is what other replicas need for an inner phase; 0 if nothing is known of it.
     """
     whole = StageRange(0, spec.swarm.stages)
-    needed, budget = memory_needed(spec, whole, 1, able.device), memory_budget(spec, able)
+    needed = memory_needed(spec, whole, 1, able.device, able.main_bytes)
+    budget = memory_budget(spec, able)
     if not able.memory_bytes:
         return "its memory is not known"
     if needed > budget:
@@ -191,7 +193,9 @@ def _longest_payload_bytes(spec: RunSpec) -> float:
 def _present(peer: Peer, estimates: Estimates | None) -> Capacity:
     """What `peer` can do: what it has measured since, with the memory that it declared."""
     measured = estimates.capacity if estimates is not None else peer.capacity
-    return replace(measured, memory_bytes=peer.capacity.memory_bytes or measured.memory_bytes)
+    declared = peer.capacity
+    memory = declared.memory_bytes or measured.memory_bytes
+    return replace(measured, memory_bytes=memory, main_bytes=declared.main_bytes or measured.main_bytes)
 
 
 def _phase_seconds(spec: RunSpec, able: Capacity) -> float:
@@ -215,7 +219,7 @@ def _round_seconds(state: State) -> float:
 
 
 def _carries(spec: RunSpec, able: Capacity) -> str:
-    needed = memory_needed(spec, StageRange(0, spec.swarm.stages), 1, able.device)
+    needed = memory_needed(spec, StageRange(0, spec.swarm.stages), 1, able.device, able.main_bytes)
     parts = [f"it carries the whole model, which takes {_size(needed)} of its {_size(able.memory_bytes)}"]
     if able.uplink:
         parts.append(f"its line sends a payload in {max(0.01, payload_bytes(spec) / able.uplink):.2g} s")

@@ -26,10 +26,11 @@ from itertools import pairwise
 from math import ceil
 
 from coordinator.base.phrases import short
-from coordinator.placement.cost_model import memory_budget, memory_needed, stage_parameters
+from coordinator.placement.cost_model import memory_budget, memory_needed
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
 from protocol.group.batch import whole_batch, work_of
+from protocol.memory.needs import stage_parameters
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.trust.endpoints import ip_version
@@ -309,7 +310,7 @@ def memory_for(state: State, peer: PeerId, stages: StageRange, members_left: int
     """Bytes that `peer` needs for `stages`, and the bytes of its memory that may be planned with."""
     declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
     known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)
-    needed = memory_needed(state.spec, stages, members_left, declared.device)
+    needed = memory_needed(state.spec, stages, members_left, declared.device, declared.main_bytes)
     return needed, memory_budget(state.spec, known)
 
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from coordinator.base.phrases import stages_of
 from coordinator.base.replacing import replace
 from coordinator.membership.open_places import waiting
-from coordinator.placement.cost_model import stage_parameters
 from coordinator.placement.rules import barren_replicas, is_synced, obstacles
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
 from coordinator.status.causes import ALARM_ROUNDS, alarm_cause, peer_cause, run_cause, told_of_rest
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages
+from protocol.memory.needs import stage_parameters
 from protocol.status import (
     Cause,
     Exclusion,

@@ -17,7 +17,7 @@ from urllib.request import getproxies
 
 from platformdirs import user_config_path, user_data_path
 
-from coordinator.placement.cost_model import memory_needed, stage_parameters
+from coordinator.placement.cost_model import memory_needed
 from coordinator.status.cause_text import status_text
 from node import command_runner
 from node.extras import require_for_data
@@ -39,6 +39,7 @@ from node.net.probe import probe_peer
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.memory.needs import MemoryPolicy, MemoryRoom, choose, members_left, stage_parameters
 from protocol.server.clock import off_text
 from protocol.server.descriptors import MORE_DESCRIPTORS, few_descriptors, raise_descriptor_limit
 from protocol.server.gateway import listen_on
@@ -194,8 +195,8 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> CheckResult:
     stages = spec.swarm.stages
     room = capacity.memory_bytes * (1 - MEMORY_RESERVE)
     ranges = [StageRange(first, stop) for first in range(stages) for stop in range(first + 1, stages + 1)]
-    # The members that may follow hold as many microbatches in flight.
-    needed = {each: memory_needed(spec, each, stages - each.stop + 1, capacity.device) for each in ranges}
+    own = capacity.device, capacity.main_bytes
+    needed = {each: memory_needed(spec, each, members_left(spec, each), *own) for each in ranges}
     fits = [each for each in ranges if needed[each] <= room]
     if not fits:
         least = min(needed.values())
@@ -206,10 +207,17 @@ def check_memory(spec: RunSpec, capacity: Capacity) -> CheckResult:
             "Free memory, take another --device, or ask the operator for a run of more stages.",
             ErrorCode.DEVICE_UNAVAILABLE,
         )
+    main = capacity.main_bytes * (1 - MEMORY_RESERVE)
+
+    def place_of(each: StageRange) -> str:
+        policy = choose(spec, each, members_left(spec, each), MemoryRoom(capacity.device, room, main))[0]
+        return f", {policy}" * (policy != MemoryPolicy())
+
     if len(fits) == len(ranges):
-        return ok("fit", f"all {stages} stages fit: this machine can be a full replica")
+        able = "this machine can be a full replica"
+        return ok("fit", f"all {stages} stages fit{place_of(StageRange(0, stages))}: {able}")
     widest = [each for each in fits if not any(set(other) > set(each) for other in fits)]
-    text = ", ".join(f"stages {each}" if len(each) > 1 else f"stage {each}" for each in widest)
+    text = ", ".join(f"{each.text}{place_of(each)}" for each in widest)
     return ok("fit", f"what fits at most: {text}, of {stages} stages")
 
 

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,9 @@ _LEAST = {
 }
 _MOST = 1e9
 COLUMNS = ("name", *_LEAST, "endpoint")
-"""Of the file of peers."""
+"""Of the file of peers, which may have one more:"""
+_MAIN, _MAIN_GIB = "main_gib", 32.0
+"""Free main memory, which homes are taken to have where nothing is said."""
 _REMEDY = f"Give a CSV file with the header {','.join(COLUMNS)} and a line for every peer."
 
 _MOST_PEERS = 10_000
@@ -52,7 +54,7 @@ class PeerOptions:
         Path | None,
         _peers(
             f"CSV file of stage peers with the header {','.join(COLUMNS)}; a peer with an empty endpoint "
-            "accepts no connections."
+            f"accepts no connections. A column {_MAIN} has their free main memory, else 32."
         ),
     ] = None
     stage_peers: Annotated[int, _peers("Number of equal stage peers.", min=0, max=_MOST_PEERS)] = 0
@@ -137,7 +139,7 @@ def _print_plan(spec: RunSpec, peers: Mapping[Role, Hosts], as_json: bool) -> No
 def capacity(
     uplink_mbps: float, downlink_mbps: float, round_trip_ms: float, memory_gib: float, tflops: float
 ) -> Capacity:
-    """A capacity in bytes, FLOP and seconds from the units of the options."""
+    """A capacity in bytes, FLOP and seconds from the units of the options, with a home's main memory."""
     return Capacity(
         device="",
         memory_bytes=2**62 if math.isinf(memory_gib) else round(memory_gib * 2**30),
@@ -146,11 +148,12 @@ def capacity(
         uplink=1e6 / 8 * uplink_mbps,
         downlink=1e6 / 8 * downlink_mbps,
         round_trip=round_trip_ms / 1000,
+        main_bytes=round(_MAIN_GIB * 2**30),
     )
 
 
 def read_peers(file: Path) -> Hosts:
-    """Capacity and endpoint of every peer in a CSV file with the header COLUMNS, in any order of columns.
+    """Capacity and endpoint of every peer in a CSV file with COLUMNS, and maybe _MAIN, in any order.
 
     Raises HetnodeError BAD_OPTION, which names the line and the column.
     """
@@ -162,8 +165,9 @@ def read_peers(file: Path) -> Hosts:
                 if not name or name in peers:
                     raise _bad_cell(file, line, "name", row["name"], "a name that no other line has")
                 numbers = {column: _number(file, line, column, row[column]) for column in _LEAST}
+                main = _number(file, line, _MAIN, row.get(_MAIN, str(_MAIN_GIB)))
                 able = capacity(*(numbers[column] for column in _LEAST))
-                peers[name] = (able, row["endpoint"].strip())
+                peers[name] = (replace(able, main_bytes=round(main * 2**30)), row["endpoint"].strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise bad_option(f"--peers {file} cannot be read: {error}.", _REMEDY) from None
     if not peers:
@@ -175,13 +179,13 @@ def _rows(file: Path, text: Iterable[str]) -> Iterator[tuple[int, dict[str, str]
     """Each row with the number of its line."""
     reader = csv.DictReader(text, skipinitialspace=True, restkey="", strict=True)
     header = [name.strip() for name in reader.fieldnames or ()]
-    if sorted(header) != sorted(COLUMNS):
+    if sorted(set(header) - {_MAIN}) != sorted(COLUMNS) or len(set(header)) < len(header):
         raise bad_option(f"Line 1 of --peers {file} is not its header: {','.join(header)!r:.200}.", _REMEDY)
     reader.fieldnames = header
     for row in reader:
         if "" in row or None in row.values():
             raise bad_option(
-                f"Line {reader.line_num} of --peers {file} does not have {len(COLUMNS)} columns.", _REMEDY
+                f"Line {reader.line_num} of --peers {file} does not have {len(header)} columns.", _REMEDY
             )
         yield reader.line_num, row
 
@@ -191,7 +195,7 @@ def _number(file: Path, line: int, column: str, cell: str) -> float:
         value = float(cell)
     except ValueError:
         value = math.nan
-    least, most = _LEAST[column], _MOST
+    least, most = _LEAST.get(column, 0.0), _MOST
     if not least <= value <= most:
         raise _bad_cell(file, line, column, cell, f"a number from {least:g} to {most:g}")
     return value

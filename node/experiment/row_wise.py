@@ -36,7 +36,7 @@ class RowWiseAdamW(AdamW):
         super().__init__(groups, lr=lr, betas=betas, eps=eps)
         self._shared = shared
 
-    def _step_group(self, group: ParameterGroup) -> None:
+    def step_group(self, group: ParameterGroup) -> None:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             if parameter.grad is not None:
                 self._update(group, parameter, self._shared(name))

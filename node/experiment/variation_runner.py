@@ -52,7 +52,7 @@ class VariationRunner:
         self.factories = TrainerFactories(
             receiving_end=ReceivingEnd if variation.adaptation else _FrozenEnd,
             basis=lambda _, boundary: self._basis_of(boundary),
-            adamw=_row_wise if variation.row_wise_moments else usual.adamw,
+            optimizers={**usual.optimizers, **({"adamw": _row_wise} if variation.row_wise_moments else {})},
         )
 
     def watch(self, replica: LocalReplica) -> None:

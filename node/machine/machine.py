@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
 import psutil
 import torch
 
 from node.core.model.shapes import parameter_count
+from node.core.optimizer.inner import OPTIMIZERS, MakeOptimizer
 from node.core.worker.compute import Compute, memory_in_use
 from node.ipc import worker_calls as calls
 from node.machine.devices import check_device
-from node.machine.memory import Need, layers_bytes, require_room
+from node.machine.memory import hold_to_limit, layers_bytes, require_need, require_room
 from node.machine.speed import layer_speed
+from node.measure.hardware import free_memory
+from node.moments.host_moments import HOST_OPTIMIZERS
 from node.ranks.group import RankGroup, form_group
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.memory.needs import (
+    MemoryPolicy,
+    MemoryRoom,
+    choose,
+    described,
+    members_left,
+    memory_need,
+)
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
@@ -68,21 +81,32 @@ class OwnMachine:
         self.group.agree(failure)  # the node goes on without a speed, and with ranks in step
         return self.group.totals([speed])[0]
 
-    def place(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> tuple[Compute, bool]:
-        """How to compute these stages, and whether their parameters are sharded over the ranks.
+    def place(
+        self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions
+    ) -> tuple[Compute, bool, Mapping[str, MakeOptimizer]]:
+        """How to compute these stages, whether their parameters are sharded, and the optimizers.
 
+        Where memory of the device is short, moments go to main memory, or layers are computed again.
         Raises HetnodeError BAD_OPTION, or DEVICE_UNAVAILABLE if the stages cannot fit in the memory that this
         node may use.
         """
         compute, is_sharded = self._compute(options), self._is_sharded(spec, stages, options)
-        within = replace(options, device=compute.device)
-        need = Need.of(spec, stages, compute.device, self.group.size if is_sharded else 1)
-        need.hold(within)
-        free = self._free_bytes(within)
+        within, parts = replace(options, device=compute.device), self.group.size if is_sharded else 1
+        hold_to_limit(within)
+        free, main = self._free_bytes(within), free_memory()
         if (device := torch.device(compute.device)).type != "cpu":
             free += memory_in_use(device)  # what the measurement of its speed has left can be used again
-        need.fit(free, psutil.virtual_memory().available, compute.device)
-        return compute, is_sharded
+        planned = 1 - MEMORY_RESERVE
+        room = MemoryRoom(compute.device, planned * free, planned * main, self.group.size)
+        left, least = members_left(spec, stages), MemoryPolicy(checkpointing=compute.activation_checkpointing)
+        policy, need = choose(spec, stages, left, room, least, parts)
+        if self.group.any(policy.checkpointing):  # all ranks run a layer equally often
+            policy, need = choose(spec, stages, left, room, MemoryPolicy(checkpointing=True), parts)
+        at_least = memory_need(spec, stages, 1, compute.device, policy, parts)
+        require_need(stages, at_least, within, free, main)
+        log.info("%s: %s", stages.text, described(policy, need, compute.device))
+        optimizers = HOST_OPTIMIZERS if policy.host_moments else OPTIMIZERS
+        return replace(compute, activation_checkpointing=policy.checkpointing), is_sharded, optimizers
 
     def _compute(self, options: calls.ComputeOptions) -> Compute:
         device = self._device or options.device

@@ -78,7 +78,8 @@ def _free_in(folder: Path, limit: str, usage: str, inactive: str) -> int | None:
 
 def measure_capacity(device: str, threads: int, device_bytes: int = 0) -> Capacity:
     """The capacity of this machine. `device_bytes` are those that a GPU can still take; 0 for a CPU."""
-    memory = device_bytes or free_memory()
+    main = free_memory()
+    memory = device_bytes or main
     if device.startswith("mps"):  # it takes them from the memory of the machine
-        memory = min(memory, free_memory())
-    return Capacity(device=device, memory_bytes=memory, threads=threads)
+        memory = min(memory, main)
+    return Capacity(device=device, memory_bytes=memory, threads=threads, main_bytes=main)

@@ -27,6 +27,7 @@ from node.net.membership import Membership, RunView, jittered
 from node.net.probe import Figures, LineProbe
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.flops import microbatch_flops, tokens_of_microbatch
+from protocol.memory.needs import shares_main
 from protocol.spec.run import RunSpec
 from protocol.trust.private_file import write_whole
 from protocol.trust.run_id import spec_name_in
@@ -54,6 +55,8 @@ OpenProbe = Callable[[str, PeerId], AbstractAsyncContextManager[LineProbe]]
 def describe_capacity(capacity: Capacity) -> str:
     """All of it that is known, for people."""
     parts = [f"{capacity.memory_bytes / 2**30:.1f} GiB free on {capacity.device}"]
+    if capacity.main_bytes and not shares_main(capacity.device):
+        parts.append(f"{capacity.main_bytes / 2**30:.1f} GiB of main memory")
     if capacity.uplink:
         figures = Figures(capacity.round_trip, capacity.uplink, capacity.downlink)
         parts.append(f"to the coordinator {describe_connection(figures)}")
@@ -86,7 +89,9 @@ async def own_capacity(
     source = "that --memory-limit allows" if memory < capacity.memory_bytes else "free"
     log.info("computes on %s in %s, with %.3g GB %s", found.name, found.precision, memory / 1e9, source)
     chosen = replace(compute, device=found.device, precision=found.precision)
-    return chosen, replace(capacity, memory_bytes=memory)
+    # Several devices keep their moments, so that main memory adds nothing to theirs.
+    main = capacity.main_bytes if worker.ranks == 1 else 0
+    return chosen, replace(capacity, memory_bytes=memory, main_bytes=main)
 
 
 async def training_speed(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from node.ranks.group import RankGroup
-from node.ranks.parameters import is_sharded, local_part
+from node.ranks.parameters import is_sharded
 
 _MMAP_THRESHOLD = -3  # of mallopt
 
@@ -54,13 +54,6 @@ def part_like(parameter: Tensor, whole: Tensor) -> Tensor:
         return whole
     mesh = parameter.device_mesh  # type: ignore[attr-defined]
     return rows_of(whole, mesh.get_local_rank(), mesh.size())
-
-
-def state_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """A new tensor that is sharded like `parameter`, with `values` for this rank's part of it."""
-    held = torch.empty_like(parameter)
-    local_part(held).copy_(values.detach())
-    return held
 
 
 def whole(tensor: Tensor) -> Tensor:

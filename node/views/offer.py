@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from coordinator.ops.forecast.exchange_traffic import traffic_of
-from coordinator.placement.cost_model import memory_needed, message_bytes, stage_parameters
+from coordinator.placement.cost_model import memory_needed, message_bytes
 from node.data.own import location_of
 from node.data.sources import names_files
 from node.net.joining import RunOffer
@@ -19,6 +19,7 @@ from node.views.text import count, plain
 from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
 from protocol.math.retention import LEVELS
+from protocol.memory.needs import members_left, stage_parameters
 from protocol.roles import POLICIES
 from protocol.spec.data import DataSource
 from protocol.spec.fixed import MEMORY_RESERVE
@@ -41,7 +42,10 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: Sequence[str]) -> Itera
     spec, able = offer.spec, offer.capacity
     parts = {role: list(_parts(spec, role)) for role in _roles(offer)}
     needed = {
-        role: [memory_needed(spec, each, spec.swarm.stages - each.stop + 1, able.device) for each in found]
+        role: [
+            memory_needed(spec, each, members_left(spec, each), able.device, able.main_bytes)
+            for each in found
+        ]
         for role, found in parts.items()
     }
     memory = {role: max(found) for role, found in needed.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +14,16 @@ from rich.table import Column, Table
 
 from coordinator.ops.forecast.advice import Advice, advice
 from coordinator.ops.forecast.forecast import Forecast, ProposedPlan, ReplicaForecast
+from coordinator.placement.cost_model import Survey, memory_budget
 from coordinator.placement.tuning import batch_notes
 from node.core.model.shapes import payload_layout
 from node.views import run_history
 from protocol.group.batch import batch_of
+from protocol.memory.needs import MemoryNeed, MemoryPolicy, MemoryRoom, choose
 from protocol.run_files.link_text import k_text
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId
+from protocol.types import PeerId, Replica
 
 _MOST_ROWS = 24
 
@@ -38,7 +42,11 @@ def plan_view(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> Rendera
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(spec, proposal, found).items():
         facts.add_row(name, value)
-    return Group(_replicas(spec, found), _peers(found), Panel(facts, title=f"plan for {spec.preset}"))
+    return Group(
+        _replicas(spec, found),
+        _peers(spec, proposal.survey, found),
+        Panel(facts, title=f"plan for {spec.preset}"),
+    )
 
 
 def plan_json(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[str, Any]:
@@ -74,9 +82,18 @@ def plan_json(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[st
                         "utilization_in_round": in_round,
                         "bytes_sent_per_day": per_day[member.peer].sent,
                         "bytes_received_per_day": per_day[member.peer].received,
+                        "memory": {
+                            "policy": str(policy),
+                            "device_bytes": need.device,
+                            "main_bytes": need.main,
+                        },
                     }
-                    for member, in_step, in_round in zip(
-                        each.replica.members, each.step.utilization, each.utilization, strict=True
+                    for member, in_step, in_round, (policy, need) in zip(
+                        each.replica.members,
+                        each.step.utilization,
+                        each.utilization,
+                        memory_of(spec, proposal.survey, each.replica),
+                        strict=True,
                     )
                 ],
             }
@@ -101,6 +118,7 @@ def _facts(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[str, 
                 *batch_notes(spec, proposal.replicas),
             ]
         ),
+        "memory": "; ".join(_memory(spec, proposal, found)),
         "computing": f"{found.utilization:.1%} of a round, mean over members",
         "bottleneck": found.bottleneck,
         **({"warning": "; ".join(warnings)} if (warnings := warnings_of(spec, found)) else {}),
@@ -110,6 +128,15 @@ def _facts(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> dict[str, 
             else {}
         ),
     }
+
+
+def _memory(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> Iterator[str]:
+    """How many peers take each policy."""
+    policies = [
+        policy for each in found.replicas for policy, _ in memory_of(spec, proposal.survey, each.replica)
+    ]
+    for policy, count in Counter(policies).items():
+        yield f"{policy}: {count} of {len(policies)} peers"
 
 
 def _advice(spec: RunSpec, proposal: ProposedPlan, found: Forecast) -> list[Advice]:
@@ -164,17 +191,31 @@ def _replicas(spec: RunSpec, found: Forecast) -> Table:
     return table
 
 
-def _peers(found: Forecast) -> Table:
-    table = Table("peer", "stages", "sends a day", "receives a day", "mean up", "mean down")
+def memory_of(spec: RunSpec, survey: Survey, replica: Replica) -> Iterator[tuple[MemoryPolicy, MemoryNeed]]:
+    """How each member saves memory of its device, and what it then needs of both."""
+    left = range(len(replica.members), 0, -1)
+    for member, n in zip(replica.members, left, strict=True):
+        able = survey.capacity(member.peer)
+        main = (1 - MEMORY_RESERVE) * able.main_bytes
+        room = MemoryRoom(able.device, memory_budget(spec, able), main)
+        yield choose(spec, member.stages, n, room)
+
+
+def _peers(spec: RunSpec, survey: Survey, found: Forecast) -> Table:
+    table = Table("peer", "stages", "device", "main memory", "sends a day", "receives a day", "up", "down")
     per_day = found.per_day
     assignments = [
-        (member, per_day[member.peer]) for each in found.replicas for member in each.replica.members
+        (member, need, per_day[member.peer])
+        for each in found.replicas
+        for member, (_, need) in zip(each.replica.members, memory_of(spec, survey, each.replica), strict=True)
     ]
-    for member, traffic in assignments[:_MOST_ROWS]:
+    for member, need, traffic in assignments[:_MOST_ROWS]:
         up, down = (8e-6 * bytes_ / 86_400 for bytes_ in (traffic.sent, traffic.received))
         table.add_row(
             _short(member.peer),
             str(member.stages),
+            run_history.size(need.device),
+            run_history.size(need.main),
             run_history.size(traffic.sent),
             run_history.size(traffic.received),
             f"{up:.1f} Mb/s",

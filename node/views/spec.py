@@ -13,9 +13,11 @@ from node.core.model.shapes import parameter_count, payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.math.flops import microbatch_flops, turning_flops
+from protocol.memory.needs import BY_PRICE, members_left, memory_need
 from protocol.run_files.link_text import width_text
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
+from protocol.types import StageRange
 
 
 def _directions(spec: RunSpec, k: int) -> Iterator[tuple[str, int]]:
@@ -62,6 +64,16 @@ def _option_rows(spec: RunSpec) -> Iterator[tuple[str, str]]:
         yield "turns", "a round exchanges every second stage, in turn, and the last round all"
     if place := EXCHANGES[spec.outer.exchange].view:
         yield "exchange", pkgutil.resolve_name(place)(spec)
+
+
+def _memory(spec: RunSpec) -> Table:
+    """What the member with each stage needs, on a device of its own and in main memory, by policy."""
+    table = Table("stage", *map(str, BY_PRICE), caption="GB on a card of its own + in main memory")
+    for stage in range(spec.swarm.stages):
+        stages = StageRange(stage, stage + 1)
+        needs = (memory_need(spec, stages, members_left(spec, stages), "", policy) for policy in BY_PRICE)
+        table.add_row(str(stage), *(f"{each.device / 1e9:.3g} + {each.main / 1e9:.3g}" for each in needs))
+    return table
 
 
 def spec_view(spec: RunSpec) -> RenderableType:
@@ -112,4 +124,4 @@ def spec_view(spec: RunSpec) -> RenderableType:
     for name, text in _option_rows(spec):
         facts.add_row(name, text)
     facts.add_row("data", f"{spec.data.text}, tokenizer {spec.data.tokenizer}")
-    return Group(Panel(facts, title=f"preset {spec.preset}"), stages, link)
+    return Group(Panel(facts, title=f"preset {spec.preset}"), stages, _memory(spec), link)

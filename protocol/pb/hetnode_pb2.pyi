@@ -55,7 +55,7 @@ class StageRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Capacity(_message.Message):
-    __slots__ = ("device", "memory_bytes", "threads", "flops", "uplink", "downlink", "round_trip")
+    __slots__ = ("device", "memory_bytes", "threads", "flops", "uplink", "downlink", "round_trip", "main_bytes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Capacity(_message.Message):
     UPLINK_FIELD_NUMBER: _ClassVar[int]
     DOWNLINK_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_FIELD_NUMBER: _ClassVar[int]
+    MAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     device: str
     memory_bytes: int
     threads: int
@@ -70,7 +71,8 @@ class Capacity(_message.Message):
     uplink: float
     downlink: float
     round_trip: float
-    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., flops: _Optional[float] = ..., uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., round_trip: _Optional[float] = ...) -> None: ...
+    main_bytes: int
+    def __init__(self, device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., threads: _Optional[int] = ..., flops: _Optional[float] = ..., uplink: _Optional[float] = ..., downlink: _Optional[float] = ..., round_trip: _Optional[float] = ..., main_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkEstimate(_message.Message):
     __slots__ = ("peer", "round_trip", "bandwidth", "incoming")

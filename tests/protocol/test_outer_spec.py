@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.placement.cost_model import memory_needed, stage_parameters
+from coordinator.placement.cost_model import memory_needed
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.memory.needs import stage_parameters
 from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange

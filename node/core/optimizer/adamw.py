@@ -17,6 +17,8 @@ from torch.optim.adamw import adamw
 
 from node.ranks.parameters import local_part
 
+MOMENTS = "exp_avg", "exp_avg_sq"
+
 
 class ParameterGroup(TypedDict):
     """Parameters with equal settings; `param_names` are in the order of `params`."""
@@ -57,7 +59,7 @@ class AdamW:
     def step(self) -> None:
         """Change all parameters that have a gradient."""
         for group in self.param_groups:
-            self._step_group(group)
+            self.step_group(group)
 
     def zero_grad(self) -> None:
         """Free the gradients."""
@@ -65,16 +67,19 @@ class AdamW:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state of `parameter`, which the first call creates."""
-        state = self.state[parameter]
-        if not state:
+    def state_of(self, parameter: Tensor, moments: Iterable[str] = MOMENTS) -> dict[str, Tensor]:
+        """The state of `parameter` with these `moments`, which the first call creates."""
+        if not (state := self.state[parameter]):
             state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state |= {moment: self.new_moment(parameter) for moment in moments}
         return state
 
-    def _step_group(self, group: ParameterGroup) -> None:
+    def new_moment(self, parameter: Tensor) -> Tensor:
+        """Zeros of the shape of `parameter`, sharded like it."""
+        return torch.zeros_like(parameter)
+
+    def step_group(self, group: ParameterGroup) -> None:
+        """Change the parameters of `group` that have a gradient."""
         changed: list[Tensor] = [parameter for parameter in group["params"] if parameter.grad is not None]
         states = [self.state_of(parameter) for parameter in changed]
         # Each rank steps on its part of parameters that are sharded.

@@ -8,16 +8,17 @@ from typing import TypedDict
 import torch
 from torch import Tensor, nn
 
-from node.core.optimizer.adamw import AdamW
+from node.core.optimizer.adamw import MOMENTS, AdamW
 from node.core.optimizer.muon import Muon
 from node.core.optimizer.schedule import cold_factor, learning_rate
 from node.ranks.parameters import local_part
-from node.ranks.sharding import state_like
 from protocol.spec.fixed import BETAS, COLD_STEPS, EPSILON
 from protocol.spec.run import RunSpec
 
-MakeAdamW = Callable[..., AdamW]
+MakeOptimizer = Callable[..., AdamW]
 """Has the arguments of AdamW."""
+OPTIMIZERS: Mapping[str, MakeOptimizer] = {"adamw": AdamW, "muon": Muon}
+"""By ``inner.optimizer`` of the specification."""
 
 
 class Moments(TypedDict):
@@ -45,12 +46,12 @@ class InnerOptimizer:
         spec: RunSpec,
         parameters: Mapping[int, Mapping[str, nn.Parameter]],
         undecayed: Iterable[str],
-        adamw: MakeAdamW = AdamW,
+        optimizers: Mapping[str, MakeOptimizer] = OPTIMIZERS,
     ) -> None:
         self._spec = spec
         self._parameters = [parameter for named in parameters.values() for parameter in named.values()]
         self._stages = {
-            stage: StageOptimizer(spec, named, undecayed, adamw) for stage, named in parameters.items()
+            stage: StageOptimizer(spec, named, undecayed, optimizers) for stage, named in parameters.items()
         }
 
     def begin_round(self, round_number: int) -> None:
@@ -124,7 +125,7 @@ class StageOptimizer:
         spec: RunSpec,
         parameters: Mapping[str, nn.Parameter],
         undecayed: Iterable[str],
-        adamw: MakeAdamW = AdamW,
+        optimizers: Mapping[str, MakeOptimizer] = OPTIMIZERS,
     ) -> None:
         self._parameters = parameters
         plain_names = {name for name, parameter in parameters.items() if parameter.dim() != 2} | {*undecayed}
@@ -136,8 +137,7 @@ class StageOptimizer:
             }
             for is_plain in (False, True)
         ]
-        make = Muon if inner.optimizer == "muon" else adamw
-        self._optimizer = make(
+        self._optimizer = optimizers[inner.optimizer](
             [group for group in groups if group["params"]],
             lr=inner.learning_rate,
             betas=BETAS,
@@ -171,8 +171,7 @@ class StageOptimizer:
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
         first, second = (
-            {name: each[moment] for name, each in held.items() if moment in each}
-            for moment in ("exp_avg", "exp_avg_sq")
+            {name: each[moment] for name, each in held.items() if moment in each} for moment in MOMENTS
         )
         return {
             # All parameters take every step together, so one count stands for all.
@@ -191,12 +190,10 @@ class StageOptimizer:
         self._cold_steps = None
         if state is None:
             return
+        held = {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
         for name, parameter in self._parameters.items():
-            self._optimizer.state[parameter] = {
-                # AdamW also keeps this count as a float tensor.
-                "step": torch.tensor(float(state["steps"]), device=parameter.device),
-                "exp_avg": state_like(parameter, state["exp_avg"][name]),
-            }
-            if (squares := state["exp_avg_sq"].get(name)) is not None:
-                self._optimizer.state[parameter]["exp_avg_sq"] = state_like(parameter, squares)
+            own = self._optimizer.state_of(parameter, [each for each in MOMENTS if name in held[each]])
+            own["step"].fill_(state["steps"])  # AdamW also keeps this count as a float tensor
+            for moment in own.keys() & held.keys():
+                local_part(own[moment]).copy_(held[moment][name].detach())  # read only now
         self._cold_steps = state["cold_steps"]

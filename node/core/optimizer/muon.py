@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from node.core.model.shapes import is_of_layer
-from node.core.optimizer.adamw import AdamW, ParameterGroup
+from node.core.optimizer.adamw import MOMENTS, AdamW, ParameterGroup
 from node.ranks.parameters import local_part
 from node.ranks.sharding import part_like, whole
 from protocol.math.output_subspace import OUTPUTS
@@ -33,7 +33,7 @@ class Muon(AdamW):
     All ranks that share sharded parameters step together.
     """
 
-    def _step_group(self, group: ParameterGroup) -> None:
+    def step_group(self, group: ParameterGroup) -> None:
         others: ParameterGroup = {**group, "params": [], "param_names": []}
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             if not is_of_layer(name, parameter.dim()):
@@ -41,13 +41,10 @@ class Muon(AdamW):
                 others["param_names"].append(name)
             elif parameter.grad is not None:
                 self._turn(parameter, parameter.grad, group)
-        super()._step_group(others)
+        super().step_group(others)
 
     def _turn(self, parameter: nn.Parameter, gradient: Tensor, group: ParameterGroup) -> None:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
+        state = self.state_of(parameter, MOMENTS[:1])
         state["step"] += 1
         moment = state["exp_avg"].lerp_(gradient, 1 - MOMENTUM)
         # Nesterov's: the gradient once more, as if one step ahead.

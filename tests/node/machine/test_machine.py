@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from node.core.optimizer.inner import OPTIMIZERS
 from node.core.worker import compute as computing
 from node.core.worker.compute import Compute
 from node.ipc.worker_calls import AUTO_DEVICE, CheckDevice, ComputeOptions, DeviceInfo, FormGroup, Precision
 from node.machine.devices import check_device, gpu_name
 from node.machine.machine import OwnMachine
+from node.moments.host_moments import HOST_OPTIMIZERS
 from node.ranks.group import RankGroup
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.memory.needs import BY_PRICE, members_left, memory_need
+from protocol.run_files.resolve import resolve
+from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.types import StageRange
 from tests.support.running_replica import spec_of
 
@@ -93,3 +100,30 @@ def test_people_see_which_gpu_it_is(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     monkeypatch.setattr(torch.version, "hip", hip)
     assert gpu_name(torch.device("cuda")) == expected
+
+
+def test_stages_that_lack_room_on_their_device_take_the_cheapest_way_that_fits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec, stages = resolve("178m"), StageRange(1, 2)
+    free = DeviceInfo("cuda:0", "a card", Precision.BF16, 0)
+    monkeypatch.setattr("node.machine.machine.memory_in_use", lambda _: 0)
+    monkeypatch.setattr("node.machine.machine.check_device", lambda _: free)
+    caplog.set_level(logging.INFO)
+    for policy in BY_PRICE:
+        need = memory_need(spec, stages, members_left(spec, stages), "cuda", policy)
+        free = replace(free, free_bytes=round(need.device / (1 - MEMORY_RESERVE)) + 2)
+        compute, is_sharded, optimizers = OwnMachine().place(spec, stages, ComputeOptions("cuda:0"))
+        assert (compute.activation_checkpointing, is_sharded) == (policy.checkpointing, False)
+        assert optimizers is (HOST_OPTIMIZERS if policy.host_moments else OPTIMIZERS)
+        assert f"GB of main memory; {policy}" in caplog.records[-1].message
+
+
+def test_what_was_asked_for_stays_and_the_limit_of_the_owner_holds() -> None:
+    spec, stages = resolve("nano"), StageRange(0, 2)
+    asked = ComputeOptions("cpu", activation_checkpointing=True)
+    assert OwnMachine().place(spec, stages, asked)[0].activation_checkpointing
+    assert not OwnMachine().place(spec, stages, ComputeOptions("cpu"))[0].activation_checkpointing
+    with pytest.raises(HetnodeError, match="above --memory-limit") as refused:
+        OwnMachine().place(spec, stages, ComputeOptions("cpu", memory_limit=10**5))
+    assert refused.value.code is ErrorCode.BAD_OPTION

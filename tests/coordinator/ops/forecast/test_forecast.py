@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from benchmarks.sweeps import scaling, utilization_against_bandwidth
 from coordinator.ops.forecast.forecast import Traffic, forecast, proposed, shared_out
-from coordinator.placement.cost_model import Survey, message_bytes, stage_parameters
+from coordinator.placement.cost_model import Survey, message_bytes
 from coordinator.placement.rules import links_between
 from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
+from protocol.memory.needs import stage_parameters
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from coordinator.placement.cost_model import stage_parameters
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_count, parameter_shapes
 from node.core.model.stage import Stage, backward_from, next_token_loss
@@ -20,6 +19,7 @@ from protocol.math.subspace import (
     orthonormal_basis,
     perpendicular_table,
 )
+from protocol.memory.needs import stage_parameters
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec

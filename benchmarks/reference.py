@@ -14,6 +14,7 @@ from typing import Any, get_args
 import typer
 from pydantic.fields import FieldInfo
 
+from benchmarks import homes
 from coordinator.ops.monitoring import run_metrics
 from coordinator.run.state import events as event_records
 from node.cli.main import COMMANDS
@@ -28,7 +29,7 @@ from protocol.spec.run import RunSpec
 from protocol.spec.sections import Section
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-_NOTE = "Made from the code by `python -m benchmarks.reference`; a test fails when it is not fresh.\n"
+_NOTE = "Made by `python -m benchmarks.reference`; a test says if it is old.\n"
 
 _ALIKE = """\
 The hash covers these, too, so the JSON has them, and no run file does (`protocol/spec/fixed.py`)."""
@@ -194,6 +195,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "events": events,
     "commands": commands,
+    "8b": homes.page,
 }
 
 

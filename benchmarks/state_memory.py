@@ -43,7 +43,7 @@ STAGE, PAYLOADS, ROUND = 1, 8, 1
 _LAYER = 12_453_888
 """Parameters of a layer of the 178m preset."""
 CLEAR = Path("/proc/self/clear_refs")
-_RETURNING = {
+RETURNING = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "131072",
@@ -212,7 +212,7 @@ def measured(parameters: int) -> Table:
         command = [sys.executable, "-m", "benchmarks.state_memory"]
         command += ["--parameters", str(parameters), "--group", group]
         done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | _RETURNING
+            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | RETURNING
         )
         rows += [tuple(line.split("\t")) for line in done.stdout.splitlines()]
     count = parameter_count(spec_with(parameters), STAGE)

@@ -72,7 +72,7 @@ def _environment() -> dict[str, str]:
 def answer_part(name: str, device: str, toy: bool, out: Path) -> None:
     """Measure a part here, and write its answer. A part that is not possible here says why."""
     try:
-        where = "parts" if name not in ("tests", "swarm") else "whole"
+        where = {"tests": "whole", "swarm": "whole", "memory": "policies"}.get(name, "parts")
         module = import_module(f"benchmarks.gpu.{where}")  # the driver itself needs no torch
         table, figures = getattr(module, f"measure_{name}")(Setting(device, toy, out))
     except (NotHere, ImportError) as error:

@@ -24,6 +24,7 @@ PARTS = (
     "exchange",
     "optimizers",
     "host",
+    "memory",
     "swarm",
 )
 """The parts in their order."""

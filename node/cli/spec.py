@@ -24,7 +24,7 @@ Config = Annotated[Path | None, spec_option("TOML run file; see 'hetnode spec sh
 class SpecOptions:
     """What the options of a command say of a run specification; None leaves it to the preset or file."""
 
-    preset: Annotated[str | None, spec_option("tiny, nano, 178m, 512m, 1b or 70b. Default: tiny.")] = None
+    preset: Annotated[str | None, spec_option("tiny, nano, 178m, 512m, 1b, 8b or 70b. Default: tiny.")] = None
     config: Config = None
     data: Annotated[
         str | None, spec_option("builtin, or text, jsonl, parquet:PATH, hf:NAME, shards:FOLDER#sha256=HEX.")
@@ -73,7 +73,7 @@ class SpecOptions:
 def spec_show(
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="PRESET|FILE", help="tiny, nano, 178m, 512m, 1b, 70b; or a run file."),
+        typer.Argument(metavar="PRESET|FILE", help="tiny, nano, 178m, 512m, 1b, 8b, 70b; or a run file."),
     ] = None,
     toml: Annotated[bool, option("Print a run file to start from instead.")] = False,
 ) -> None:

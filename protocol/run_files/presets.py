@@ -57,6 +57,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "link": {"k": 256},
         "swarm": {"stages": 4, "replicas": 1, "pipelines": 1},
     },
+    # Llama 3's shape, for homes with a card of 16 GB: docs/reference/8b.md says what it needs of them.
+    "8b": {
+        **_PAPER,
+        "rounds": 8139,  # 160 billion tokens, 20 for each parameter
+        "model": {"vocabulary": 128256, "width": 4096, "layers": 32, "heads": 32, "key_value_heads": 8,
+                  "feed_forward": 14336, "context": 2048},
+        "inner": {**_PAPER_INNER, "microbatches": 32, "microbatch_size": 1, "optimizer": "muon",
+                  "learning_rate": 3e-4},
+        "link": {"k": 512, "dtype": "dither5", "gradient_dtype": "dither3"},
+        "swarm": {"stages": 10, "replicas": 2, "pipelines": 4},
+    },
     # Of the paper's 70B only the size and the 4 stages are known: these are the dimensions of Llama 2 70B.
     "70b": {
         "rounds": 200,

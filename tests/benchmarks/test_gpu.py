@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as driver
-from benchmarks.gpu import parts, whole
+from benchmarks.gpu import parts, policies, whole
 from benchmarks.gpu.setting import PARTS, Setting
+from protocol.memory.needs import BY_PRICE
 
 IN_ONE_PROCESS = [name for name in PARTS if hasattr(parts, f"measure_{name}")]
 
@@ -20,6 +21,11 @@ def test_a_part_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     assert table.rows
     assert figures
     assert json.loads(json.dumps(figures)) is not None
+
+
+def test_memory_is_measured_with_each_policy(tmp_path: Path) -> None:
+    table, figures = policies.measure_memory(Setting("cpu", toy=True, folder=tmp_path))
+    assert [row[0] for row in table.rows] == [*figures] == [str(policy) for policy in BY_PRICE]
 
 
 @pytest.mark.swarm

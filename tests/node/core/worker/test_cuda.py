@@ -14,11 +14,13 @@ from node.core.model.chunked_loss import chunked_loss
 from node.core.model.init import initial_parameters
 from node.core.model.stage import next_token_loss
 from node.core.model.transfer import copy_into, to_device
+from node.core.optimizer.inner import OPTIMIZERS
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.worker.compute import Compute
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from node.experiment.in_process_swarm import LocalSwarm
+from node.moments.host_moments import HostMoments
 from protocol.codec.payload import decode
 from protocol.math.payload_layout import TensorLayout
 from protocol.math.topk import sparsify
@@ -274,3 +276,30 @@ def test_moments_saved_on_a_gpu_continue_with_the_same_step(optimizer: str) -> N
         member.inner.step(spec.inner.steps, 1.0)
     for name, parameter in running.parameters(0).items():
         assert torch.equal(parameter, other.parameters(0)[name])
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_moments_in_main_memory_give_the_bits_of_moments_on_the_card(kind: str) -> None:
+    """Pieces are copied on streams of their own, beside the arithmetic."""
+
+    def groups() -> list[dict[str, Any]]:
+        shapes = {"emb": (4096, 256), "0.wq": (256, 512), "0.wd": (512, 256), "norm": (256,)}
+        generator = torch.Generator("cuda").manual_seed(0)
+        made = {name: torch.randn(each, generator=generator, device="cuda") for name, each in shapes.items()}
+        return [{"params": [*made.items()], "weight_decay": 0.1}]
+
+    options: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
+    usual = OPTIMIZERS[kind](groups(), **options)
+    hosted = HostMoments(groups(), kind=OPTIMIZERS[kind], piece=2**14, **options)
+    [one], [other] = usual.param_groups, hosted.param_groups
+    for _ in range(4):
+        for mine, theirs in zip(one["params"], other["params"], strict=True):
+            mine.grad = torch.randn_like(mine)
+            theirs.grad = mine.grad.clone()
+        usual.step()
+        hosted.step()
+    for mine, theirs in zip(one["params"], other["params"], strict=True):
+        assert torch.equal(mine, theirs)
+        for name in usual.state[mine].keys() - {"step"}:
+            assert hosted.state[theirs][name].is_pinned()
+            assert torch.equal(hosted.state[theirs][name], usual.state[mine][name].cpu())

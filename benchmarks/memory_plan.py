@@ -1,0 +1,143 @@
+"""Resident memory of a worker against what is planned for it, by policy: two rounds on a CPU.
+
+    python -m benchmarks.memory_plan                          # 100M parameters, a minute for each policy
+    python -m benchmarks.memory_plan --parameters 300000000
+
+On a CPU card and main memory are one, so the sum is compared: what `protocol.memory` says of a stage on a
+CPU, and of moments in main memory what passes through the device. The trainer of each policy is alone in a
+process. All must end at the same anchor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.state_memory import CLEAR, RETURNING, resident
+from benchmarks.tables import NotHere, Table, machine
+from node.core.model.shapes import parameter_count
+from node.core.optimizer.inner import OPTIMIZERS
+from node.core.worker.compute import Compute
+from node.core.worker.factories import TrainerFactories
+from node.core.worker.trainer import Trainer
+from node.data.stream import open_stream
+from node.moments.host_moments import HOST_OPTIMIZERS
+from protocol.memory.needs import BY_PRICE, PIECE, SLOTS, MemoryPolicy, memory_need
+from protocol.run_files.resolve import resolve
+from protocol.spec.run import RunSpec
+from protocol.types import StageRange
+
+WHOLE, ROUNDS = StageRange(0, 1), 2
+_LAYER = 12_453_888
+"""Parameters of a layer of the 178m preset."""
+
+
+def spec_with(parameters: int, optimizer: str = "adamw") -> RunSpec:
+    """One stage of about `parameters`, of layers of the 178m preset, and short samples."""
+    layers = max(1, round(parameters / _LAYER))
+    shape = {"model.vocabulary": 320, "model.layers": layers, "model.context": 256, "swarm.stages": 1}
+    work = {"inner.microbatch_size": 2, "inner.microbatches": 2, "inner.steps": 2, "swarm.replicas": 1}
+    data = {
+        "swarm.pipelines": 0,
+        "inner.optimizer": optimizer,
+        "data.source": "builtin",
+        "data.tokenizer": "byte",
+    }
+    return resolve("178m", overrides=shape | work | data)
+
+
+def train(spec: RunSpec, policy: MemoryPolicy) -> str:
+    """Two rounds. Returns the digest of the anchor."""
+    factories = TrainerFactories(optimizers=HOST_OPTIMIZERS if policy.host_moments else OPTIMIZERS)
+    compute = Compute(activation_checkpointing=policy.checkpointing)
+    trainer = Trainer(spec, WHOLE, compute, open_stream(spec), factories)
+    trainer.connect(None, None)
+    digest = ""
+    for number in range(1, ROUNDS + 1):
+        first = spec.samples_per_round() * number
+        trainer.begin_round(number, range(first, first + spec.samples_per_round()))
+        for step in range(spec.inner.steps):
+            for microbatch in range(spec.inner.microbatches):
+                trainer.forward(step, microbatch, None)
+                trainer.backward(microbatch, None)
+            trainer.apply(step, trainer.inner.squared_gradient_norm() ** 0.5)
+        trainer.end_inner_phase()
+        payload = trainer.outer.propose(0)
+        assert payload is not None
+        digest = trainer.commit(0, number, [(payload, 1.0)], True)
+    return digest
+
+
+def planned(spec: RunSpec, policy: MemoryPolicy) -> int:
+    """Bytes of card and main memory together."""
+    need = memory_need(spec, WHOLE, 1, "cpu", policy)
+    return need.device + policy.host_moments * passing(spec)
+
+
+def passing(spec: RunSpec) -> int:
+    """What goes through the device at once, of moments that are in main memory."""
+    model = spec.model
+    return 2 * 4 * SLOTS * min(PIECE, model.width * max(model.feed_forward, model.vocabulary))
+
+
+def measured(parameters: int, optimizer: str = "adamw") -> Table:
+    """The table; each policy in a process of its own. Raises NotHere."""
+    if not CLEAR.exists():
+        raise NotHere("only Linux tells the peak of a process from a moment on")
+    spec, rows, digests = spec_with(parameters, optimizer), [], set()
+    for index, policy in enumerate(BY_PRICE):
+        command = [sys.executable, "-m", "benchmarks.memory_plan", "--parameters", str(parameters)]
+        command += ["--optimizer", optimizer, "--policy", str(index)]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | RETURNING
+        )
+        peak, digest = done.stdout.split()
+        digests.add(digest)
+        plan = planned(spec, policy)
+        rows.append(
+            (str(policy), f"{int(peak) / 1e9:.2f}", f"{plan / 1e9:.2f}", f"{int(peak) / plan - 1:+.1%}")
+        )
+    if len(digests) != 1:
+        raise RuntimeError("The policies ended at different anchors.")
+    return Table(
+        "Memory of a worker against the plan",
+        f"python -m benchmarks.memory_plan --parameters {parameters} --optimizer {optimizer}",
+        ("policy", "peak GB", "planned GB", "beside the plan"),
+        tuple(rows),
+        (
+            f"{parameter_count(spec, 0) / 1e6:.1f}M parameters on a CPU, {optimizer}; all end at one anchor.",
+            f"Beyond a worker that has trained a small model. Measured {machine()}.",
+        ),
+    )
+
+
+def table(quick: bool) -> Table:
+    return measured(25_000_000 if quick else 100_000_000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parameters", type=int, default=100_000_000)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--policy", type=int, choices=range(len(BY_PRICE)), help="measure one policy only")
+    chosen = parser.parse_args()
+    if chosen.policy is None:
+        print(measured(chosen.parameters, chosen.optimizer).markdown)
+        return
+    torch.set_num_threads(1)
+    policy = BY_PRICE[chosen.policy]
+    train(spec_with(1, chosen.optimizer), policy)
+    before = resident("VmRSS")
+    CLEAR.write_text("5")
+    digest = train(spec_with(chosen.parameters, chosen.optimizer), policy)
+    print(resident("VmHWM") - before, digest)
+
+
+if __name__ == "__main__":
+    main()

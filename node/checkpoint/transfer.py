@@ -7,16 +7,19 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from node.checkpoint import parts
 from node.checkpoint.download import CheckpointDownload, Donors, Download, WrongBytes, list_reasons
 from node.checkpoint.durable import flush
 from node.checkpoint.initial import InitialAnchors
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.digest import HASH_BYTES, chunk_count, chunk_range, digest_of
+from protocol.math.digest import CHUNK_BYTES, HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.server.backoff import pause_after
 from protocol.types import Part
 
@@ -25,8 +28,10 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 256 * 1024  # the fastest size of a chunk on a stream
 _PER_DONOR = 2  # requests under way, so that a donor never waits for the next one
 _AT_ONCE = 16  # bounds the chunks in memory
+_TELLING_SECONDS = 30.0  # between two lines in the log
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds; doubled after each failure of a donor
 _INITIAL = "initial"  # folder below that of the checkpoints
+_HELD_SECONDS = 600.0  # after the last request of a part
 _HASHES_KEPT = 64  # parts whose hashes a server remembers; computing them reads the whole file
 
 Ask = Callable[[str, int, int], Awaitable[bytes]]
@@ -37,18 +42,21 @@ class CheckpointServer:
     """Serves the parts of the checkpoints below `folder`, and the anchors before round 1.
 
     A node writes no checkpoint of round 0. Its server makes the file when a peer asks for the first time.
-    Belongs to one event loop.
+    A download may last longer than a node keeps a checkpoint, so what was asked for stays open. Belongs to
+    one event loop.
     """
 
     def __init__(self, folder: Path, initial: InitialAnchors | None = None) -> None:
         self._folder, self._initial = folder, initial
         self._chunk_hashes = lru_cache(_HASHES_KEPT)(parts.chunk_hashes)
+        self._held: dict[tuple[int, Part, int], _HeldPart] = {}
         self._hashing = asyncio.Lock()  # one part at a time, because hashing needs a whole core
 
     async def find(self, stage: int, part: Part, round_number: int) -> parts.StoredPart | None:
         """The part after `round_number`; None where this node has none. Raises as InitialAnchors.write."""
         if round_number or self._initial is None:
-            return await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
+            found = await asyncio.to_thread(parts.find, self._folder, stage, part, round_number)
+            return self._hold((stage, part, round_number), found)
         if stage not in self._initial.stages or part not in (Part.STAGE, Part.EMBEDDING):
             return None
         beside = self._folder / _INITIAL  # no folder of a round lies there, so no start loads from it
@@ -58,6 +66,20 @@ class CheckpointServer:
                 await asyncio.to_thread(self._initial.write, beside, stage)
                 found = await asyncio.to_thread(parts.find, beside, stage, part, 0)
         return found
+
+    def _hold(self, key: tuple[int, Part, int], found: parts.StoredPart | None) -> parts.StoredPart | None:
+        """The part that is `found` now, or else what was found at an earlier request."""
+        held = self._held.pop(key, None)
+        if held is not None:
+            held.ends.cancel()
+        if found is not None and (held is None or held.part.version != found.version):
+            with suppress(OSError):
+                held = _HeldPart(found, found.path.open("rb"))
+        if held is None:
+            return found
+        self._held[key] = held
+        held.ends = asyncio.get_running_loop().call_later(_HELD_SECONDS, self._held.pop, key, None)
+        return found or held.again
 
     async def pieces(self, part: parts.StoredPart, index: int) -> AsyncIterator[bytes]:
         """The answer to a StateRequest, read from the disk piece by piece.
@@ -73,6 +95,19 @@ class CheckpointServer:
         chunk = parts.pieces(part, chunk_range(part.nbytes, index - 1), PIECE_BYTES)
         while piece := await asyncio.to_thread(next, chunk, b""):
             yield piece
+
+
+class _HeldPart:
+    """A part whose file is open. On Linux, an open file can be opened again after it was removed."""
+
+    ends: asyncio.TimerHandle
+
+    def __init__(self, part: parts.StoredPart, file: BinaryIO) -> None:
+        self.part, self._file = part, file
+
+    @property
+    def again(self) -> parts.StoredPart:
+        return replace(self.part, path=Path(f"/proc/self/fd/{self._file.fileno()}"))
 
 
 async def fetch_checkpoint(
@@ -93,6 +128,7 @@ async def fetch_checkpoint(
             missing &= await asyncio.to_thread(_missing_chunks, into, nbytes, hashes)
             if len(missing) < chunks:
                 log.info("%s: %d of %d chunks are here already", name, chunks - len(missing), chunks)
+            progress = _Progress(name, missing)
 
             async def ask_for_chunk(donor: str, chunk: int) -> bytes:
                 return await ask(donor, chunk + 1, len(chunk_range(nbytes, chunk)))
@@ -102,9 +138,11 @@ async def fetch_checkpoint(
                 if await asyncio.to_thread(lambda: hashlib.sha256(data).digest()) != hashes[chunk]:
                     raise WrongBytes(f"chunk {chunk} has another hash than the checkpoint")
                 await asyncio.to_thread(write_chunk, into, chunk_range(nbytes, chunk).start, data)
+                progress.tell()
 
             await _Transfer(Download(missing, known), name, ask_for_chunk, keep).run()
             await asyncio.to_thread(flush, into)  # on return the part must survive a crash
+            progress.tell(is_over=True)
     except (TimeoutError, _NoDonorLeft):
         raise HetnodeError(
             ErrorCode.STATE_UNAVAILABLE,
@@ -119,6 +157,27 @@ async def fetch_checkpoint(
             f"{title} cannot be written to {into}: {error.strerror or error}.",
             f"{'Make room on that disk' if full else 'Make it writable'}, then start the node again.",
         ) from None
+
+
+class _Progress:
+    """Tells the log from time to time how far a download of the chunks `missing` is, which leave that set."""
+
+    def __init__(self, name: str, missing: Collection[int]) -> None:
+        self._name, self._missing, self._wanted = name, missing, len(missing)
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._told = self._clock()
+
+    def tell(self, is_over: bool = False) -> None:
+        now = self._clock()
+        if not is_over and now < self._told + _TELLING_SECONDS:
+            return
+        self._told, seconds, rest = now, max(now - self._began, 1e-3), len(self._missing)
+        here = (self._wanted - rest) * CHUNK_BYTES
+        log.info(
+            "%s: %.0f of %.0f MB in %.0f s, %.1f Mb/s%s",
+            *(self._name, here / 1e6, self._wanted * CHUNK_BYTES / 1e6, seconds, 8e-6 * here / seconds),
+            "" if is_over else f", about {rest * CHUNK_BYTES * seconds / max(here, 1):.0f} s more",
+        )
 
 
 class _NoDonorLeft(Exception):

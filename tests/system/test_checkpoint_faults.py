@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from coordinator.run.state.commands import Leave
@@ -32,6 +34,34 @@ def test_a_newcomer_refuses_corrupt_checkpoints_loads_another_and_replays_the_re
     swarm = play.to_the_end(damaged, FULL, rounds=12, later=late, **{"recovery.keep_rounds": 6})
     assert contributions(swarm, "late")[-1] == 12
     assert min(contributions(swarm, "late")) > 9
+
+
+def test_a_newcomer_that_starts_again_goes_on_with_the_checkpoint_that_it_has_begun_to_fetch(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one would cost all that is here already."""
+    original, asked = VirtualTransport.fetch_checkpoint, []
+
+    async def fetch_checkpoint(self: VirtualTransport, download: CheckpointDownload, deadline: float) -> None:
+        asked.append((download.record.stage, download.record.round_number))
+        if len(asked) <= 2:  # both stages
+            download.into.touch()
+            await asyncio.Event().wait()
+        await original(self, download, deadline)
+
+    async def again(swarm: VirtualSwarm) -> None:
+        await swarm.until_round(7)
+        swarm.start("late")
+        await swarm.until_round(9)
+        swarm.kill("late")
+        swarm.start("late")
+
+    monkeypatch.setattr(VirtualTransport, "fetch_checkpoint", fetch_checkpoint)
+    late = {"late": Role.REPLICA}
+    swarm = play.to_the_end(again, FULL, rounds=14, later=late, **{"recovery.keep_rounds": 6})
+    assert sorted(asked) == [(0, 6), (0, 6), (1, 6), (1, 6)]
+    assert contributions(swarm, "late")[-1] == 14
+    assert not list(swarm.nodes["late"].folder.glob("checkpoint/incoming/*"))
 
 
 def test_a_full_disk_costs_only_a_checkpoint(play: Play, plan: FaultPlan) -> None:

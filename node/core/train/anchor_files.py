@@ -73,9 +73,13 @@ class AnchorFiles:
             )
         return record
 
+    def has_begun(self, record: StateRecord) -> bool:
+        """Whether an earlier download has left a part of it here."""
+        return self._file_of(record).exists()
+
     def remove(self, file: Path) -> None:
-        """Remove a file and what belongs to its download."""
-        for leftover in file.parent.glob(f"{file.name}*"):
+        """Remove a file and what downloads of the same part have left of other rounds."""
+        for leftover in file.parent.glob(f"{file.name.rpartition('-')[0]}-*"):
             leftover.unlink()
 
     def _file_of(self, record: StateRecord) -> Path:

@@ -118,7 +118,7 @@ class Recovery:
         await self._anchors.refresh()
 
     async def _load_all(self, wanted: list[list[StateRecord]]) -> None:
-        """Load the newest available checkpoint of each part. Raises the first error, after all have ended."""
+        """Load the newest checkpoint of each part, or one that has begun. Raises an error after all ended."""
         results = await asyncio.gather(*map(self._load_newest, wanted), return_exceptions=True)
         await self._anchors.refresh()
         for result in results:
@@ -126,6 +126,7 @@ class Recovery:
                 raise result
 
     async def _load_newest(self, records: list[StateRecord]) -> None:
+        records.sort(key=self._anchors.files.has_begun, reverse=True)
         for record in records:
             try:
                 await self._load(record)

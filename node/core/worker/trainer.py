@@ -393,10 +393,8 @@ class Trainer:
         if outer.has_embedding:
             assert outer.embedding_round == round_number, f"the embedding is not after round {round_number}"
         outer.drop_proposals()
-        embedding, moments = (
-            None if outer.follower is None else outer.follower.committed,
-            self.inner.state_dict(),
-        )
+        embedding = None if outer.follower is None else outer.follower.committed
+        moments = self.inner.state_dict()
 
         def write(tensors: Mapping[Key, Tensor]) -> None:
             committed = {stage: named(tensors, stage, "committed") for stage in outer}

@@ -38,10 +38,11 @@ from torch import Tensor, nn
 
 from benchmarks.tables import NotHere, Table, machine
 from node.core.model.shapes import parameter_count
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
 from node.core.worker.compute import Compute
 from node.core.worker.trainer import Trainer
 from node.data.stream import Ordinals, Samples, SampleStream
+from node.generate import next_token_loss
 from node.ipc.worker_calls import Precision
 from protocol.math.flops import tokens_of_microbatch
 from protocol.run_files.resolve import resolve

@@ -24,7 +24,7 @@ from torch import Tensor
 from node.checkpoint import snapshot_codec
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_shapes
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
 from node.core.optimizer.inner import StageOptimizer
 from node.core.optimizer.outer_stage import OuterStage
 from node.core.optimizer.schedule import learning_rate
@@ -33,7 +33,7 @@ from node.data.permutation import window_of
 from node.data.sources import open_source
 from node.data.stream import open_stream
 from node.data.streamed import order_of, turns_of
-from node.generate import WholeModel
+from node.generate import WholeModel, next_token_loss
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.codec.payload import decode, encode
 from protocol.math.clipping import clipping_scales, payload_norm
@@ -76,7 +76,9 @@ _VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "tied head": {"tied_head": True},
     "RoPE in three of four layers": {"rope_scaling": "smollm3", "layers": 4},
     "norms of outputs": {"norms": "outputs", "heads": 4, "key_value_heads": 2, "head_width": 4},
+    "documents apart": {"heads": 4, "key_value_heads": 2, "head_width": 4},
 }
+_APART = {"data.tokenizer": "tokenizer.json", "data.pack": "documents", "data.separator": 1}
 
 
 def _hex(values: Tensor) -> str:
@@ -203,7 +205,8 @@ def forward() -> dict[str, Any]:
     ids, cases = [3, 1, 4, 1, 5, 9], []
     targets = [1, 4, 1, 5, 9, 2]
     for name, fields in _VARIANTS.items():
-        spec = _spec(model={**_TINY, **fields}, seed=1)
+        data = _APART if name == "documents apart" else {}
+        spec = _spec(model={**_TINY, **fields}, seed=1, **data)
         values = {key: value.double() * 8 for key, value in initial_parameters(spec, 0).items()}
         for position, (key, value) in enumerate(values.items()):
             if value.dim() == 1:  # norms of ones and biases of zeros would hide mistakes
@@ -216,6 +219,7 @@ def forward() -> dict[str, Any]:
             {
                 "name": name,
                 "model": {**_TINY, **fields},
+                **({"separator": spec.data.separator} if data else {}),
                 "vectors": {key: _hex(value) for key, value in values.items() if value.dim() == 1},
                 "logits": _rounded(logits[0, -1]),
                 "loss": _rounded(loss),

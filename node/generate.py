@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from node.checkpoint.global_model import Checkpoint, require_complete
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
 from node.data.stream import SampleStream
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from protocol.errors import ErrorCode, HetnodeError
@@ -30,7 +31,7 @@ class WholeModel(nn.Module):
     def forward(self, ids_bl: Tensor) -> Tensor:
         x = ids_bl
         for stage in self.stages:
-            x = stage(x)
+            x = stage(x, ids_bl=ids_bl)
         return x
 
 
@@ -80,6 +81,11 @@ def validation_loss(checkpoint: Checkpoint, stream: SampleStream, batches: int) 
             sample_bl = samples[first : first + size].to(device)
             total += next_token_loss(model(sample_bl[:, :-1]), sample_bl[:, 1:]).item()
     return total / batches
+
+
+def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs shifted by one."""
+    return F.cross_entropy(logits_blv.flatten(0, 1), targets_bl.flatten())
 
 
 def whole_model(checkpoint: Checkpoint) -> WholeModel:

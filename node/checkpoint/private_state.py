@@ -35,7 +35,7 @@ from node.checkpoint.files import (
     write_tensors,
 )
 from node.checkpoint.layout import stage_file
-from node.core.model.shapes import link_table_shapes, parameter_shapes, second_moments
+from node.core.model.shapes import is_of_layer, link_table_shapes, parameter_shapes
 from node.core.optimizer.inner import Moments
 from protocol.spec.run import RunSpec
 
@@ -210,3 +210,9 @@ def _counters_of(moments: Moments | None) -> _Counters | None:
     if moments is None:
         return None
     return _Counters(steps=moments["steps"], cold_steps=moments["cold_steps"])
+
+
+def second_moments(spec: RunSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Those of the parameters that have a second moment."""
+    has_one = spec.inner.optimizer == "muon"
+    return {name: shape for name, shape in shapes.items() if not (has_one and is_of_layer(name, len(shape)))}

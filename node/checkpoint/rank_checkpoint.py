@@ -16,8 +16,7 @@ from torch import Tensor
 
 from node.checkpoint.files import Shapes
 from node.checkpoint.node_checkpoint import Restored
-from node.checkpoint.private_state import StageState
-from node.core.model.shapes import second_moments
+from node.checkpoint.private_state import StageState, second_moments
 from node.core.optimizer.inner import Moments
 from node.core.optimizer.outer_state import OuterState
 from node.ranks.group import RankGroup

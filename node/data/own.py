@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from node.data.sources import names_files, not_named, open_source
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.sources import sources_text
 from protocol.spec.data import SOURCE_NAME, DataSource, DataSpec
 
 ANY = "any"
@@ -61,7 +62,7 @@ def location_of(source: DataSource, data: DataSpec, own: Sequence[str], is_own_r
     copies = [each for each in plain if all(each != one.source for one in data.all_sources)]
     if source.source == began and copies:
         if len(set(copies)) > 1:
-            cause = f"--data names {' and '.join(copies)}, and the run has {data.text}."
+            cause = f"--data names {' and '.join(copies)}, and the run has {sources_text(data)}."
             raise HetnodeError(ErrorCode.BAD_OPTION, cause, "Give one, or give each as NAME=SOURCE.")
         return copies[0], True
     return source.source, is_own_run or (ANY in own and names_files(source.source))

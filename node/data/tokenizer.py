@@ -301,23 +301,42 @@ def check_tokenizer(spec: RunSpec, path: str | None = None) -> Tokenizer:
             f"the run's has {spec.data.tokenizer_sha256}.",
             "Use the tokenizer file with which the run was started.",
         )
+    if spec.data.pack == "documents" and [spec.data.separator] != tokenizer.separator.tolist():
+        raise HetnodeError(
+            ErrorCode.TOKENIZER_MISMATCH,
+            f"Documents of the run end with token {spec.data.separator}, those of the tokenizer '{name}' "
+            f"with {tokenizer.separator.tolist()}.",
+            "Let the program write data.separator, as 'hetnode coordinator' does.",
+        )
     return tokenizer
 
 
 def pinned(spec: RunSpec, *search_paths: Path | None, tokenizer: str | None = None) -> RunSpec:
-    """Pin the tokenizer file by its hash, so that every node must have the same one.
+    """Pin the tokenizer file by its hash, so that every node must have the same one, and where documents end.
 
     `tokenizer` is where it lies now, if that is elsewhere than the spec says; else one that is known by its
     hash is looked for in `search_paths`, too (:func:`find_tokenizer`).
     """
     tokenizer = tokenizer or find_tokenizer(spec.data, *search_paths)
-    if spec.data.tokenizer != "byte" and not spec.data.tokenizer_sha256:
-        found = load_tokenizer(spec.data, tokenizer)
-        spec = RunSpec.model_validate(
-            {**spec.model_dump(), "data": {**spec.data.model_dump(), "tokenizer_sha256": found.sha256}}
-        )
+    data, are_apart = spec.data, spec.data.pack == "documents"
+    if data.tokenizer != BYTES and (are_apart or not data.tokenizer_sha256):
+        found = load_tokenizer(data, tokenizer)
+        pins: dict[str, object] = {"tokenizer_sha256": data.tokenizer_sha256 or found.sha256}
+        pins |= {"separator": _end_in(found, data.tokenizer)} if are_apart else {}
+        spec = RunSpec.model_validate({**spec.model_dump(), "data": {**data.model_dump(), **pins}})
     used = check_tokenizer(spec, tokenizer)
     if isinstance(used, FileTokenizer) and not spec.data.end_token and len(usual := used.usual_ends) != 1:
         what = f"{usual[0]} (it also has {', '.join(usual[1:])})" if usual else "a newline"
         log.warning("%s: each document is followed by %s; or set data.end_token", spec.data.tokenizer, what)
     return spec
+
+
+def _end_in(tokenizer: Tokenizer, name: str) -> int:
+    """The id of the token that ends documents. Raises HetnodeError BAD_SPEC where that is other text."""
+    if isinstance(tokenizer, FileTokenizer) and tokenizer.end is not None:
+        return int(tokenizer.separator[0])
+    raise HetnodeError(
+        ErrorCode.BAD_SPEC,
+        f'data.pack = "documents" needs a token that ends a document, and {name} has none with a usual name.',
+        "Name one of its tokens with data.end_token; or leave out data.pack.",
+    )

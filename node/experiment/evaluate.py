@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from node.checkpoint.global_model import Checkpoint
-from node.core.model.stage import next_token_loss
 from node.data.sources import SourceShard, open_source
 from node.data.stream import LoadedSplit, TokenFile, is_streamed
 from node.data.streamed import Samples, pack, too_small
 from node.data.tokenizer import Tokenizer, check_tokenizer
 from node.experiment.in_process_replica import plan_of
 from node.experiment.results import perplexity
-from node.generate import whole_model
+from node.generate import next_token_loss, whole_model
 from protocol.codec.activation import pack_activation, unpack_activation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd, SendingEnd, orthonormal_basis
@@ -229,7 +228,7 @@ def _through_links(checkpoint: Checkpoint) -> Callable[[Tensor], Tensor]:
     def forward(ids_bl: Tensor) -> Tensor:
         x = ids_bl
         for index, stage in enumerate(stages):
-            x = stage(x)
+            x = stage(x, ids_bl=ids_bl)
             if index in before_link:
                 sent = upper.compress_forward(x)
                 packed = pack_activation("activation", sent, spec.link.dtype)

@@ -142,8 +142,19 @@ class LocalReplica:
         return self.members[-1].end_validation()
 
     def private_states(self) -> dict[int, StageState]:
-        """The private state of all stages, between rounds: everything that is not committed."""
-        return {stage: state for member in self.members for stage, state in member.private_states().items()}
+        """The private state of all stages, between rounds: everything that is not committed.
+
+        Tensors on the CPU are not copied.
+        """
+        found: dict[int, StageState] = {}
+        for member in self.members:
+            moments = member.inner.state_dict()
+            own = {
+                stage: StageState.of(member.parameters(stage), outer.anchor, outer.error, moments[stage])
+                for stage, outer in member.outer.items()
+            }
+            found |= member.with_table(own, moments)
+        return found
 
     def load_checkpoint(
         self, round_number: int, anchors: Mapping[int, Parameters], private: Mapping[int, StageState]

@@ -34,9 +34,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from node.data.tokenizer import check_tokenizer
+from node.data.tokenizer import BYTES, pinned
 from node.experiment.results import Result, faults_of
-from node.experiment.tokenizers import TokenizerFile
+from node.experiment.tokenizers import END_OF_TEXT_ID, TokenizerFile
 from node.experiment.trial import Mode, Planned, Trial, TrialOptions, portable_source, trial_in_mode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
@@ -323,10 +323,12 @@ class _Builder:
             )
         unknown = TokenizerFile(Path(f"{name}.json"), "0" * 64, self.read.tokenizers[name].vocabulary)
         found = self.tokenizers.get(name, unknown)
+        are_apart = own.get("data.pack") == "documents"
         return {
             "data.tokenizer": str(found.path),
             "data.tokenizer_sha256": found.sha256,
             "model.vocabulary": found.vocabulary,
+            **({"data.separator": END_OF_TEXT_ID} if are_apart else {}),
         }
 
     def _bad_row(self, table: TableSection, name: str, why: str) -> HetnodeError:
@@ -334,11 +336,10 @@ class _Builder:
 
 
 def _pinned(spec: RunSpec) -> RunSpec:
-    """`spec` with the hash of its tokenizer file, if it has one."""
-    if spec.data.tokenizer == "byte" or spec.data.tokenizer_sha256:
-        return spec
-    pinned = spec.data.model_copy(update={"tokenizer_sha256": check_tokenizer(spec).sha256})
-    return spec.model_copy(update={"data": pinned})
+    """`spec` with the hash of its tokenizer file, if it has one, and the token between its documents."""
+    data = spec.data
+    is_known = data.tokenizer_sha256 and (data.pack == "joined" or data.separator is not None)
+    return spec if data.tokenizer == BYTES or is_known else pinned(spec)
 
 
 def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

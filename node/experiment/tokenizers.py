@@ -11,7 +11,7 @@ from node.extras import Extra, needed
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.trust.private_file import write_whole
 
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT, END_OF_TEXT_ID = "<|endoftext|>", 0
 
 
 @dataclass(frozen=True)

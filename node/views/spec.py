@@ -15,6 +15,7 @@ from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.math.flops import microbatch_flops, turning_flops
 from protocol.memory.needs import BY_PRICE, members_left, memory_need
 from protocol.run_files.link_text import width_text
+from protocol.run_files.sources import sources_text
 from protocol.spec.exchanges import EXCHANGES
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
@@ -123,5 +124,5 @@ def spec_view(spec: RunSpec) -> RenderableType:
     facts.add_row("codec", payload_layout(spec, 0).codec)
     for name, text in _option_rows(spec):
         facts.add_row(name, text)
-    facts.add_row("data", f"{spec.data.text}, tokenizer {spec.data.tokenizer}")
+    facts.add_row("data", f"{sources_text(spec.data)}, tokenizer {spec.data.tokenizer}")
     return Group(Panel(facts, title=f"preset {spec.preset}"), stages, _memory(spec), link)

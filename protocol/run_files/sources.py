@@ -1,6 +1,8 @@
-"""Names of data sources as people write them."""
+"""Data sources as people write and read them."""
 
 from __future__ import annotations
+
+from protocol.spec.data import DataSpec
 
 _KINDS = ("text", "jsonl", "parquet", "hf", "shards")
 _ENDINGS = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -17,3 +19,10 @@ def likely_source(source: str) -> str:
     kind, _, rest = source.partition(":")
     meant = kind_of_file(rest or kind)
     return f"{meant}:{rest or kind}" if meant and kind not in _KINDS else ""
+
+
+def sources_text(data: DataSpec) -> str:
+    """What is trained, in words."""
+    whole = sum(each.weight for each in data.sources) / 100
+    named = ((f"{each.weight / whole:.3g} % {each.name} (", each) for each in data.sources)
+    return ", ".join(f"{text}{each.source})" if each.name else each.source for text, each in named)

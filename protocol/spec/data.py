@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -72,7 +72,7 @@ class PastData(Section):
 class DataSpec(Section):
     """Where samples come from: ``builtin``, ``hf:NAME[/CONFIG]``, ``text:PATH``, jsonl, parquet or shards."""
 
-    optional = frozenset({"end_token", "validation", "past"})
+    optional = frozenset({"end_token", "validation", "past", "pack", "separator"})
 
     source: Sources = Field(
         "builtin", description="or a mixture: a list of `{name, source, weight}`, and `text_field` if unlike"
@@ -83,6 +83,10 @@ class DataSpec(Section):
     tokenizer: str = Field("byte", description="'byte' or the path of a tokenizer.json or tokenizer.model")
     tokenizer_sha256: str = Field("", description="set by the coordinator when it reads the tokenizer file")
     end_token: str = Field("", description="follows each document; '': one with a usual name, else a newline")
+    pack: Literal["joined", "documents"] = Field(
+        "joined", description="documents: no token attends to another one of its sample"
+    )
+    separator: int | None = Field(None, ge=0, description="set by the coordinator: the end token")
     validation_batches: int = Field(4, ge=1, le=10_000, description="micro-batches of one validation pass")
 
     @property
@@ -100,13 +104,6 @@ class DataSpec(Section):
         """What is trained, and then what is measured where that is no part of it."""
         return self.sources + listed(self.validation, "validation")
 
-    @property
-    def text(self) -> str:
-        """What is trained, in words."""
-        whole = sum(each.weight for each in self.sources) / 100
-        named = ((f"{each.weight / whole:.3g} % {each.name} (", each) for each in self.sources)
-        return ", ".join(f"{text}{each.source})" if each.name else each.source for text, each in named)
-
     @model_validator(mode="after")
     def _sources_are_sound(self) -> DataSpec:
         if not self.source or self.validation == ():
@@ -123,6 +120,8 @@ class DataSpec(Section):
             raise ValueError(f"'{twice[0]}' is named twice: it is trained, or all of it is for validation")
         if wrong := [name for name in names if name in _NOT_NAMES]:
             raise ValueError(f"'{wrong[0]}' is no name of a source: each of a mixture has one, such as 'web'")
-        if self.end_token and self.tokenizer == "byte":
-            raise ValueError("the byte tokenizer has no end_token")
+        if (self.end_token or self.pack == "documents") and self.tokenizer == "byte":
+            raise ValueError("the byte tokenizer has no end_token, which pack 'documents' also needs")
+        if self.separator is not None and self.pack == "joined":
+            raise ValueError("a separator is for pack 'documents'")
         return self

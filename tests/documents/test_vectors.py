@@ -116,10 +116,13 @@ def test_forward(case: dict[str, Any]) -> None:
     }
     parameters |= {name: value.astype(float) for name, value in shaped(case["vectors"], shapes).items()}
 
-    def loss() -> float:
-        return page.loss_of(page.logits_of(parameters, case["model"], file["ids"]), file["targets"])
+    def logits_now() -> np.ndarray:
+        return page.logits_of(parameters, case["model"], file["ids"], case.get("separator"))
 
-    logits = page.logits_of(parameters, case["model"], file["ids"])
+    def loss() -> float:
+        return page.loss_of(logits_now(), file["targets"])
+
+    logits = logits_now()
     np.testing.assert_allclose(logits[-1], case["logits"], rtol=file["tol"], atol=1e-6)
     assert loss() == pytest.approx(case["loss"], rel=file["tol"])
     for name, expected in case["gradient_norms"].items():

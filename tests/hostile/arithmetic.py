@@ -101,12 +101,15 @@ def _rope(x_hle: np.ndarray, m: Fields) -> np.ndarray:
     return np.concatenate((x * cos - y * sin, y * cos + x * sin), axis=-1)
 
 
-def logits_of(p: Tensors, fields: Fields, ids: Sequence[int]) -> np.ndarray:
-    """Logits [L, V] of one sample."""
+def logits_of(p: Tensors, fields: Fields, ids: Sequence[int], separator: int | None = None) -> np.ndarray:
+    """Logits [L, V] of one sample; with a separator of one whose documents are apart."""
     m = model_of(fields)
     eps, e, length = m["norm_epsilon"], m["head_width"], len(ids)
     x = p["emb"][list(ids)]
     mask = np.triu(np.full((length, length), -np.inf), 1)
+    for at, number in enumerate(ids):
+        if number == separator:
+            mask[at:, :at] = -np.inf
     for n in range(m["layers"]):
         w = {name.partition(".")[2]: value for name, value in p.items() if name.startswith(f"{n}.")}
         after = m["norms"] == "outputs"

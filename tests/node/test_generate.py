@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from node.checkpoint.global_model import Checkpoint
 from node.core.model.init import initial_parameters
-from node.core.model.stage import next_token_loss
 from node.core.optimizer.adamw import AdamW
 from node.data.stream import open_stream
-from node.generate import generate, validation_loss, whole_model
+from node.generate import generate, next_token_loss, validation_loss, whole_model
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.run_files.sources import sources_text
 from protocol.spec.change import CHANGEABLE, changed, restored, settings_text
 from protocol.spec.data import PastData
 from protocol.spec.run import RunSpec
@@ -51,7 +52,7 @@ def test_a_specification_tells_how_much_came_from_which_data_before() -> None:
     told = settings_text({"data.source": mixture, "data.validation": "text:kept"})
     first = changed(SPEC, [RunChange(3, told, "", first_sample=80)])
     assert first.data.past == (PastData(source="builtin", samples=80),)
-    assert first.data.text == "25 % web (text:web), 75 % code (text:code)"
+    assert sources_text(first.data) == "25 % web (text:web), 75 % code (text:code)"
     second = changed(SPEC, [RunChange(3, told, "", 80), RunChange(4, ("inner.steps=7",), "", 120)])
     assert second.data == first.data
     third = changed(first, [RunChange(5, ('data.source="builtin"',), "", first_sample=100)])

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
+from node.generate import next_token_loss
 from protocol.math.subspace import ReceivingEnd, SendingEnd
 from protocol.spec.run import RunSpec
 from tests.support.paths import VECTORS

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coordinator.run.rounds.deadlines import closes_at
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
 from node.core.optimizer.outer_state import OuterState
 from node.core.optimizer.schedule import learning_rate
 from node.data.stream import open_stream
+from node.generate import next_token_loss
 from protocol.codec.payload import decode
 from protocol.spec.run import RunSpec
 from tests.support.fault_script import Action, Moment

@@ -33,36 +33,31 @@ class LinkTable(nn.Module):
 
     def __init__(self, spec: RunSpec, boundary: int) -> None:
         super().__init__()
-        shapes = link_table_shapes(spec)
-        self._values = nn.ParameterDict(
-            {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
-        )
+        self._rows_md = nn.Parameter(torch.zeros(link_table_shapes(spec)[_ROWS]))
         self.register_buffer("_row_of_v", _assignment(spec, boundary), persistent=False)
 
     @property
     def values(self) -> dict[str, nn.Parameter]:
         """The live values by name."""
-        return dict(self._values.items())
+        return {_ROWS: self._rows_md}
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Copy the values of a table of the same link."""
-        for name, live in self._values.items():
-            live.copy_(values[name].detach())
+        self._rows_md.copy_(values[_ROWS].detach())
 
     @torch.no_grad()
     def reset(self) -> None:
         """R := 0."""
-        for live in self._values.values():
-            live.zero_()
+        self._rows_md.zero_()
 
     @property
     def is_finite(self) -> bool:
-        return all(bool(value.isfinite().all()) for value in self._values.values())
+        return bool(self._rows_md.isfinite().all())
 
     def forward(self, ids_bl: Tensor) -> Tensor:
         """R[ids], [b, L, d]."""
-        return F.embedding(self.get_buffer("_row_of_v")[ids_bl], self._values[_ROWS])
+        return F.embedding(self.get_buffer("_row_of_v")[ids_bl], self._rows_md)
 
 
 def _assignment(spec: RunSpec, boundary: int) -> Tensor:

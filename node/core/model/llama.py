@@ -53,6 +53,20 @@ def rotary_frequencies(model: ModelSpec) -> Tensor:
     return kept_e * frequency_e + (1 - kept_e) * stretched_e
 
 
+def document_mask(ids_bl: Tensor, separator: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of attention, [b, 1, L, L]: 0 where a token attends, else -inf.
+
+    A token attends to those of its document up to itself; a separator is the first token of a document. RoPE
+    depends on distances alone, so positions need not start anew. `dtype` is that of activations.
+    """
+    document_bl = (ids_bl == separator).cumsum(1)
+    attends_bll = (document_bl[:, :, None] == document_bl[:, None, :]).tril()
+    # Of the type of the scores, so that all layers share it.
+    kind = ids_bl.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+    return torch.zeros_like(attends_bll, dtype=dtype).masked_fill_(~attends_bll, -torch.inf)[:, None]
+
+
 def rotate(x_bhle: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
     """RoPE in the half-split convention: element i rotates together with element i + e/2."""
     cos_le, sin_le = cos_le.to(x_bhle.dtype), sin_le.to(x_bhle.dtype)
@@ -67,7 +81,7 @@ class LlamaBlock(nn.Module):
     """Attention and feed-forward with their residual connections: [b, L, d] -> [b, L, d].
 
     The forward pass takes the :func:`rotary_tables` of L as arguments, because a compiled graph cannot
-    contain the cache that provides them.
+    contain the cache that provides them; and a :func:`document_mask`, else a token attends to all before it.
 
     Args:
         model: sizes and constants.
@@ -96,28 +110,34 @@ class LlamaBlock(nn.Module):
         for name in (*shapes, *(each for each in _OPTIONAL if each not in shapes)):
             self.register_parameter(name, nn.Parameter(parameters[name]) if name in shapes else None)
 
-    def forward(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    def forward(self, x_bld: Tensor, *where: Tensor) -> Tensor:
         if self.model.norms == "outputs":
-            x_bld = x_bld + self._norm(self.attention(x_bld, cos_le, sin_le), self.norm1)
+            x_bld = x_bld + self._norm(self.attention(x_bld, *where), self.norm1)
             return x_bld + self._norm(self._feed_forward(x_bld), self.norm2)
-        x_bld = x_bld + self.attention(self._norm(x_bld, self.norm1), cos_le, sin_le)
+        x_bld = x_bld + self.attention(self._norm(x_bld, self.norm1), *where)
         return x_bld + self._feed_forward(self._norm(x_bld, self.norm2))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm over the width of `weight`, in its type: autocast leaves bf16 as it is on a CPU alone."""
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.model.norm_epsilon)
 
-    def attention(self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor) -> Tensor:
+    def attention(
+        self, x_bld: Tensor, cos_le: Tensor, sin_le: Tensor, mask_bll: Tensor | None = None
+    ) -> Tensor:
         model = self.model
         q_bhle = self._heads(F.linear(x_bld, self.wq, self.bq), self.norm_q, model.heads)
         k_bgle = self._heads(F.linear(x_bld, self.wk, self.bk), self.norm_k, model.key_value_heads)
         v_bgle = self._heads(F.linear(x_bld, self.wv, self.bv), None, model.key_value_heads)
+        if mask_bll is not None:  # CUDA has no fast kernel for shared heads with a mask
+            share = model.heads // model.key_value_heads
+            k_bgle, v_bgle = (each.repeat_interleave(share, dim=1) for each in (k_bgle, v_bgle))
         mixed_bhle = F.scaled_dot_product_attention(
             rotate(q_bhle, cos_le, sin_le),
             rotate(k_bgle, cos_le, sin_le),
             v_bgle,
-            is_causal=True,
-            enable_gqa=model.key_value_heads != model.heads,
+            mask_bll,
+            is_causal=mask_bll is None,
+            enable_gqa=k_bgle.shape[1] != model.heads,
         )
         return F.linear(mixed_bhle.transpose(1, 2).flatten(2), self.wo)
 

@@ -8,7 +8,6 @@ Layer numbers in names are global, so a name means the same tensor for every num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.run import RunSpec
@@ -64,12 +63,6 @@ def link_table_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 def is_of_layer(name: str, dimensions: int) -> bool:
     """Whether a parameter is a matrix of a layer, which the optimizer Muon turns."""
     return dimensions == 2 and "." in name
-
-
-def second_moments(spec: RunSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Those of the parameters that have a second moment."""
-    has_one = spec.inner.optimizer == "muon"
-    return {name: shape for name, shape in shapes.items() if not (has_one and is_of_layer(name, len(shape)))}
 
 
 def parameter_count(spec: RunSpec, stage: int) -> int:

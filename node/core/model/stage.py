@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from node.core.model.chunked_loss import chunked_loss
 from node.core.model.init import initial_parameters
-from node.core.model.llama import LlamaBlock, rotary_tables
+from node.core.model.llama import LlamaBlock, document_mask, rotary_tables
 from node.core.model.shapes import EMBEDDING, block_shapes, parameter_shapes
 from protocol.spec.run import RunSpec
 
-RunBlock = Callable[[LlamaBlock, Tensor, Tensor, Tensor], Tensor]
-"""The forward pass of a block: from activations [b, L, d] and both rotary tables to activations."""
+RunBlock = Callable[..., Tensor]
+"""The forward pass of a block: from the block and the arguments of LlamaBlock.forward to activations."""
 
 
 class Stage(nn.Module):
@@ -53,18 +53,21 @@ class Stage(nn.Module):
             if not spec.model.tied_head:
                 self.head = nn.Parameter(initial["head"])
 
-    def forward(self, x: Tensor, targets_bl: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, targets_bl: Tensor | None = None, ids_bl: Tensor | None = None) -> Tensor:
         """Activations [b, L, d]. At the last stage logits [b, L, V], or with targets the loss (chunked_loss).
 
-        `x` are token ids [b, L] at stage 0, else activations [b, L, d].
+        `x` are token ids [b, L] at stage 0, else activations [b, L, d] of the tokens `ids_bl`, which tell
+        where documents begin; without them all tokens are of one.
         """
         if self.is_first:
             x = F.embedding(x, self.emb)
-        model = self.spec.model
+        model, mask = self.spec.model, []
+        if ids_bl is not None and (separator := self.spec.data.separator) is not None:
+            mask.append(document_mask(ids_bl, separator, x.dtype))
         rope = map(model.has_rope, self.spec.layers_of(self.stage))
         tables = [rotary_tables(model, x.shape[1], x.dtype, x.device, each) for each in rope]
         for block, of_layer in zip(self.blocks, tables, strict=True):
-            x = self.run_block(block, x, *of_layer)
+            x = self.run_block(block, x, *of_layer, *mask)
         if self.is_last:
             x = F.rms_norm(x, (model.width,), self.norm_f, model.norm_epsilon)
             head = self.emb if model.tied_head else self.head
@@ -79,11 +82,6 @@ class Stage(nn.Module):
     def canonical_parameters(self) -> dict[str, nn.Parameter]:
         """The live parameters by canonical name, in the order of :func:`parameter_shapes`."""
         return {name: self.get_parameter(name) for name in parameter_shapes(self.spec, self.stage)}
-
-
-def next_token_loss(logits_blv: Tensor, targets_bl: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token. Targets are int64 ids: the inputs shifted by one."""
-    return F.cross_entropy(logits_blv.flatten(0, 1), targets_bl.flatten())
 
 
 def backward_from(output: Tensor, gradient: Tensor) -> None:

@@ -216,7 +216,7 @@ class HostedStages:
         with self._compute.autocast():
             for module in self.modules.values():
                 targets_bl = tokens_bl[:, 1:] if module.is_last else None
-                x = module(x, targets_bl)
+                x = module(x, targets_bl, tokens_bl[:, :-1])
             return x
 
     def _joined(self, x: Tensor, tokens_bl: Tensor) -> Tensor:

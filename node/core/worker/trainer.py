@@ -323,8 +323,7 @@ class Trainer:
         """Copy a part of the committed state after `round_number`. Returns its digest.
 
         Error feedback := 0, local := anchor, and the moments of the stage start from 0; so does the table of
-        the link into it. `file` has the bytes
-        of the part (protocol.math.digest), which the caller has verified.
+        the link into it. `file` has the bytes of the part (protocol.math.digest), verified by the caller.
 
         Raises HetnodeError CHECKPOINT_CORRUPT: nothing has changed if the file is missing or has the wrong
         size; if it cannot be read to its end, the part is the initial one.
@@ -399,28 +398,17 @@ class Trainer:
         def write(tensors: Mapping[Key, Tensor]) -> None:
             committed = {stage: named(tensors, stage, "committed") for stage in outer}
             private = {stage: private_of(tensors, stage, moments[stage]) for stage in outer}
-            private = self._with_table(private, moments)
+            private = self.with_table(private, moments)
             node_checkpoint.write(folder, self.spec, round_number, committed, embedding, private)
 
         with_all(self.group, shared_state(outer, moments), write)
-
-    def private_states(self) -> dict[int, StageState]:
-        """The private part of a checkpoint, by stage, between rounds. Tensors on the CPU are not copied."""
-        moments = self.inner.state_dict()
-        return self._with_table(
-            {
-                stage: StageState.of(self.parameters(stage), outer.anchor, outer.error, moments[stage])
-                for stage, outer in self.outer.items()
-            },
-            moments,
-        )
 
     def own_tensors(self) -> list[object]:
         """The live tensors, nested by name, that only this member has between two inner steps."""
         parameters = {stage: self.parameters(stage) for stage in self.stages}
         return [parameters, self.hosted.table_values, self.inner.state_dict(), self.outer.own_tensors()]
 
-    def _with_table(
+    def with_table(
         self, private: Mapping[int, StageState], moments: Mapping[int, Moments | None]
     ) -> dict[int, StageState]:
         """`private` with the table of the link upstream, if there is one, as a part of the first stage."""

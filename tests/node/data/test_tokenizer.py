@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from node.data.stream import open_stream
-from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer
+from node.data.tokenizer import Tokenizer, check_tokenizer, load_tokenizer, pinned
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.data import DataSpec
@@ -150,6 +150,36 @@ def test_another_tokenizer_than_the_runs_is_refused(bpe: Path, kind: str) -> Non
         check_tokenizer(spec)
     assert caught.value.code is ErrorCode.TOKENIZER_MISMATCH
     assert "0" * 64 in caught.value.cause
+
+
+APART = {"model.vocabulary": 300, "data.pack": "documents"}
+
+
+def test_a_run_whose_documents_are_apart_says_with_which_token_they_end(bpe: Path, tmp_path: Path) -> None:
+    spec = resolve("nano", overrides={**APART, "data.tokenizer": str(bpe)})
+    with pytest.raises(HetnodeError, match="end with token None") as caught:
+        check_tokenizer(spec)
+    assert caught.value.code is ErrorCode.TOKENIZER_MISMATCH
+    found = pinned(spec)
+    assert [found.data.separator] == load_tokenizer(found.data).separator.tolist()
+    assert pinned(found) == found
+    check_tokenizer(found)
+    plain = train_bpe(tmp_path / "tokenizer.json", special=())
+    with pytest.raises(HetnodeError, match="has none with a usual name") as caught:
+        pinned(resolve("nano", overrides={**APART, "data.tokenizer": str(plain)}))
+    assert caught.value.code is ErrorCode.BAD_SPEC
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ({"data.pack": "documents"}, "the byte tokenizer has no end_token"),
+        ({"data.tokenizer": "a.json", "data.separator": 3}, "a separator is for pack 'documents'"),
+    ],
+)
+def test_documents_that_cannot_be_apart_are_refused(overrides: dict[str, object], why: str) -> None:
+    with pytest.raises(HetnodeError, match=why):
+        resolve("nano", overrides=overrides)
 
 
 def save(inner: tokenizers.Tokenizer, folder: Path) -> Tokenizer:

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from node.checkpoint.global_model import Checkpoint
-from node.core.model.stage import next_token_loss
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data import sources
@@ -25,7 +24,7 @@ from node.data.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from node.experiment import evaluate as evaluation
 from node.experiment.evaluate import Documents, Evaluation, ForwardMode, evaluate, measured_source
 from node.experiment.in_process_replica import LocalReplica, plan_of
-from node.generate import validation_loss, whole_model
+from node.generate import next_token_loss, validation_loss, whole_model
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.run_files.resolve import resolve
 from protocol.spec.data import DataSource, DataSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.data.tokenizer import load_tokenizer
+from node.data.tokenizer import check_tokenizer, load_tokenizer
 from node.experiment.matrix import (
     MatrixFile,
     MatrixRow,
@@ -288,3 +288,14 @@ def test_a_tokenizer_is_the_same_whenever_it_is_trained_and_pinned_by_its_hash(t
     known = tokenizers_of(read, [result_of(planned, 2.0)])
     assert build_matrix(file, read, known).tables[1].row("frozen").trials[0].trial.key == planned.trial.key
     assert build_matrix(file, read, {}).tables[1].row("frozen").trials[0].trial.key != planned.trial.key
+
+
+def test_a_tokenizer_of_the_matrix_tells_where_documents_end(tmp_path: Path) -> None:
+    with_tokenizer(tmp_path)
+    file = tmp_path / "matrix.toml"
+    named = 'tokenizer = "bpe"'
+    file.write_text(file.read_text().replace(named, f'{named}\nspec.data.pack = "documents"'))
+    read = read_matrix_file(file)
+    found = train_tokenizers(read, tmp_path)
+    spec = build_matrix(tmp_path, read, found).tables[1].row("frozen").trials[0].trial.spec
+    assert check_tokenizer(spec).separator.tolist() == [spec.data.separator]

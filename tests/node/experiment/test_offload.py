@@ -63,11 +63,10 @@ def bits(swarm: LocalSwarm) -> list[list[torch.Tensor]]:
     found = []
     for replica in swarm.replicas:
         tensors: list[torch.Tensor] = []
-        for member in replica.members:
-            for state in member.private_states().values():
-                tensors += [*state.error.values(), *state.local.values()]
-                if state.moments is not None:
-                    tensors += [*state.moments["exp_avg"].values(), *state.moments["exp_avg_sq"].values()]
+        for state in replica.private_states().values():
+            tensors += [*state.error.values(), *state.local.values()]
+            if state.moments is not None:
+                tensors += [*state.moments["exp_avg"].values(), *state.moments["exp_avg_sq"].values()]
         found.append([tensor.clone() for tensor in tensors])
     return found
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from
 from node.core.model.shapes import parameter_count
-from node.core.model.stage import next_token_loss
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
 from node.experiment.in_process_replica import LocalReplica, plan_of
-from node.generate import whole_model
+from node.generate import next_token_loss, whole_model
 from node.hugging_face.export import export
 from node.hugging_face.importing import inspect
 from node.hugging_face.weights import DTYPES

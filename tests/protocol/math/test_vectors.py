@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.core.model.stage import Stage, next_token_loss
+from node.core.model.stage import Stage
 from node.core.optimizer.adamw import AdamW
+from node.generate import next_token_loss
 from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import TensorLayout

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from node.core.model.chunked_loss import chunked_loss
-from node.core.model.stage import next_token_loss
+from node.generate import next_token_loss
 
 B, L, D, V = 2, 9, 16, 50
 

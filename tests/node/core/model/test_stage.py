@@ -11,7 +11,8 @@ from torch import Tensor
 
 from node.core.model.init import initial_parameters
 from node.core.model.shapes import parameter_count, parameter_shapes
-from node.core.model.stage import Stage, backward_from, next_token_loss
+from node.core.model.stage import Stage, backward_from
+from node.generate import WholeModel, next_token_loss
 from protocol.math.outer_step import anchor_digest
 from protocol.math.subspace import (
     ReceivingEnd,
@@ -141,6 +142,33 @@ def test_a_token_sees_its_past_and_never_its_future() -> None:
     difference = (logits(ids) - logits(changed)).abs().amax(dim=(0, 2))
     assert (difference[:4] == 0).all()
     assert (difference[4:] > 0).all()
+
+
+APART = {"tokenizer": "tokenizer.json", "pack": "documents", "separator": 0}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"heads": 4, "key_value_heads": 2, "head_width": 4},
+        {"rope_scaling": "smollm3"},
+        {"norms": "outputs"},
+    ],
+    ids=str,
+)
+def test_a_document_in_a_sample_is_read_as_if_it_were_alone(model: dict[str, object]) -> None:
+    """Positions, too: RoPE depends on distances alone."""
+    spec = small_spec(model=model, data=APART)
+    apart, joined = WholeModel(stages_of(spec)), WholeModel(stages_of(small_spec(model=model)))
+    ids = torch.tensor([[3, 5, 0, 7, 3, 0, 0, 2], [0, 1, 2, 3, 4, 5, 6, 7]])[:, : spec.model.context]
+    assert spec.model.context >= 8
+    found, alone = apart(ids), joined
+    begins = [0, 2, 5, 6, 8]  # a separator is the first token of a document
+    for first, stop in itertools.pairwise(begins):
+        torch.testing.assert_close(found[0, first:stop], alone(ids[:1, first:stop])[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[1], joined(ids)[1], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[0], joined(ids)[0], atol=1e-4)
 
 
 def test_training_works_after_an_evaluation_under_inference_mode() -> None:

@@ -43,14 +43,19 @@ def spec_of_two(**overrides: Any) -> RunSpec:
     return spec_of(**{"swarm.stages": 2, "inner.steps": 2, "inner.microbatches": 1, **overrides})
 
 
+APART = {"data.tokenizer": "tokenizer.json", "data.pack": "documents", "data.separator": ord("\n")}
+
+
 @pytest.fixture(scope="module")
 def stream() -> SampleStream:
     return open_stream(spec_of_two())
 
 
-def trained(compute: Compute, stream: SampleStream) -> tuple[Trainer, float, dict[str, Tensor]]:
+def trained(
+    compute: Compute, stream: SampleStream, **overrides: Any
+) -> tuple[Trainer, float, dict[str, Tensor]]:
     """A whole replica after one microbatch, with its loss and gradients."""
-    spec = spec_of_two()
+    spec = spec_of_two(**overrides)
     trainer = Trainer(spec, StageRange(0, 2), compute, stream)
     trainer.begin_round(1, range(spec.samples_per_round()))
     trainer.forward(0, 0, None)
@@ -143,10 +148,20 @@ def test_compiled_blocks_give_the_same_gradients_and_keep_their_parameters(
     assert restored.end_validation() == pytest.approx(usual.end_validation(), rel=1e-6)
 
 
+@pytest.mark.parametrize("compute", [CHECKPOINTED, Compute(precision=Precision.BF16)], ids=str)
+def test_documents_are_apart_however_a_member_computes(stream: SampleStream, compute: Compute) -> None:
+    _, loss, _ = trained(Compute(), stream, **APART)
+    _, found, gradients = trained(compute, stream, **APART)
+    assert found == pytest.approx(loss, rel=1e-2 if compute.precision == Precision.BF16 else 0)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
+    assert loss != trained(Compute(), stream)[1]
+
+
 @pytest.mark.usefixtures("_traced_only")
-def test_one_graph_serves_all_blocks_of_all_replicas(stream: SampleStream) -> None:
+@pytest.mark.parametrize("data", [{}, APART], ids=["joined", "documents apart"])
+def test_one_graph_serves_all_blocks_of_all_replicas(stream: SampleStream, data: dict[str, Any]) -> None:
     torch._dynamo.utils.counters.clear()
-    swarm = LocalSwarm(spec_of_two(**{"swarm.pipelines": 1}), Compute(compile=True), stream)
+    swarm = LocalSwarm(spec_of_two(**{"swarm.pipelines": 1}, **data), Compute(compile=True), stream)
     swarm.train_round()
     swarm.validate()
     swarm.train_round()

@@ -12,7 +12,6 @@ import torch
 
 from node.core.model.chunked_loss import chunked_loss
 from node.core.model.init import initial_parameters
-from node.core.model.stage import next_token_loss
 from node.core.model.transfer import copy_into, to_device
 from node.core.optimizer.inner import OPTIMIZERS
 from node.core.optimizer.outer_stage import OuterStage
@@ -20,6 +19,7 @@ from node.core.worker.compute import Compute
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from node.experiment.in_process_swarm import LocalSwarm
+from node.generate import next_token_loss
 from node.moments.host_moments import HostMoments
 from protocol.codec.payload import decode
 from protocol.math.payload_layout import TensorLayout

@@ -20,15 +20,18 @@ from node.core.worker.compute import Compute
 from node.core.worker.factories import run_basis
 from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
+from node.experiment.in_process_replica import LocalReplica
 from node.ipc.worker_calls import Message
 from node.net.link import FrameRefused
 from protocol.codec.activation import pack_activation
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.subspace import ReceivingEnd
 from protocol.types import StageRange
-from tests.support.running_replica import RunningReplica, plain_loop, spec_of, with_k
+from tests.support.running_replica import RunningReplica, plain_loop, replica_of, spec_of, with_k
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+APART = {"data.tokenizer": "tokenizer.json", "data.pack": "documents", "data.separator": ord("\n")}
+"""Lines of text are documents of their own, for a member that is given bytes."""
 
 
 @pytest.mark.parametrize("members", [1, 2, 4])
@@ -80,6 +83,21 @@ async def test_neither_members_nor_links_of_full_width_change_the_losses() -> No
             losses.append([await replica.inner_phase(1, 0), await replica.validate(1)])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_documents_are_apart_on_every_member() -> None:
+    """A member in the middle knows the documents from the tokens, which each message has for T_perp."""
+    bytes_alone = spec_of(**{"link.k": 0})
+    stream = open_stream(bytes_alone)
+    apart = spec_of(**{"link.k": 0}, **APART)
+    losses = []
+    for spec, members in ((bytes_alone, 1), (apart, 1), (apart, 4)):
+        replica = LocalReplica(spec, replica_of(spec, members), Compute(), stream)
+        replica.begin_round(1, range(spec.samples_per_round()))
+        replica.train(range(spec.inner.steps))
+        losses.append((replica.end_inner_phase().loss, replica.validate()))
+    assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[1] != pytest.approx(losses[0], rel=1e-4)
 
 
 async def test_compression_does_change_the_forward_mode() -> None:

@@ -37,7 +37,7 @@ def _introduction(spec: RunSpec) -> Iterator[str]:
     yield f"Preset 8b: {total / 1e9:.2f}B parameters, Muon, dithered links; {swarm.pipelines} pipelines of"
     yield f"{swarm.stages} homes (100/20 Mb/s, 30 ms, 30 TFLOP/s, 22 where layers are computed again) and"
     yield f"{swarm.replicas} full replicas (1 Gb/s, 400 TFLOP/s). GB, of homes GiB; a: moments in RAM,"
-    yield "b: layers computed again. Memory was [measured](../gpu.md) on a CPU at 0.1B; the loss is unknown."
+    yield "b: layers computed again. Memory was [measured](../gpu.md) on a CPU at 0.3B; the loss is unknown."
 
 
 def _memory(spec: RunSpec) -> Iterator[str]:

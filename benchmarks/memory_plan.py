@@ -6,6 +6,10 @@
 On a CPU card and main memory are one, so the sum is compared: what `protocol.memory` says of a stage on a
 CPU, and of moments in main memory what passes through the device. The trainer of each policy is alone in a
 process. All must end at the same anchor.
+
+Freed memory is returned at once. By default glibc keeps freed tensors of up to 32 MB, and a worker on a CPU
+holds more: in a real swarm with 63M parameters 24 % above the plan, and 3 % with
+MALLOC_MMAP_THRESHOLD_=131072.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ a third of the computing. The coordinator, nodes, and the tables for people all 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from protocol.math.loss_chunk import chunk_rows
@@ -121,6 +122,7 @@ def _is_possible(policy: MemoryPolicy, room: MemoryRoom, least: MemoryPolicy) ->
     return room.main > 0 and not (policy.host_moments and (room.ranks > 1 or shares_main(room.kind)))
 
 
+@lru_cache(maxsize=4096)  # plans ask for the same stages of many peers
 def memory_need(
     spec: RunSpec,
     stages: StageRange,

@@ -165,9 +165,8 @@ class StageOptimizer:
         self._optimizer.zero_grad()
 
     def state_dict(self) -> Moments | None:
-        """The live moments, not copied, on the device of the parameters. None before the first step."""
-        state = self._optimizer.state
-        if not state:
+        """The live moments, not copied, where the optimizer keeps them. None before the first step."""
+        if not (state := self._optimizer.state):
             return None
         held = {name: state[parameter] for name, parameter in self._parameters.items()}
         first, second = (
@@ -187,7 +186,7 @@ class StageOptimizer:
         Of parameters that are sharded over ranks, `state` has the part of this rank.
         """
         self._optimizer.state.clear()
-        self._cold_steps = None
+        self._cold_steps = None if state is None else state["cold_steps"]
         if state is None:
             return
         held = {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
@@ -196,4 +195,3 @@ class StageOptimizer:
             own["step"].fill_(state["steps"])  # AdamW also keeps this count as a float tensor
             for moment in own.keys() & held.keys():
                 local_part(own[moment]).copy_(held[moment][name].detach())  # read only now
-        self._cold_steps = state["cold_steps"]

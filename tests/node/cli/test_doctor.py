@@ -330,6 +330,8 @@ def test_the_stages_that_fit_into_memory_are_named() -> None:
     assert some.severity is Severity.OK
     assert "stage 3" in some.found
     assert "of 4 stages" in some.found
+    card = Capacity("cuda", int(smallest / (1 - MEMORY_RESERVE)) // 2, 1, main_bytes=2**35)
+    assert "stage 3, moments in main memory and layers computed again" in check_memory(spec, card).found
 
 
 def test_words_with_brackets_are_shown_as_they_are() -> None:

@@ -37,7 +37,7 @@ from node.here.known_runs import Destination
 from node.home.guest.guest import Guest, GuestRule
 from node.hosts import command as hosts
 from node.hosts.launch import Launch
-from node.ipc.ranks import OneWorker, Workers, names_several, parse_devices
+from node.ipc.ranks import OneWorker, Workers, names_several, one_device, parse_devices
 from node.ipc.template import own_template
 from node.ipc.worker_calls import AUTO_DEVICE, Precision
 from node.measure.hardware import available_threads
@@ -111,9 +111,9 @@ class JoinOptions:
     device: Annotated[
         str,
         option(
-            "Torch device, such as cpu, cuda, cuda:1 or mps. 'auto': the best one here. Several devices of a "
-            "full replica, with --role replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or cpu:N for N "
-            "processes on the CPU."
+            "Torch device, such as cpu, cuda, cuda:1, also as 1, or mps. 'auto': the best one here. Several "
+            "devices of a full replica, with --role replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or "
+            "cpu:N for N processes on the CPU."
         ),
     ] = AUTO_DEVICE
     sharded: Annotated[
@@ -225,6 +225,7 @@ def join(chosen: JoinOptions) -> None:
     A closed terminal does not end it: 'hetnode leave' does.
     """
     console = open_log_of_service()
+    chosen = replace(chosen, device=one_device(chosen.device))
     if chosen.folder:
         make_usable(chosen.folder)
     launch = hosts.launch_for(chosen.role, names_several(chosen.device))
@@ -378,7 +379,8 @@ def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:
     if chosen.role is not RoleWish.REPLICA:
         raise bad_option(
             "Several devices are for full replicas: a member of a pipeline computes on one.",
-            "Give --role replica with them; or start one node with --device for each GPU.",
+            "Give --role replica with them; or start a node for each GPU, beside each other: one with --role "
+            "stage --device 0, one with --device 1. Each takes an identity, a folder and ports of its own.",
         )
     return replace(parse_devices(chosen.device), sharded=chosen.sharded)
 

@@ -81,7 +81,12 @@ class DeviceList:
 
 def names_several(device: str) -> bool:
     """Whether ``--device`` names several devices rather than one, as :func:`parse_devices` reads them."""
-    return "," in device or re.fullmatch(r"all|[0-9]+|cpu:[0-9]+", device.strip()) is not None
+    return "," in device or re.fullmatch(r"all|cpu:[0-9]+", device.strip()) is not None
+
+
+def one_device(device: str) -> str:
+    """What torch calls the device that ``--device`` names; a number alone is that of a GPU."""
+    return f"cuda:{device.strip()}" if re.fullmatch(r"[0-9]{1,3}", device.strip()) else device
 
 
 def parse_devices(text: str) -> DeviceList:

@@ -36,8 +36,10 @@ class Service:
 
     @property
     def name(self) -> str:
-        """Of the unit: letters, digits and dashes only."""
-        return "hetnode-" + (re.sub(r"[^A-Za-z0-9]+", "-", Path(self.run).name).strip("-") or "node")
+        """Of the unit: letters, digits and dashes only. Two nodes of one run, NODE.runs/RUN, have two."""
+        run, node = Path(self.run), Path(self.run).absolute().parent
+        text = f"{run.name}-{node.stem}" if node.suffix == ".runs" else run.name
+        return "hetnode-" + (re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "node")
 
     def __post_init__(self) -> None:
         for text in (*self.command, str(self.folder), *self.environment.values()):

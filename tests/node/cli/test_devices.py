@@ -14,6 +14,7 @@ from tests.support.commands import PLAIN, hetnode, run
     [
         (("--role", "stage", "--device", "cpu:2"), "are for full replicas"),
         (("--device", "all"), "are for full replicas"),
+        (("--role", "stage", "--device", "0,1"), "one with --role stage --device 0, one with --device 1"),
         (("--role", "replica", "--device", "0,0"), "not a list of different GPUs"),
         (("--role", "replica", "--sharded"), "are for several devices"),
     ],

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from node.ipc.rank_channels import RankChannels
-from node.ipc.ranks import parse_devices
+from node.ipc.ranks import names_several, one_device, parse_devices
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.wire.typed_calls import Call, Reply
 
@@ -32,6 +32,16 @@ def test_other_lists_are_refused(text: str) -> None:
     with pytest.raises(HetnodeError) as caught:
         parse_devices(text)
     assert caught.value.code is ErrorCode.BAD_OPTION
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("1", "cuda:1"), (" 0 ", "cuda:0"), ("cuda", "cuda"), ("mps", "mps")]
+)
+def test_one_device_may_be_a_number(text: str, name: str) -> None:
+    """A member of a pipeline on the second GPU is one device, and not a list of one."""
+    assert one_device(text) == name
+    assert not names_several(name)
+    assert not names_several(text)
 
 
 class FakeRank:

@@ -106,5 +106,7 @@ def test_a_control_character_is_refused(text: str) -> None:
 
 
 def test_the_name_of_a_service_is_a_file_name() -> None:
-    assert Service("/home/a b/peer-0.runs/nano-1.2", (), Path("/"), 1.0).name == "hetnode-nano-1-2"
+    assert Service("/home/a b/nano-1.2", (), Path("/"), 1.0).name == "hetnode-nano-1-2"
+    beside = [Service(f"/home/a b/peer-{n}.runs/nano-1.2", (), Path("/"), 1.0).name for n in (0, 1)]
+    assert beside == ["hetnode-nano-1-2-peer-0", "hetnode-nano-1-2-peer-1"]
     assert Service("..", (), Path("/"), 1.0).name == "hetnode-node"

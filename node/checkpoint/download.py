@@ -10,6 +10,8 @@ from protocol.types import PeerId, StateRecord
 
 PATIENCE = 6
 """A donor is not asked again after this number of failures in a row."""
+LONG_PATIENCE = 30
+"""The same for a donor that has sent a piece: where all fail, the own line may be dead for a minute."""
 
 _MOST_ASKED = 2  # donors asked for one piece at the same time; each further one would only waste bandwidth
 
@@ -51,6 +53,7 @@ class Donor:
 
     failures: int = 0
     reason: str = ""
+    has_sent: bool = False
     is_out: bool = False  # never asked again
 
 
@@ -115,7 +118,7 @@ class Download:
         """Note that `piece` of `donor` is verified and stored."""
         self.missing.discard(piece)
         self._asked.pop(piece, None)
-        self.donors[donor].failures = 0
+        self.donors[donor].failures, self.donors[donor].has_sent = 0, True
 
     def failed(self, donor: str, piece: int, reason: str, has_lied: bool = False) -> None:
         """Note that `donor` did not send `piece`, or sent other bytes (`has_lied`): then it is out."""
@@ -125,4 +128,4 @@ class Download:
             return  # answers that were under way may still fail; keep the reason that excluded this donor
         known.failures += 1
         known.reason = reason
-        known.is_out = has_lied or known.failures >= PATIENCE
+        known.is_out = has_lied or known.failures >= (LONG_PATIENCE if known.has_sent else PATIENCE)

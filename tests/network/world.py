@@ -128,11 +128,14 @@ class World:
         """What a command line prints on `host`; RuntimeError with its last output if it fails."""
         return _run(*self.command(host, line.split()))
 
-    def shape(self, host: str, mbit: float, delay_ms: float = 0.0) -> None:
-        """Give a host's line this rate in each direction, and a delay, which needs the kernel's netem."""
-        rate = f"{mbit:g}mbit"
-        limits = f"netem rate {rate} delay {delay_ms:g}ms limit 1000" if delay_ms else ""
-        for end, device in self._line[host]:
+    def shape(self, host: str, mbit: float, delay_ms: float = 0.0, down: float = 0.0) -> None:
+        """Give a host's line this rate in each direction, and a delay, which needs the kernel's netem.
+
+        `down`: Mb/s that it receives, if these are others than it sends.
+        """
+        for (end, device), each in zip(self._line[host], (mbit, down or mbit), strict=True):
+            rate = f"{each:g}mbit"
+            limits = f"netem rate {rate} delay {delay_ms:g}ms limit 1000" if delay_ms else ""
             self.run(
                 end,
                 f"tc qdisc replace dev {device} root {limits or f'tbf rate {rate} burst 20kb latency 100ms'}",

@@ -18,7 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.checkpoint import transfer as checkpoint_transfer
-from node.checkpoint.download import PATIENCE, CheckpointDownload, Donors, Download, TransferError, WrongBytes
+from node.checkpoint.download import (
+    LONG_PATIENCE,
+    PATIENCE,
+    CheckpointDownload,
+    Donors,
+    Download,
+    TransferError,
+    WrongBytes,
+)
 from node.checkpoint.transfer import fetch_checkpoint
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import CHUNK_BYTES, chunk_count, chunk_range, digest_of
@@ -59,13 +67,17 @@ def test_a_donor_that_sent_wrong_bytes_is_never_asked_again_and_its_reason_stays
     assert Download({5}, donors).next_for("a") is None  # nor in another download from the same donors
 
 
-def test_a_donor_is_excluded_after_failures_in_a_row() -> None:
+@pytest.mark.parametrize(("has_sent", "patience"), [(False, PATIENCE), (True, LONG_PATIENCE)])
+def test_a_donor_is_excluded_after_failures_in_a_row_and_one_that_has_sent_after_more(
+    has_sent: bool, patience: int
+) -> None:
     donors = Donors(("a",))
     download = Download({0, 1}, donors)
     for _ in range(PATIENCE - 1):
         download.failed("a", 0, "gone")
-    download.arrived("a", 1)
-    for _ in range(PATIENCE - 1):
+    if has_sent:
+        download.arrived("a", 1)
+    for _ in range(patience - 1 if has_sent else 0):
         download.failed("a", 0, "gone")
         assert not download.is_hopeless
     download.failed("a", 0, "gone")
@@ -259,7 +271,7 @@ async def test_a_chunk_being_written_when_the_last_donor_is_excluded_is_kept(
 
     class Failing(Dead):
         async def __call__(self, index: int) -> bytes:
-            if len(self.asked) == 3 + PATIENCE - 1:
+            if len(self.asked) == 3 + LONG_PATIENCE - 1:
                 is_given_up.set()
             return await super().__call__(index)
 

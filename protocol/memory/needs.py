@@ -146,7 +146,7 @@ def memory_need(
     weights, moments = _SCALAR * trained, _SCALAR * (2 * trained - lacking)
     links, refreshed = _links(spec, stages)
     kept, worked = _activations(spec, layers, left, policy.checkpointing)
-    passes = kept + max(worked, _loss(spec, stages, device))
+    passes = kept + _masks(spec, stages, left) + max(worked, _loss(spec, stages, device))
     training, exchange = _outer(spec, stages, sizes)
     if shares_main(device):
         trains = 2 * weights + moments + links + passes + training
@@ -195,6 +195,12 @@ def _activations(spec: RunSpec, layers: int, left: int, checkpointing: bool) -> 
         return in_flight * layers * layer, gradients
     inputs = _SCALAR * spec.inner.microbatch_size * spec.model.context * spec.model.width
     return in_flight * layers * inputs, layer + gradients
+
+
+def _masks(spec: RunSpec, stages: StageRange, left: int) -> int:
+    """What keeps documents apart: of each stage and microbatch in flight a mask, which its layers share."""
+    mask = _SCALAR * spec.inner.microbatch_size * spec.model.context**2
+    return (spec.data.pack == "documents") * len(stages) * max(0, most_in_flight(left)) * mask
 
 
 def _loss(spec: RunSpec, stages: StageRange, device: str) -> int:

@@ -116,3 +116,9 @@ def test_a_chain_of_fewer_members_has_fewer_microbatches_in_flight() -> None:
     fewer = spec_of(**{"swarm.pipelines": 1, "swarm.members": 2})
     assert [members_left(fewer, StageRange(at, at + 1)) for at in range(4)] == [2, 1, 1, 1]
     assert members_left(fewer, StageRange(0, 4)) == 1
+
+
+def test_documents_apart_take_a_mask_for_each_stage_and_microbatch_in_flight() -> None:
+    apart = spec_of(**{"data.tokenizer": "tokenizer.json", "data.pack": "documents"})
+    more = memory_need(apart, MIDDLE, 2, "cuda").device - memory_need(SPEC, MIDDLE, 2, "cuda").device
+    assert more == 3 * 4 * SPEC.inner.microbatch_size * SPEC.model.context**2

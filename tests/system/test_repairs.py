@@ -41,7 +41,7 @@ SECONDS = 10.0
 """Of an inner step: what is left of a phase is longer than the wait for a spare."""
 
 
-def spec_of(rounds: int = 4, members: Mapping[str, Role] = MIXED, **settings: Any) -> RunSpec:
+def spec_of(rounds: int = 3, members: Mapping[str, Role] = MIXED, **settings: Any) -> RunSpec:
     """A pipeline of two homes, and two spares, which follow the rounds of its stages."""
     shape = {"swarm.pipelines": 1, "grouping.spares": 2, "inner.steps": STEPS, "inner.microbatches": 4}
     return swarm_spec(members, rounds, **{**shape, "recovery.checkpoint_every": 1, **QUICK, **settings})
@@ -127,7 +127,7 @@ def test_two_deaths_in_a_round_are_repaired_one_after_the_other(play: Play, plan
         await swarm.until_round(ROUND + 1)
         swarm.start("p", "q")
 
-    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(5), step_seconds=SECONDS)
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(4), step_seconds=SECONDS)
     first, second = repairs(swarm)
     assert (first.from_round, second.from_round, second.repairs) == (ROUND, ROUND, first.repairs)
     assert {*seats(swarm, second)} == SPARES.keys()
@@ -151,7 +151,7 @@ def test_a_spare_that_is_lost_before_it_has_its_link_is_replaced_too(play: Play,
         await swarm.until_round(ROUND + 1)
         swarm.start("q", first)
 
-    spec = spec_of(5, **{"grouping.spares": 4})
+    spec = spec_of(4, **{"grouping.spares": 4})
     swarm = play.to_the_end(lost, MIXED, later=spares, spec=spec, step_seconds=SECONDS)
     first, second = repairs(swarm)
     assert resumed_at(first) == resumed_at(second) == [STEP]
@@ -328,7 +328,7 @@ def test_a_survivor_that_computes_its_last_step_is_waited_for(play: Play, plan: 
         await start_spares(swarm)
         await return_in(swarm, ROUND + 1, dead)
 
-    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(5), step_seconds=SECONDS)
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(4), step_seconds=SECONDS)
     assert [*shares(swarm, survivor, ROUND).values()] == [1.0]
 
 
@@ -394,7 +394,7 @@ def test_a_spare_begins_the_round_where_a_death_was_not_known_when_its_plan_was_
         await start_spares(swarm)
         await return_in(swarm, ROUND + 2)
 
-    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(), step_seconds=SECONDS)
+    swarm = play.to_the_end(lost, MIXED, later=SPARES, spec=spec_of(4), step_seconds=SECONDS)
     (repair,) = repairs(swarm)
     assert (repair.from_round, resumed_at(repair)) == (ROUND + 1, [0])
     assert all([*shares(swarm, name, ROUND + 1).values()] == [1.0] for name in seats(swarm, repair))

@@ -15,7 +15,6 @@ PRIVATE_NAMES_IN_TESTS = {
     ("virtual/loop.py", "_cancelled"): "an event loop handles asyncio's timers, which have no public state",
     ("virtual/loop.py", "_context"): "as above",
     ("virtual/loop.py", "_run"): "as above",
-    ("virtual/loop.py", "_when"): "as above",
     ("support/hive_noise.py", "_client"): "hivemind offers no other way to send raw bytes",
     (
         "support/hive_stranger.py",

@@ -113,7 +113,7 @@ class JoinOptions:
         option(
             "Torch device, such as cpu, cuda, cuda:1, also as 1, or mps. 'auto': the best one here. Several "
             "devices of a full replica, with --role replica: 'all' GPUs, numbers of GPUs such as 0,1,2,3, or "
-            "cpu:N for N processes on the CPU."
+            "cpu:N for N processes on the CPU. With --role stage each of them gets a node."
         ),
     ] = AUTO_DEVICE
     sharded: Annotated[
@@ -229,6 +229,10 @@ def join(chosen: JoinOptions) -> None:
     if chosen.folder:
         make_usable(chosen.folder)
     launch = hosts.launch_for(chosen.role, names_several(chosen.device))
+    if chosen.role is RoleWish.STAGE and names_several(chosen.device) and launch is None:
+        from node.cli.several import join_each  # noqa: PLC0415
+
+        raise typer.Exit(join_each(vars(chosen)))
     _check_options(chosen, launch)
     if launch and not launch.leads:
         hosts.follow_leader(launch, chosen.device, chosen.threads, vars(chosen))
@@ -379,8 +383,7 @@ def _workers(chosen: JoinOptions, launch: Launch | None) -> Workers:
     if chosen.role is not RoleWish.REPLICA:
         raise bad_option(
             "Several devices are for full replicas: a member of a pipeline computes on one.",
-            "Give --role replica with them; or start a node for each GPU, beside each other: one with --role "
-            "stage --device 0, one with --device 1. Each takes an identity, a folder and ports of its own.",
+            "Give --role replica with them, or --role stage: then a node for each of them is started.",
         )
     return replace(parse_devices(chosen.device), sharded=chosen.sharded)
 

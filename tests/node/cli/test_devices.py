@@ -12,9 +12,10 @@ from tests.support.commands import PLAIN, hetnode, run
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        (("--role", "stage", "--device", "cpu:2"), "are for full replicas"),
         (("--device", "all"), "are for full replicas"),
-        (("--role", "stage", "--device", "0,1"), "one with --role stage --device 0, one with --device 1"),
+        (("--role", "stage", "--device", "all"), "Give --device 0,1"),
+        (("--role", "stage", "--device", "0,1", "--folder", "here"), "cannot share --folder"),
+        (("--role", "stage", "--device", "0,1", "--listen", "127.0.0.1:7000"), "cannot share --listen"),
         (("--role", "replica", "--device", "0,0"), "not a list of different GPUs"),
         (("--role", "replica", "--sharded"), "are for several devices"),
     ],

@@ -16,7 +16,7 @@ from typing import Any
 
 from node import command_runner
 from node.cli.consent import can_answer
-from node.command_runner import LEAVE, LIFELINE, bad_option
+from node.command_runner import LEAVE, LIFELINE, TerminalConsole, bad_option
 from node.ipc.modules import COMMAND, COMMAND_MODULES
 from node.ipc.ranks import parse_devices
 from node.ipc.template import ForkedProcess, own_template
@@ -119,13 +119,14 @@ async def _run(commands: Mapping[str, Sequence[str]], nodes: list[ForkedProcess]
 
 async def _show(name: str, output: int) -> int:
     """Tell each line that arrives at the descriptor `output`, which is closed at its end."""
+    console = TerminalConsole(stderr=True, highlight=False, soft_wrap=True)
     reader = asyncio.StreamReader(_LONGEST_LINE)
     make = partial(asyncio.StreamReaderProtocol, reader)
     source = os.fdopen(output, "rb", buffering=0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(make, source)
     try:
         while line := await reader.readline():
-            print(f"{name} | {line.decode(errors='replace').rstrip()}", file=sys.stderr, flush=True)
+            console.print(f"{name} | {line.decode(errors='replace').rstrip()}", markup=False)
     finally:
         transport.close()
     return 0

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import re
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.resident import resident
 from benchmarks.tables import NotHere, Table, machine
 from node.core.model.shapes import parameter_count
 from node.core.model.stage import Stage
@@ -175,6 +175,19 @@ LOOPS: Mapping[str, Callable[[RunSpec, Compute], Step]] = {
 }
 
 
+def inner_phase(trainer: Trainer, round_number: int) -> float:
+    """Train the inner phase of a round by a member that hosts all stages. Returns the loss."""
+    spec = trainer.spec
+    first = spec.samples_per_round() * round_number
+    trainer.begin_round(round_number, range(first, first + spec.samples_per_round()))
+    for step in range(spec.inner.steps):
+        for microbatch in range(spec.inner.microbatches):
+            trainer.forward(step, microbatch, None)
+            trainer.backward(microbatch, None)
+        trainer.apply(step, math.sqrt(trainer.inner.squared_gradient_norm()))
+    return trainer.end_inner_phase().loss
+
+
 @dataclass(frozen=True)
 class Turn:
     """Seconds of one inner step: of the clock, and of the processor in all threads of this process."""
@@ -222,19 +235,13 @@ def _peak_here(size: str, loop: str, compute: Compute) -> int:
     if loop == "transformers":
         step(spec_of("32k"), compute)  # imports what it needs
     gc.collect()
-    before = _memory("VmRSS")
+    before = resident("VmRSS")
     run = step(spec_of(size), compute)
     run()
     run()
     if compute.device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(compute.device)
-    return _memory("VmHWM") - before
-
-
-def _memory(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) * 1024
+    return resident("VmHWM") - before
 
 
 def rows_of(spec: RunSpec, size: str, taken: Mapping[str, Sequence[Turn]], peaks: Mapping[str, int]) -> Any:

@@ -15,14 +15,12 @@ MALLOC_MMAP_THRESHOLD_=131072.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 
 import torch
 
-from benchmarks.state_memory import CLEAR, RETURNING, resident
-from benchmarks.tables import NotHere, Table, machine
+from benchmarks.inner_loop import inner_phase
+from benchmarks.resident import CLEAR, layers_of, printed_alone, resident
+from benchmarks.tables import Table, machine
 from node.core.model.shapes import parameter_count
 from node.core.optimizer.inner import OPTIMIZERS
 from node.core.worker.compute import Compute
@@ -36,14 +34,12 @@ from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
 WHOLE, ROUNDS = StageRange(0, 1), 2
-_LAYER = 12_453_888
-"""Parameters of a layer of the 178m preset."""
 
 
 def spec_with(parameters: int, optimizer: str = "adamw") -> RunSpec:
     """One stage of about `parameters`, of layers of the 178m preset, and short samples."""
-    layers = max(1, round(parameters / _LAYER))
-    shape = {"model.vocabulary": 320, "model.layers": layers, "model.context": 256, "swarm.stages": 1}
+    shape = {"model.vocabulary": 320, "model.context": 256, "swarm.stages": 1}
+    shape["model.layers"] = layers_of(parameters)
     work = {"inner.microbatch_size": 2, "inner.microbatches": 2, "inner.steps": 2, "swarm.replicas": 1}
     data = {
         "swarm.pipelines": 0,
@@ -62,14 +58,7 @@ def train(spec: RunSpec, policy: MemoryPolicy) -> str:
     trainer.connect(None, None)
     digest = ""
     for number in range(1, ROUNDS + 1):
-        first = spec.samples_per_round() * number
-        trainer.begin_round(number, range(first, first + spec.samples_per_round()))
-        for step in range(spec.inner.steps):
-            for microbatch in range(spec.inner.microbatches):
-                trainer.forward(step, microbatch, None)
-                trainer.backward(microbatch, None)
-            trainer.apply(step, trainer.inner.squared_gradient_norm() ** 0.5)
-        trainer.end_inner_phase()
+        inner_phase(trainer, number)
         payload = trainer.outer.propose(0)
         assert payload is not None
         digest = trainer.commit(0, number, [(payload, 1.0)], True)
@@ -90,16 +79,10 @@ def passing(spec: RunSpec) -> int:
 
 def measured(parameters: int, optimizer: str = "adamw") -> Table:
     """The table; each policy in a process of its own. Raises NotHere."""
-    if not CLEAR.exists():
-        raise NotHere("only Linux tells the peak of a process from a moment on")
     spec, rows, digests = spec_with(parameters, optimizer), [], set()
     for index, policy in enumerate(BY_PRICE):
-        command = [sys.executable, "-m", "benchmarks.memory_plan", "--parameters", str(parameters)]
-        command += ["--optimizer", optimizer, "--policy", str(index)]
-        done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | RETURNING
-        )
-        peak, digest = done.stdout.split()
+        chosen = {"parameters": parameters, "optimizer": optimizer, "policy": index}
+        peak, digest = printed_alone("benchmarks.memory_plan", **chosen).split()
         digests.add(digest)
         plan = planned(spec, policy)
         rows.append(

@@ -14,9 +14,6 @@ import argparse
 import asyncio
 import ctypes
 import gc
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.tables import NotHere, Table, machine
+from benchmarks.resident import CLEAR, LAYER, layers_of, printed_alone, resident
+from benchmarks.tables import Table, machine
 from node.checkpoint import global_model, parts
 from node.checkpoint.download import CheckpointDownload
 from node.checkpoint.initial import InitialAnchors
@@ -40,23 +38,13 @@ from protocol.spec.run import RunSpec
 from protocol.types import Part, PeerId, StageRange, StateRecord
 
 STAGE, PAYLOADS, ROUND = 1, 8, 1
-_LAYER = 12_453_888
-"""Parameters of a layer of the 178m preset."""
-CLEAR = Path("/proc/self/clear_refs")
-RETURNING = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-}
-"""One arena that returns free memory at once: then resident memory is the memory in use."""
 
 
 def spec_with(parameters: int) -> RunSpec:
     """Three stages, of which the one in the middle has about `parameters`."""
-    layers = max(1, round(parameters / _LAYER))
     shape = {
         "model.vocabulary": 320,
-        "model.layers": 3 * layers,
+        "model.layers": 3 * layers_of(parameters),
         "swarm.stages": 3,
         "link.embedding_every": 1,
     }
@@ -91,16 +79,10 @@ class Meter:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def resident(field: str) -> int:
-    """VmRSS or VmHWM of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
-
-
 def warm_up(work: Callable[[RunSpec, Path, Meter], None]) -> None:
     """Load all code that `work` uses."""
     with tempfile.TemporaryDirectory() as folder:
-        work(spec_with(_LAYER), Path(folder), Meter(1))
+        work(spec_with(LAYER), Path(folder), Meter(1))
 
 
 def of_training(spec: RunSpec, folder: Path, meter: Meter) -> None:
@@ -205,16 +187,10 @@ GROUPS: dict[str, Callable[[RunSpec, Path, Meter], None]] = {
 
 def measured(parameters: int) -> Table:
     """The table; each group in a process of its own. Raises NotHere."""
-    if not CLEAR.exists():
-        raise NotHere("only Linux tells the peak of a process from a moment on")
     rows: list[tuple[str, ...]] = []
     for group in GROUPS:
-        command = [sys.executable, "-m", "benchmarks.state_memory"]
-        command += ["--parameters", str(parameters), "--group", group]
-        done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | RETURNING
-        )
-        rows += [tuple(line.split("\t")) for line in done.stdout.splitlines()]
+        printed = printed_alone("benchmarks.state_memory", parameters=parameters, group=group)
+        rows += [tuple(line.split("\t")) for line in printed.splitlines()]
     count = parameter_count(spec_with(parameters), STAGE)
     return Table(
         "Memory for the state of a stage",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu.setting import Figures, Measured, Setting, command_of
-from benchmarks.inner_loop import replica_step, samples_of, timed
+from benchmarks.inner_loop import inner_phase, replica_step, samples_of, timed
 from benchmarks.mfu import peak_tflops, utilization
 from benchmarks.tables import Table
 from coordinator.placement.cost_model import memory_needed
@@ -158,7 +158,7 @@ def measure_parity(setting: Setting) -> Measured:
         replica.connect(None, None)
     for round_number in range(1, 3 if setting.toy else 5):
         for name, replica in replicas.items():
-            losses[name].append(_inner_phase(replica, round_number))
+            losses[name].append(inner_phase(replica, round_number))
         payloads = [(replica.outer.propose(0), 1.0) for replica in replicas.values()]
         kept = [(payload, weight) for payload, weight in payloads if payload is not None]
         digests = len({replica.commit(0, round_number, kept, True) for replica in replicas.values()})
@@ -177,18 +177,6 @@ def measure_parity(setting: Setting) -> Measured:
     notes = ("Anchors are equal in every bit after each round.",)
     columns = ("replica", "loss of the rounds", "largest relative difference")
     return Table("The same training on CPU and device", command_of("parity"), columns, rows, notes), figures
-
-
-def _inner_phase(trainer: Trainer, round_number: int) -> float:
-    spec = trainer.spec
-    first = spec.samples_per_round() * round_number
-    trainer.begin_round(round_number, range(first, first + spec.samples_per_round()))
-    for step in range(spec.inner.steps):
-        for microbatch in range(spec.inner.microbatches):
-            trainer.forward(step, microbatch, None)
-            trainer.backward(microbatch, None)
-        trainer.apply(step, math.sqrt(trainer.inner.squared_gradient_norm()))
-    return trainer.end_inner_phase().loss
 
 
 def measure_pipeline(setting: Setting) -> Measured:

@@ -176,6 +176,13 @@ def with_relays(survey: Survey, peers: Iterable[Peer], uplinks: Mapping[str, flo
     return replace(survey, relay_shares=shares, dial_only=dial_only)
 
 
+def present_capacity(peer: Peer, estimates: Estimates | None) -> Capacity:
+    """What `peer` can do: what it has measured since, with the memory that it declared."""
+    declared, measured = peer.capacity, estimates.capacity if estimates is not None else peer.capacity
+    memory = declared.memory_bytes or measured.memory_bytes
+    return replace(measured, memory_bytes=memory, main_bytes=declared.main_bytes or measured.main_bytes)
+
+
 def memory_needed(
     spec: RunSpec, stages: StageRange, members_left: int, device: str = "", main: int = 0
 ) -> int:

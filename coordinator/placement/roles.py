@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from coordinator.base.phrases import short, stages_of
-from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, survey_of
+from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, present_capacity, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
 from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
@@ -108,7 +108,7 @@ def roles_at_start(
     flexible = [peer for peer in staying if peer.is_flexible]
     bound = Counter(peer.role for peer in staying if not peer.is_flexible)
     wanted = max(0, POLICIES[Role.REPLICA].peers_needed(spec) - bound[Role.REPLICA])
-    able = {peer.peer: _present(peer, estimates.get(peer.peer)) for peer in flexible}
+    able = {peer.peer: present_capacity(peer, estimates.get(peer.peer)) for peer in flexible}
     obstacles = {peer: obstacle(spec, each) for peer, each in able.items()}
     ranked = [peer for peer in flexible if not obstacles[peer.peer]]
     ranked.sort(key=lambda peer: (-able[peer.peer].flops, -able[peer.peer].memory_bytes, peer.arrival))
@@ -171,12 +171,14 @@ def role_of_newcomer(
             return RoleChoice(
                 Role.STAGE, f"replica-{each.replica} lacks only a peer for stages {each.stages}"
             )
-    return RoleChoice(Role.REPLICA, _carries(state.spec, _present(peer, state.estimates.get(peer.peer))))
+    return RoleChoice(
+        Role.REPLICA, _carries(state.spec, present_capacity(peer, state.estimates.get(peer.peer)))
+    )
 
 
 def whole_model_obstacle(state: State, peer: Peer) -> str:
     """:func:`obstacle` for a peer of a run that trains."""
-    return obstacle(state.spec, _present(peer, state.estimates.get(peer.peer)), _round_seconds(state))
+    return obstacle(state.spec, present_capacity(peer, state.estimates.get(peer.peer)), _round_seconds(state))
 
 
 def payload_bytes(spec: RunSpec) -> float:
@@ -188,14 +190,6 @@ def _longest_payload_bytes(spec: RunSpec) -> float:
     """About the bytes of one replica's payloads of all stages, as in the last round."""
     parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
     return parameters * bits_per_parameter(spec.outer) / 8
-
-
-def _present(peer: Peer, estimates: Estimates | None) -> Capacity:
-    """What `peer` can do: what it has measured since, with the memory that it declared."""
-    measured = estimates.capacity if estimates is not None else peer.capacity
-    declared = peer.capacity
-    memory = declared.memory_bytes or measured.memory_bytes
-    return replace(measured, memory_bytes=memory, main_bytes=declared.main_bytes or measured.main_bytes)
 
 
 def _phase_seconds(spec: RunSpec, able: Capacity) -> float:

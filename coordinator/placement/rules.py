@@ -26,7 +26,7 @@ from itertools import pairwise
 from math import ceil
 
 from coordinator.base.phrases import short
-from coordinator.placement.cost_model import memory_budget, memory_needed
+from coordinator.placement.cost_model import memory_budget, memory_needed, present_capacity
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
 from protocol.group.batch import whole_batch, work_of
@@ -308,10 +308,9 @@ def fits(state: State, peer: PeerId, stages: StageRange, members_left: int) -> b
 
 def memory_for(state: State, peer: PeerId, stages: StageRange, members_left: int) -> tuple[float, float]:
     """Bytes that `peer` needs for `stages`, and the bytes of its memory that may be planned with."""
-    declared, measured = state.peers[peer].capacity, state.estimates[peer].capacity
-    known = replace(declared, memory_bytes=declared.memory_bytes or measured.memory_bytes)
-    needed = memory_needed(state.spec, stages, members_left, declared.device, declared.main_bytes)
-    return needed, memory_budget(state.spec, known)
+    able = present_capacity(state.peers[peer], state.estimates.get(peer))
+    needed = memory_needed(state.spec, stages, members_left, able.device, able.main_bytes)
+    return needed, memory_budget(state.spec, able)
 
 
 def filled_replicas(state: State) -> set[int]:

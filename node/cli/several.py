@@ -21,6 +21,7 @@ from node.ipc.modules import COMMAND, COMMAND_MODULES
 from node.ipc.ranks import parse_devices
 from node.ipc.template import ForkedProcess, own_template
 from node.measure.hardware import available_threads
+from protocol.errors import ExitCode
 
 _OWN = ("folder", "identity", "dht_port", "metrics")
 """Options that two nodes cannot share."""
@@ -38,9 +39,8 @@ def join_each(options: Mapping[str, Any]) -> int:
     """
     names = parse_devices(options["device"]).names
     _check(options, names)
-    threads = max(1, (options["threads"] or available_threads()) // len(names))
     divided = {
-        "--threads": f"{threads}",
+        "--threads": f"{max(1, (options['threads'] or available_threads()) // len(names))}",
         "--upload-limit": f"{options['upload_limit'] / len(names):g}",
         "--download-limit": f"{options['download_limit'] / len(names):g}",
     }
@@ -53,7 +53,7 @@ def join_each(options: Mapping[str, Any]) -> int:
 
     def ask_to_leave() -> None:
         for node in nodes:
-            node.send_signal(LEAVE)
+            node.send_signal(LEAVE)  # it ends a node that is only starting, which would not hear SIGINT
 
     message = (
         f"asked to end: the nodes finish their round first, in at most {options['drain_seconds']:g} s; "
@@ -61,7 +61,7 @@ def join_each(options: Mapping[str, Any]) -> int:
     )
     drain = command_runner.Draining(ask_to_leave, options["drain_seconds"], message)
     statuses = command_runner.run(_run(commands, nodes), drain)
-    return next((each for each in statuses if each), 0)
+    return next((each if each > 0 else ExitCode.INTERRUPTED for each in statuses if each), 0)
 
 
 def _check(options: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ class RemoteTensor:
 
     @classmethod
     def read_by(cls, shape: tuple[int, ...], detach: Callable[[], Tensor]) -> Tensor:
-        """One for those who use no more of a tensor than these three attributes."""
+        """A remote tensor, for those who use no more of a tensor than these three attributes."""
         return cast(Tensor, cls(shape, detach))
 
 

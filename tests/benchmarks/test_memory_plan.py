@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.memory_plan import CLEAR, measured
+from benchmarks.memory_plan import measured
+from benchmarks.resident import CLEAR
 from node.core.optimizer.inner import OPTIMIZERS
 from protocol.memory.needs import BY_PRICE
 

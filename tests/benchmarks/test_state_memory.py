@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.state_memory import CLEAR, measured
+from benchmarks.resident import CLEAR
+from benchmarks.state_memory import measured
 
 MOST = {
     "propose": 4.7,  # the pending error feedback

@@ -105,7 +105,9 @@ def test_a_join_goes_on_after_each_break(tmp_path: Path) -> None:
         swarm.start_node("c")
         wait_share(0.4)
         world.unplug(JOINER)
-        time.sleep(10)  # the break
+        before = received_by(world, JOINER)
+        swarm.wait_round(swarm.round_number + 3, 300)  # of the donors, about ten seconds
+        assert received_by(world, JOINER) - before < 0.01 * nbytes
         world.plug(JOINER)
         wait_share(0.7)
         swarm.kill(JOINER)

@@ -71,6 +71,10 @@ def test_two_devices_are_the_two_members_of_a_pipeline_and_leave_in_order(tmp_pa
         network = ("--listen", "127.0.0.1:0", "--advertise", "127.0.0.1", "--no-port-mapping")
         command = ("join", "--invite-file", str(swarm.invite_file()), *given, *network)
         environment = stages_on_two_devices(tmp_path / "home")
+        early = commands.start(*command, log=log, environment=environment)
+        wait_until(lambda: len(psutil.Process(early.pid).children(recursive=True)) > 1, 60, "its nodes")
+        early.send_signal(signal.SIGINT)  # its nodes are only starting
+        assert early.wait(60) in (0, ExitCode.INTERRUPTED)
         joined = commands.start(*command, log=log, environment=environment)
         swarm.wait_round(3, 240)
         owners = {owner for each in swarm.decisions() for owner in each["owners"]}

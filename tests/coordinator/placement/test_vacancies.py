@@ -9,6 +9,7 @@ import pytest
 from coordinator.base.persistent_map import PersistentMap
 from coordinator.placement.cost_model import memory_needed
 from coordinator.placement.reservations import Vacancies, reserve_assignments
+from coordinator.placement.rules import fits
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import Attest, Ban, Leave, Start
 from coordinator.run.state.events import AssignmentReserved
@@ -17,7 +18,7 @@ from coordinator.status.causes import peer_cause
 from protocol.errors import ErrorCode
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.status import CauseCode, RunPhase
-from protocol.types import Lifecycle, ReservedAssignment, Role, StageRange
+from protocol.types import Capacity, Estimates, Lifecycle, ReservedAssignment, Role, StageRange
 from tests.builders import keyed, spec_of
 from tests.support.coordinator_run import Run, attest, codes_of, leave, pass_time, play_round, started
 
@@ -143,6 +144,23 @@ class TestReservations:
         play_round(run)
         run.accept(keyed(6).join(run.spec, Role.STAGE))
         assert run.state.reservations[keyed(6).peer].replica == 1
+
+    @pytest.mark.parametrize("is_declared", [True, False])
+    def test_a_card_that_is_too_small_fits_where_main_memory_is_known(self, is_declared: bool) -> None:
+        run, stages, main = started(0, 1), StageRange(0, 1), 2**34
+        weak = int(memory_needed(run.spec, stages, 2, "cuda", main) / (1 - MEMORY_RESERVE)) + 1
+        assert weak < memory_needed(run.spec, stages, 2, "cuda")
+        able = Capacity("cuda", weak, 1)
+        knowing = replace(able, main_bytes=main)
+        run.accept(replace(C.join(run.spec, Role.STAGE), capacity=able))
+        assert not fits(run.state, C.peer, stages, 2)
+        if is_declared:
+            told = replace(run.state.peers[C.peer], capacity=knowing)
+            state = replace(run.state, peers=run.state.peers.set(C.peer, told))
+        else:  # before it joined, it had measured nothing
+            measured = run.state.estimates.set(C.peer, Estimates(knowing, 0.0))
+            state = replace(run.state, estimates=measured)
+        assert fits(state, C.peer, stages, 2)
 
     def test_spares_get_the_same_assignments_together_as_one_by_one(self) -> None:
         run = started(1, 1)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.inner_loop import inner_phase
 from node.checkpoint import parts
 from node.core.optimizer.inner import OPTIMIZERS, MakeOptimizer
 from node.core.worker.compute import Compute
@@ -78,15 +79,7 @@ def trainer_of(
 
 def train_round(trainer: Trainer, number: int) -> list[str]:
     """Train and commit a round. Returns the digests."""
-    spec = trainer.spec
-    first = spec.samples_per_round() * number
-    trainer.begin_round(number, range(first, first + spec.samples_per_round()))
-    for step in range(spec.inner.steps):
-        for microbatch in range(spec.inner.microbatches):
-            trainer.forward(step, microbatch, None)
-            trainer.backward(microbatch, None)
-        trainer.apply(step, trainer.inner.squared_gradient_norm() ** 0.5)
-    trainer.end_inner_phase()
+    inner_phase(trainer, number)
     return [commit(trainer, stage, number) for stage in trainer.stages]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from coordinator.ops.forecast.forecast import Forecast, forecast, shared_out
 from coordinator.placement.cost_model import Survey, message_bytes
 from node.core.model.shapes import payload_layout
+from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.memory.needs import MemoryNeed, MemoryPolicy, MemoryRoom, choose, members_left, stage_parameters
 from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import MEMORY_RESERVE
@@ -34,9 +35,10 @@ def _introduction(spec: RunSpec) -> Iterator[str]:
     yield "# 8B from homes"
     yield ""
     yield "Made by `python -m benchmarks.reference`. **No such run was made; nothing here ran on a GPU.**"
-    yield f"Preset 8b: {total / 1e9:.2f}B parameters, Muon, dithered links; {swarm.pipelines} pipelines of"
-    yield f"{swarm.stages} homes (100/20 Mb/s, 30 ms, 30 TFLOP/s, 22 where layers are computed again) and"
-    yield f"{swarm.replicas} full replicas (1 Gb/s, 400 TFLOP/s). GB, of homes GiB; a: moments in RAM,"
+    yield f"Preset 8b: {total / 1e9:.2f}B parameters, Muon, dithered links, snapshots of the embedding;"
+    yield f"{swarm.pipelines} pipelines of {swarm.stages} homes (100/20 Mb/s, 30 ms, 30 TFLOP/s, 22 where"
+    yield f"layers are computed again) and {swarm.replicas} full replicas (1 Gb/s, 400 TFLOP/s)."
+    yield "GB, of homes GiB; a: moments in RAM,"
     yield "b: layers computed again. Memory was [measured](../gpu.md) on a CPU at 0.3B; the loss is unknown."
 
 
@@ -128,7 +130,7 @@ def _share(found: Forecast) -> str:
 
 
 def _join(spec: RunSpec) -> str:
-    nbytes = 4 * (stage_parameters(spec, 1) + spec.model.vocabulary * spec.model.width)
-    return (
-        f"{nbytes / _GB:.1f} GB, {nbytes / _DOWN / 60:.1f} min from {_DOWN / _UP:.0f} homes or a full replica"
-    )
+    of_table = BYTES_PER_VALUE if spec.link.embedding_every else 4
+    nbytes = 4 * stage_parameters(spec, 1) + of_table * spec.model.vocabulary * spec.model.width
+    sources = f"{_DOWN / _UP:.0f} homes or a full replica; a measured one, at 0.1B, filled 77% of its lines"
+    return f"{nbytes / _GB:.1f} GB, {nbytes / _DOWN / 60:.1f} min from {sources}"

@@ -8,8 +8,9 @@ CPU, and of moments in main memory what passes through the device. The trainer o
 process. All must end at the same anchor.
 
 Freed memory is returned at once. By default glibc keeps freed tensors of up to 32 MB, and a worker on a CPU
-holds more: in a real swarm with 63M parameters 24 % above the plan, and 3 % with
-MALLOC_MMAP_THRESHOLD_=131072.
+holds more: in a real swarm with 100M parameters 22 % above the plan after 3 rounds, 30 % after 12, 50 % after
+40. MALLOC_MMAP_THRESHOLD_=131072 makes that 4 %, and steps a fifth longer; malloc_trim in each round makes no
+difference. The main process holds 0.26 GB, with 13M parameters and with 100M.
 """
 
 from __future__ import annotations

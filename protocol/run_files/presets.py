@@ -65,7 +65,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
                   "feed_forward": 14336, "context": 2048},
         "inner": {**_PAPER_INNER, "microbatches": 32, "microbatch_size": 1, "optimizer": "muon",
                   "learning_rate": 3e-4},
-        "link": {"k": 512, "dtype": "dither5", "gradient_dtype": "dither3"},
+        "link": {"k": 512, "dtype": "dither5", "gradient_dtype": "dither3", "embedding_every": 10},
         "swarm": {"stages": 10, "replicas": 2, "pipelines": 4},
     },
     # Of the paper's 70B only the size and the 4 stages are known: these are the dimensions of Llama 2 70B.

@@ -35,7 +35,7 @@ def _introduction(spec: RunSpec) -> Iterator[str]:
     yield "# 8B from homes"
     yield ""
     yield "Made by `python -m benchmarks.reference`. **No such run was made; nothing here ran on a GPU.**"
-    yield f"Preset 8b: {total / 1e9:.2f}B parameters, Muon, dithered links, snapshots of the embedding;"
+    yield f"Preset 8b: {total / 1e9:.2f}B parameters, Muon, dithered links, snapshots;"
     yield f"{swarm.pipelines} pipelines of {swarm.stages} homes (100/20 Mb/s, 30 ms, 30 TFLOP/s, 22 where"
     yield f"layers are computed again) and {swarm.replicas} full replicas (1 Gb/s, 400 TFLOP/s)."
     yield "GB, of homes GiB; a: moments in RAM,"
@@ -132,5 +132,5 @@ def _share(found: Forecast) -> str:
 def _join(spec: RunSpec) -> str:
     of_table = BYTES_PER_VALUE if spec.link.embedding_every else 4
     nbytes = 4 * stage_parameters(spec, 1) + of_table * spec.model.vocabulary * spec.model.width
-    sources = f"{_DOWN / _UP:.0f} homes or a full replica; a measured one, at 0.1B, filled 77% of its lines"
+    sources = f"{_DOWN / _UP:.0f} homes; 77% of the line was used at 0.1B"
     return f"{nbytes / _GB:.1f} GB, {nbytes / _DOWN / 60:.1f} min from {sources}"

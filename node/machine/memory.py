@@ -5,6 +5,9 @@ Sizes are those of a specification that somebody else wrote.
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 
 from node.ipc.worker_calls import ComputeOptions
@@ -14,6 +17,7 @@ from protocol.spec.run import RunSpec
 from protocol.types import StageRange
 
 _SCALAR = 4
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _REMEDY = "Give the node more memory; or --role stage or auto: then the coordinator chooses stages that fit."
 
 
@@ -60,3 +64,16 @@ def require_room(what: str, needed: float, free: float, device: str) -> None:
             f"{what} {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on {device}.",
             _REMEDY,
         )
+
+
+def keep_freed_tensors(keeps: bool) -> None:
+    """Whether the C library of Linux keeps freed tensors of up to 32 MB for the next ones.
+
+    The steps of a phase allocate the same sizes again and again, and are a fifth faster with them. What an
+    exchange allocates stays; between kept memory it would leave holes, a few more with each round. Does
+    nothing where the C library is another one.
+    """
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        library.mallopt(_MMAP_THRESHOLD, 2**25 if keeps else 2**17)
+        if not keeps:
+            library.malloc_trim(0)

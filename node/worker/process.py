@@ -16,7 +16,9 @@ from node.agreement.likeness import LikenessMemory
 from node.agreement.probe import AgreementProbe
 from node.core.worker.worker import Worker
 from node.ipc.channel import serve
+from node.ipc.worker_calls import BeginRound, EndInnerPhase, InnerReport
 from node.machine.machine import OwnMachine
+from node.machine.memory import keep_freed_tensors
 from node.snapshots.snapshot_calls import SnapshotCalls
 from protocol.server.terminal import log_as
 from protocol.wire.typed_calls import Handler, handlers
@@ -33,6 +35,15 @@ class NodeWorker(Worker):
         self.machine = OwnMachine()
         memory = LikenessMemory((random or SystemRandom()).randint)
         super().__init__(self.machine, partial(AgreementProbe, memory))
+
+    def begin_round(self, call: BeginRound) -> None:
+        super().begin_round(call)
+        keep_freed_tensors(True)
+
+    def end_inner_phase(self, call: EndInnerPhase) -> InnerReport:
+        report = super().end_inner_phase(call)
+        keep_freed_tensors(False)
+        return report
 
     def handlers(self) -> dict[str, Handler]:
         """What answers each call."""

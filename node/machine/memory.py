@@ -73,7 +73,7 @@ def keep_freed_tensors(keeps: bool) -> None:
     exchange allocates stays; between kept memory it would leave holes, a few more with each round. Does
     nothing where the C library is another one.
     """
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.mallopt(_MMAP_THRESHOLD, 2**25 if keeps else 2**17)
         if not keeps:
             library.malloc_trim(0)

@@ -24,7 +24,7 @@ for keeps in (False, True):
 """
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library keeps nothing")
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library keeps nothing")
 def test_freed_tensors_between_others_are_returned_where_the_next_ones_have_other_sizes() -> None:
     said = subprocess.run([sys.executable, "-c", PROGRAM], check=True, stdout=subprocess.PIPE, text=True)
     returned, kept = map(int, said.stdout.split())

@@ -19,6 +19,8 @@ _HOMES = (16, 32), (16, 48), (24, 48)
 """GiB of card and of main memory."""
 _UP, _DOWN, _DELAY = 20e6 / 8, 100e6 / 8, 0.03
 _HOME_FLOPS, _REPLICA_FLOPS, _REPLICA_LINE = 30e12, 400e12, 1e9 / 8
+_USED = 0.77
+"""Of its line, by a measured join."""
 _AGAIN = 3 / 4
 """Of the speed is left where layers are computed again."""
 
@@ -132,5 +134,6 @@ def _share(found: Forecast) -> str:
 def _join(spec: RunSpec) -> str:
     of_table = BYTES_PER_VALUE if spec.link.embedding_every else 4
     nbytes = 4 * stage_parameters(spec, 1) + of_table * spec.model.vocabulary * spec.model.width
-    sources = f"{_DOWN / _UP:.0f} homes; 77% of the line was used at 0.1B"
-    return f"{nbytes / _GB:.1f} GB, {nbytes / _DOWN / 60:.1f} min from {sources}"
+    minutes, as_measured = nbytes / _DOWN / 60, f"{nbytes / _DOWN / 60 / _USED:.1f} at the {_USED:.0%} used"
+    sources = f"{_DOWN / _UP:.0f} homes or a full replica"
+    return f"{nbytes / _GB:.1f} GB, {minutes:.1f} min from {sources}; {as_measured} at 0.1B"

@@ -22,7 +22,7 @@ _RETURNING = {
 
 
 def layers_of(parameters: int) -> int:
-    """How many layers have about so many parameters."""
+    """The number of layers, one at least, which together have about so many `parameters`."""
     return max(1, round(parameters / LAYER))
 
 

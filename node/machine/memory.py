@@ -1,6 +1,6 @@
-"""What stages need of a machine's memory at least, compared before anything of theirs is allocated.
+"""A machine's memory: whether stages fit, and what becomes of freed tensors.
 
-Sizes are those of a specification that somebody else wrote.
+What stages need is compared before anything of theirs is allocated: somebody else wrote the specification.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def require_room(what: str, needed: float, free: float, device: str) -> None:
 
 
 def keep_freed_tensors(keeps: bool) -> None:
-    """Whether the C library of Linux keeps freed tensors of up to 32 MB for the next ones.
+    """Let the C library of Linux keep freed tensors of up to 32 MB for the next ones, or return them.
 
-    The steps of a phase allocate the same sizes again and again, and are a fifth faster with them. What an
-    exchange allocates stays; between kept memory it would leave holes, a few more with each round. Does
-    nothing where the C library is another one.
+    The steps of a phase allocate the same sizes again and again, and are a fifth faster if it `keeps` them.
+    What an exchange allocates stays: between kept memory it leaves holes, more with each round. Nothing
+    happens where the C library is another one.
     """
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.mallopt(_MMAP_THRESHOLD, 2**25 if keeps else 2**17)

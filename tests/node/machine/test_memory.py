@@ -8,6 +8,20 @@ import sys
 
 import pytest
 
+from node.ipc.worker_calls import (
+    Apply,
+    Backward,
+    BeginRound,
+    Build,
+    Connect,
+    EndInnerPhase,
+    Forward,
+    LocalData,
+)
+from node.worker import process
+from protocol.types import StageRange
+from tests.builders import spec_of
+
 PROGRAM = """
 import torch
 from benchmarks.resident import resident
@@ -30,3 +44,20 @@ def test_freed_tensors_between_others_are_returned_where_the_next_ones_have_othe
     returned, kept = map(int, said.stdout.split())
     assert kept > 50
     assert returned < 5
+
+
+def test_a_worker_keeps_freed_tensors_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(process, "keep_freed_tensors", said.append)
+    spec = spec_of(1, 1, 0, inner__steps=1, inner__microbatches=1)
+    worker = process.NodeWorker()
+    worker.build(Build(spec, StageRange(0, 1), LocalData()))
+    worker.connect(Connect(None, None))
+    worker.begin_round(BeginRound(1, range(spec.samples_per_round())))
+    assert said == [True]
+    worker.forward(Forward(0, 0, None, 1))
+    worker.backward(Backward(0, None))
+    worker.apply(Apply(0, 1.0))
+    assert said == [True]
+    assert worker.end_inner_phase(EndInnerPhase()).result.loss > 0
+    assert said == [True, False]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from node.experiment.matrix import MatrixRow, Table, fraction_of
-from node.experiment.results import Result
+from node.experiment.results import Result, mean
 from node.experiment.trial import Mode
 
 MEAN = "mean"
@@ -64,6 +64,39 @@ def deltas_of(
         return {}
     mine, base = losses_of(row, results), losses_of(table.row(row.baseline), results)
     return {seed: 100 * (mine[seed] / base[seed] - 1) for seed in seeds if seed in mine and seed in base}
+
+
+def behind_of(
+    table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]
+) -> dict[int, float]:
+    """Rounds before its end at which the row's baseline had the row's final loss, by seed.
+
+    Where the row ends lower they are negative: so much earlier the row had what its baseline ends with.
+    Between two measured rounds the loss is taken as linear. Seeds of which the first measured loss is lower
+    already are left out, and so are trials that are measured at their end only.
+    """
+    if not row.baseline or row.baseline == row.name:
+        return {}
+    found = {}
+    for seed in seeds:
+        mine, base = (results.get(each.trials[seed].trial.key) for each in (row, table.row(row.baseline)))
+        if mine is None or base is None or mine.diverged or base.diverged:
+            continue
+        lower, higher, sign = (base, mine, 1.0) if mine.loss >= base.loss else (mine, base, -1.0)
+        share = _reached(lower, higher.loss)
+        if share is not None:
+            found[seed] = sign * (1.0 - share) * base.rounds
+    return found
+
+
+def _reached(result: Result, loss: float) -> float | None:
+    """The share of its rounds after which the trial had `loss`; None: before what is measured."""
+    curve = sorted((number, mean(losses)) for number, losses in result.validation.items())
+    for (first, before), (last, after) in pairwise(curve):
+        if after <= loss <= before:
+            between = (before - loss) / (before - after) if before > after else 1.0
+            return (first + between * (last - first)) / result.rounds
+    return None
 
 
 def interval_of(deltas: Sequence[float]) -> tuple[float, float] | None:

@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from node.experiment.comparison import MEAN, Claim, SeedAnswer, deltas_of, interval_of, verdicts_of
+from node.experiment.comparison import MEAN, Claim, SeedAnswer, behind_of, deltas_of, interval_of, verdicts_of
 from node.experiment.figures import Figure
 from node.experiment.matrix import Matrix, MatrixRow, Table, fraction_of
 from node.experiment.results import Result, loss_text, mean
 
 _HOW_TO_READ = """\
-**How to read it.** Losses are in nats per token of held-out text, the mean over all replicas, *each in its
-own forward mode*; "uncompressed" is of the same parameters without compression. "Delta" is the excess over
-the row compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t).
-Bytes (MB: 10^6) are of all replicas. The paper's models are larger: only orders of rows can be compared."""
+**How to read it.** Losses are nats per token of held-out text, the mean of all replicas, *each in its own
+forward mode*; "uncompressed" is of the same parameters without links. "Delta" is the excess over the row
+compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). "Behind":
+so many rounds before its end that row had this loss. MB (10^6 bytes) are of all replicas. The paper's models
+are larger: compare orders of rows only."""
 
 
 def report_of(
@@ -73,7 +74,7 @@ def _made(matrix: Matrix, used: Sequence[Result], source: Path, out: Path | None
     return (
         f"**How it was made.** {count} trials were run, {when}, on {devices} ({'; '.join(versions)}): "
         f"{hours:.1f} hours of computing. The replicas of a trial run in one process, with the code of real "
-        f"members; what they send is packed as for the network. To repeat or continue it:\n\n    {again}"
+        f"members. To repeat or continue it:\n\n    {again}"
     )
 
 
@@ -115,6 +116,10 @@ def _table(table: Table, seeds: Sequence[int], results: Mapping[str, Result]) ->
         hidden.add("of pipelines")
     if not any(row.paper for row in table.rows):
         hidden.add("paper")
+    if not any(behind_of(table, row, seeds, results) for row in table.rows):
+        hidden.add("behind")
+    if len(seeds) == 1:
+        hidden.add("loss")  # it is that of the seed
     rows = [_cells(table, row, seeds, results) for row in table.rows]
     names = [name for name in rows[0] if name not in hidden]
     return markdown_table(names, [[row[name] for name in names] for row in rows])
@@ -134,12 +139,12 @@ def _cells(
         "loss": _mean(losses, seeds),
         **{f"seed {seed}": loss_text(result.loss) if result else "" for seed, result in by_seed},
         "delta %": _delta(table, row, seeds, results),
+        "behind": _behind(table, row, seeds, results),
         "of pipelines": _mean(
             [loss for result in measured if (loss := result.pipeline_loss) is not None], seeds
         ),
         "uncompressed": _mean([mean([result.plain]) for result in measured], seeds),
-        "links (MB/round)": _megabytes([result.link_bytes / result.rounds for result in measured]),
-        "payloads (MB/round)": _megabytes([result.payload_bytes / result.rounds for result in measured]),
+        "links + payloads (MB/round)": _megabytes(measured),
         "paper": row.paper,
     }
 
@@ -152,6 +157,11 @@ def _delta(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[
     spread = f" ({low:+.2f} .. {high:+.2f})" if len(deltas) > 1 else ""
     against = "" if row.baseline == _usual_baseline(table) else f" over {row.baseline}"
     return f"{statistics.fmean(deltas):+.2f}{spread}{against}{_share(deltas, seeds)}"
+
+
+def _behind(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
+    found = list(behind_of(table, row, seeds, results).values())
+    return f"{statistics.fmean(found):.1f}{_share(found, seeds)}" if found else ""
 
 
 def _usual_baseline(table: Table) -> str:
@@ -175,8 +185,13 @@ def _share(found: Sequence[float], seeds: Sequence[int]) -> str:
     return "" if len(found) == len(seeds) else f" ({len(found)} of {len(seeds)} seeds)"
 
 
-def _megabytes(each: Sequence[float]) -> str:
-    return f"{statistics.fmean(each) / 1e6:.3f}" if each else ""
+def _megabytes(measured: Sequence[Result]) -> str:
+    """What is sent in a round over links, and in payloads."""
+    if not measured:
+        return ""
+    links = statistics.fmean(result.link_bytes / result.rounds for result in measured)
+    payloads = statistics.fmean(result.payload_bytes / result.rounds for result in measured)
+    return f"{links / 1e6:.3f} + {payloads / 1e6:.3f}"
 
 
 def _seed_name(seed: int | str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from node.experiment.comparison import MEAN, deltas_of, interval_of, verdicts_of
+from node.experiment.comparison import MEAN, behind_of, deltas_of, interval_of, verdicts_of
 from node.experiment.estimate import Pace
 from node.experiment.figures import draw_figures
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
@@ -159,6 +159,34 @@ def test_deltas_compare_seed_with_seed_and_a_row_may_name_its_own_baseline(matri
     assert deltas_of(orderings, orderings.row("sparseloco"), matrix.seeds, results) == {}
 
 
+def test_rows_say_how_many_rounds_they_are_behind_their_baseline_or_ahead(matrix: Matrix) -> None:
+    curves = {
+        "sparseloco": [{2: (3.0, 3.0), 4: (2.0, 2.0)}, {2: (3.0, 3.0), 4: (2.0, 2.0)}],
+        "heterogeneous 1/2": [{2: (4.0, 4.0), 4: (2.25, 2.25)}, {2: (4.0, 4.0), 4: (2.75, 2.75)}],
+        "heterogeneous 1/16": [{2: (2.5, 2.5), 4: (1.5, 1.5)}, {2: (3.0, 3.0), 4: (2.0, 2.0)}],
+        "uniform 1/2": [{2: (4.0, 4.0), 4: (3.5, 3.5)}, {2: (4.0, 4.0), 4: (None, 2.0)}],
+        "uniform 1/16": [{4: (2.5, 2.5)}],
+    }
+    results = by_key(
+        result_of(planned, 2.0).model_copy(update={"validation": curves[planned.name][planned.seed]})
+        for planned in matrix.trials
+        if planned.seed < len(curves.get(planned.name, ()))
+    )
+    (table, _), seeds = matrix.tables, matrix.seeds
+    assert behind_of(table, table.row("sparseloco"), seeds, results) == {}
+    # Linear between rounds 2 and 4: the baseline had 2.25 after 3.5 rounds, and 2.75 after 2.5.
+    assert behind_of(table, table.row("heterogeneous 1/2"), seeds, results) == {0: 0.5, 1: 1.5}
+    # Seed 0 had the baseline's last loss after 3 of 4 rounds; equal losses are no difference.
+    assert behind_of(table, table.row("heterogeneous 1/16"), seeds, results) == {0: -1.0, 1: 0.0}
+    # Not within what is measured, or not finite: it is not known.
+    assert behind_of(table, table.row("uniform 1/2"), seeds, results) == {}
+    assert behind_of(table, table.row("uniform 1/16"), seeds, results) == {0: 1.0}
+    page = report_of(matrix, results, Path("m.toml"))
+    assert "| heterogeneous 1/2 | 1/2 | 2.5000 | 2.2500 | 2.7500 | +25.00 (+12.50 .. +37.50) | 1.0 |" in page
+    assert "| -0.5 |" in page
+    assert "| behind |" not in report_of(matrix, results_of(matrix, LOSSES), Path("m.toml"))
+
+
 def test_the_page_says_how_it_was_made_and_has_every_number(matrix: Matrix) -> None:
     page = report_of(matrix, results_of(matrix, LOSSES), Path("benchmarks/matrix.toml"))
     assert page.startswith("# A page\n\nWhat was run.")
@@ -167,7 +195,7 @@ def test_the_page_says_how_it_was_made_and_has_every_number(matrix: Matrix) -> N
     assert "hetnode experiment run benchmarks/matrix.toml" in page
     assert (
         "| uniform 1/16 | 1/16 | 3.0000 | 2.9000 | 3.1000 | +46.31 (+45.00 .. +47.62) "
-        "| 3.0000 | 2.0000 | 2.000 | 0.001 |  |"
+        "| 3.0000 | 2.0000 | 2.000 + 0.001 |  |"
     ) in page
     assert "- A note." in page
     assert "3 of 3 orderings hold" in page
@@ -189,6 +217,15 @@ def test_the_page_says_how_it_is_made_again(matrix: Matrix) -> None:
     page = report_of(made, {}, Path("m.toml"), out=Path("there/out"))
     assert "\n    make page\n" in page
     assert "hetnode experiment" not in page
+
+
+def test_one_seed_is_one_column(tmp_path: Path) -> None:
+    file = tmp_path / "matrix.toml"
+    file.write_text(MATRIX.replace("seeds = [0, 1]", "seeds = [7]"))
+    matrix = build_matrix(file, read_matrix_file(file), {})
+    page = report_of(matrix, by_key(result_of(each, 2.5) for each in matrix.trials), file)
+    assert "| row | k/d | seed 7 | delta % |" in page
+    assert "| loss |" not in page
 
 
 def test_a_page_without_any_result_says_how_to_get_them(matrix: Matrix) -> None:

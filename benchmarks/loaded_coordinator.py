@@ -13,9 +13,10 @@ import uvloop
 from benchmarks.processes import answer_commands
 from coordinator import app
 from coordinator.api.public_ports import ListenAddresses
+from protocol.group.peers import PeerRecord
 from protocol.server.busy_process import prepare_process
 from protocol.spec.run import RunSpec
-from protocol.types import PeerId, PeerRecord
+from protocol.types import PeerId
 from tests.builders import keyed
 from tests.support.dial_back import believe
 

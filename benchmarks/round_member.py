@@ -21,6 +21,7 @@ from node.core.model.shapes import parameter_shapes
 from node.exchange.transport import Entry, RoundEnd, ServedStages, Transport, transport_in_use
 from node.security.credentials import RunCredentials, folder_of
 from node.security.identity import open_identity
+from protocol.group.peers import PeerRecord
 from protocol.reduction.parts import ReductionLayout
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -31,7 +32,6 @@ from protocol.types import (
     MemberLine,
     PayloadDescriptor,
     PeerId,
-    PeerRecord,
     Role,
     StageRange,
 )

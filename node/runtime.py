@@ -55,11 +55,12 @@ from node.options import NodeOptions
 from node.security.identity import Identity
 from node.snapshots.embedding_snapshots import EmbeddingSnapshots
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.roles import POLICIES
 from protocol.server.backoff import pause_after
 from protocol.server.line import Line
 from protocol.spec.run import RunSpec
-from protocol.types import PROTOCOL_VERSION, PeerId, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, PeerId, Role
 
 log = logging.getLogger(__name__)
 

@@ -36,14 +36,6 @@ class RelayAddress:
     endpoint: str
 
 
-@dataclass(frozen=True)
-class MemberSource:
-    """A source from which calls of `peer` have come: an IPv4 address or an IPv6 /64, as text."""
-
-    peer: PeerId
-    source: str
-
-
 class Reachability(StrEnum):
     """How others reach a peer: at its own address, at that of a relay, or not at all, since it only dials."""
 
@@ -577,19 +569,3 @@ class Frame:
     id: FrameId
     tensors: tuple[TensorHeader, ...]
     payload: bytes
-
-
-@dataclass(frozen=True)
-class PeerRecord:
-    """What a peer publishes about itself in the DHT, signed with its identity.
-
-    `endpoint` is where it accepts links, `dht` where its DHT peer is reached: ``host:port``, or "".
-    """
-
-    peer: PeerId
-    protocol_version: int
-    role: Role
-    capacity: Capacity
-    endpoint: str
-    stages: StageRange | None
-    dht: str = ""

@@ -12,9 +12,10 @@ from coordinator.membership.sources import NOTHING, MemberSources, Position
 from coordinator.run.command_loop import ADMISSION_TOPIC, RUN_TOPIC, CommandLoop, Stopped
 from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.server.limits import source_of_host
 from protocol.trust.endpoints import split_endpoint
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 
+from protocol.group.peers import MemberSource
 from protocol.trust.rate_limit import RateLimit
-from protocol.types import MemberSource, PeerId
+from protocol.types import PeerId
 
 SOURCES_OF_PEER = 4
 """The newest count: a machine moves between networks, and may use IPv4 and IPv6."""

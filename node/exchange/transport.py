@@ -21,6 +21,7 @@ from node.ipc import modules
 from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.server.admitted_sources import EVERYONE
 from protocol.server.line import UNLIMITED, Line
 from protocol.spec.exchanges import EXCHANGES
@@ -30,7 +31,6 @@ from protocol.types import (
     ManifestEntry,
     PayloadDescriptor,
     PeerId,
-    PeerRecord,
     Rejection,
     ResultClaim,
     Verdict,

@@ -11,7 +11,8 @@ from typing import NoReturn
 from node.exchange.transport import Transport
 from node.net.live_estimates import LiveEstimates
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.types import PeerId, PeerRecord, StageRange
+from protocol.group.peers import PeerRecord
+from protocol.types import PeerId, StageRange
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from node.net.live_estimates import LiveEstimates
 from node.net.plan_updates import PlanUpdate
 from node.security.channels import WrongClock
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import MemberSource
 from protocol.spec.change import changed
 from protocol.spec.run import RunSpec
 from protocol.status import Wait
 from protocol.types import (
     Capacity,
-    MemberSource,
     Pause,
     PeerId,
     Plan,

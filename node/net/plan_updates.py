@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protocol.errors import faulty_peer
+from protocol.group.peers import MemberSource
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.term import ALONE, Succession
-from protocol.types import MemberSource, Pause, PeerId, Plan, RelayAddress, ReservedAssignment, Rollback
+from protocol.types import Pause, PeerId, Plan, RelayAddress, ReservedAssignment, Rollback
 from protocol.wire.convert.fields import banned_from_pb
 from protocol.wire.convert.plans import (
     pause_from_pb,

@@ -13,10 +13,11 @@ from cryptography import x509
 from google.protobuf.message import DecodeError, Message
 
 from protocol.errors import ErrorCode, HetnodeError, faulty_peer
+from protocol.group.peers import PeerRecord
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import Signer, is_signed_by, plan_message, record_message, state_message
 from protocol.trust.tls import certified_peer
-from protocol.types import PayloadDescriptor, PeerRecord, Plan, StateRecord
+from protocol.types import PayloadDescriptor, Plan, StateRecord
 from protocol.wire.convert.payloads import descriptor_from_pb, descriptor_to_pb, state_from_pb, state_to_pb
 from protocol.wire.convert.plans import peer_record_from_pb, peer_record_to_pb, plan_from_pb, plan_to_pb
 

@@ -22,6 +22,7 @@ from coordinator.authority import CERTIFICATE_SECONDS, Authority, open_authority
 from coordinator.membership.open_places import CLOSED, OpenTerms
 from node.net.coordinator_channel import ask
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.spec.run import RunSpec
@@ -29,7 +30,7 @@ from protocol.status import RunStatus
 from protocol.trust.envelope import enrollment_message
 from protocol.trust.invite import Invite, decode
 from protocol.trust.names import COORDINATOR_NAME
-from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, PeerRecord, Role
+from protocol.types import PROTOCOL_VERSION, Capacity, PeerId, Role
 from protocol.wire.convert.payloads import descriptor_to_pb
 from protocol.wire.convert.plans import capacity_to_pb
 from protocol.wire.operator_calls import IssueInvite

@@ -14,6 +14,7 @@ from coordinator.authority import Authority
 from node.exchange.hive.transport import HiveTransport, start
 from node.exchange.transport import Entry, ServedStages
 from node.security.identity import Identity, open_identity
+from protocol.group.peers import PeerRecord
 from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.trust.envelope import sign_descriptor
@@ -24,7 +25,6 @@ from protocol.types import (
     ManifestEntry,
     PayloadDescriptor,
     PeerId,
-    PeerRecord,
     Role,
     StageRange,
 )

@@ -33,11 +33,12 @@ from node.exchange.transport import (
 from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.pb.hetnode_pb2 import PayloadDescriptor as DescriptorMessage
 from protocol.pb.payload_pb2 import PayloadChunk, PushReply, RangeRequest, StateRequest
 from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
-from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 from tests.virtual.network import current_machine
 from tests.virtual.rpc import VirtualGrpc
 from tests.virtual.rpc_client import MessageCodec, VirtualCall, VirtualChannel

@@ -49,12 +49,13 @@ from node.exchange.transport import (
 from node.ipc.stored_payload import StoredPayload
 from node.security.identity import Identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.server.admitted_sources import EVERYONE
 from protocol.server.backoff import pause_after
 from protocol.server.line import UNLIMITED, Line
 from protocol.spec.run import RunSpec
 from protocol.trust.host_port import tcp_place
-from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, PeerRecord, Verdict
+from protocol.types import ExchangeGroup, ManifestEntry, PayloadDescriptor, PeerId, Verdict
 from protocol.wire.records import open_record, seal_record
 
 Answer = TypeVar("Answer")

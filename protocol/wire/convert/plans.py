@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.group.peers import MemberSource, PeerRecord
 from protocol.pb import hetnode_pb2 as pb
 from protocol.spec.change import CHANGEABLE, MOST_CHANGES
 from protocol.spec.run import MOST_MICROBATCHES
@@ -13,9 +14,7 @@ from protocol.types import (
     Link,
     LinkEstimate,
     Member,
-    MemberSource,
     Pause,
-    PeerRecord,
     Plan,
     Reachability,
     RelayAddress,

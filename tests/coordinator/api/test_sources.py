@@ -11,9 +11,9 @@ import pytest
 
 from coordinator.api.admission import seconds_to_tell
 from protocol.errors import ErrorCode
+from protocol.group.peers import MemberSource
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
-from protocol.types import MemberSource
 from protocol.wire.convert.plans import sources_from_pb
 from protocol.wire.operator_calls import BanPeer, UnbanPeer
 from tests.builders import Keyed, keyed, spec_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coordinator.membership.sources import MOST_PEERS, NOTHING, MemberSources
-from protocol.types import MemberSource, PeerId
+from protocol.group.peers import MemberSource
+from protocol.types import PeerId
 
 A, B = PeerId("a"), PeerId("b")
 LONG = 1e6

@@ -16,17 +16,9 @@ from node.net.membership import Membership, RunView
 from node.net.plan_updates import PlanUpdate
 from node.net.sources import member_sources
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import MemberSource
 from protocol.status import Wait
-from protocol.types import (
-    Estimates,
-    Member,
-    MemberSource,
-    PeerId,
-    Plan,
-    Replica,
-    ReservedAssignment,
-    StageRange,
-)
+from protocol.types import Estimates, Member, PeerId, Plan, Replica, ReservedAssignment, StageRange
 from tests.virtual.loop import VirtualLoop, VirtualProcess, run, start
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.types import (
     Aborted,
     Capacity,
@@ -28,7 +29,6 @@ from protocol.types import (
     MemberLine,
     PayloadDescriptor,
     PeerId,
-    PeerRecord,
     Plan,
     Rejection,
     Replica,

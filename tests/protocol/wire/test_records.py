@@ -17,18 +17,10 @@ from hypothesis import strategies as st
 
 from coordinator.authority import Authority
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.pb import hetnode_pb2 as pb
 from protocol.trust.envelope import peer_id_of, plan_message
-from protocol.types import (
-    Capacity,
-    Member,
-    PayloadDescriptor,
-    PeerRecord,
-    Plan,
-    Replica,
-    Role,
-    StageRange,
-)
+from protocol.types import Capacity, Member, PayloadDescriptor, Plan, Replica, Role, StageRange
 from protocol.wire.records import (
     MAX_SEALED_BYTES,
     OpenedRecord,

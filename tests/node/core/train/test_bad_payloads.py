@@ -34,6 +34,7 @@ from node.net.link_server import LinkServer
 from node.net.membership import Membership
 from node.security.identity import Identity, open_identity
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.group.peers import PeerRecord
 from protocol.run_files.resolve import resolve
 from protocol.trust.envelope import sign_descriptor
 from protocol.trust.reachability import Addresses
@@ -45,7 +46,6 @@ from protocol.types import (
     Part,
     PayloadDescriptor,
     PeerId,
-    PeerRecord,
     Plan,
     Role,
     StageRange,

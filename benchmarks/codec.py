@@ -32,7 +32,6 @@ from node.core.model.shapes import parameter_shapes
 from node.core.optimizer.outer_stage import OuterStage
 from protocol.codec.payload import decode
 from protocol.math.clipping import payload_norm
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import PayloadLayout
 from protocol.run_files.resolve import resolve
@@ -168,7 +167,7 @@ def row(parameters: int, options: dict[str, Any], passes: int) -> tuple[str, ...
         lambda: top_k_alone(stage, spec.outer.top_k),
         propose,
         lambda: payload_norm(decode(layout, payload)),
-        lambda: apply_update(stage.anchor, [content], [1.0], Sgd(1.0), 1.0),
+        lambda: apply_update(stage.anchor, [content], [1.0], OuterSpec()),
     )
     chunk = bytes_per_chunk(spec.outer)
     return (

@@ -74,9 +74,15 @@ MUTANTS = {
     "reset of the error": Mutant(_STAGE, "            self.error[name].zero_()\n", "", _OUTER_TESTS),
     "mean over weights": Mutant(
         "protocol/math/outer_step.py",
-        "total_weight = math.fsum(weights)",
-        "total_weight = float(len(weights))",
+        "total_weight, factors = math.fsum(weights),",
+        "total_weight, factors = float(len(weights)),",
         (*_MATH_TESTS, *_OUTER_TESTS),
+    ),
+    "bound of a radial merge": Mutant(
+        "protocol/math/outer_step.py",
+        "return min(mean / norm, math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights)))",
+        "return mean / norm",
+        _MATH_TESTS,
     ),
     "overflow of the sum": Mutant(
         "protocol/math/outer_step.py",

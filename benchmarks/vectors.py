@@ -413,6 +413,8 @@ def outer_step() -> dict[str, Any]:
             _outer_case("the last payload is clipped", {}, (1.0, 0.5, 0.75), (1.0, 1.1, 200.0)),
             _outer_case("all are clipped to the median", {"clip": 1.0}, (1.0, 0.5, 0.75), (1.5, 1.1, 200.0)),
             _outer_case("float32 values", {"quantizer": "none"}, (1.0, 0.9), (0.3, 0.7)),
+            _outer_case("radial", {"merge": "radial"}, (1.0, 0.5, 0.75), (1.0, 1.1, 200.0)),
+            _outer_case("radial, float32", {"merge": "radial", "quantizer": "none"}, (1.0, 0.9), (0.3, 0.7)),
             _outer_case(
                 "Nesterov",
                 {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
@@ -447,12 +449,12 @@ def _outer_case(
 ) -> dict[str, Any]:
     outer = {"chunk": 16, "top_k": 3, **fields}
     section = OuterSpec.model_validate({"clip": PLAIN_CLIP, **outer})
-    layout, optimizer = PayloadLayout(_SHAPES, section), outer_optimizer(section)
+    layout = PayloadLayout(_SHAPES, section)
     anchor = {
         name: _eighths(int(np.prod(shape)), 50 + i).view(shape) / 3
         for i, (name, shape) in enumerate(_SHAPES.items())
     }
-    committed, rounds = anchor | initial_state(anchor, optimizer.slots), []
+    committed, rounds = anchor | initial_state(anchor, outer_optimizer(section).slots), []
     for number in range(2):
         payloads = []
         for owner, scale in enumerate(scales):
@@ -466,7 +468,7 @@ def _outer_case(
             payloads.append(encode(layout, sparse))
         contents = [decode(layout, data) for data in payloads]
         norms = [payload_norm(each) for each in contents]
-        committed = apply_update(committed, contents, weights, optimizer, section.clip)
+        committed = apply_update(committed, contents, weights, section)
         rounds.append(
             {
                 "payloads": [data.hex() for data in payloads],

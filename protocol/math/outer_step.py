@@ -17,7 +17,10 @@ from torch import Tensor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import SentTensor, clipping_scales, payload_norm
 from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
-from protocol.math.outer_optimizer import OuterOptimizer, State, parameters_of, state_name
+from protocol.math.outer_optimizer import State, outer_optimizer, parameters_of, state_name
+from protocol.math.payload_layout import BLOCK
+from protocol.math.topk import folded_sum
+from protocol.spec.outer import OuterSpec
 
 
 def anchor_digest(parameters: Mapping[str, Tensor]) -> str:
@@ -62,25 +65,45 @@ def factors_of(
     return [weight * scale for weight, scale in zip(weights, scales, strict=True)]
 
 
+def stretch_of(
+    total: Tensor, squares: Sequence[float], weights: Sequence[float], factors: Sequence[float]
+) -> float:
+    """By what a radial merge lengthens the mean of a tensor: to the mean of the payloads' norms.
+
+    The mean of M payloads of unlike directions is up to sqrt(M) shorter, so that the best outer learning rate
+    would depend on M. It gets no longer than for orthogonal payloads, or a payload that cancels the others
+    could choose what is left. (arXiv 2604.21428, which normalizes payloads, and has no bound.)
+
+    Args:
+        total: sum_m factor_m sent_m, flat float32.
+        squares: of the payloads' norms of this tensor, before `factors`.
+    """
+    blocks = (total[at : at + BLOCK].numpy(force=True) for at in range(0, len(total), BLOCK))
+    norm = math.sqrt(math.fsum(folded_sum(np.square(block, dtype=np.float64)) for block in blocks))
+    if not 0 < norm < math.inf:
+        return 1.0
+    mean = math.fsum(factor * math.sqrt(each) for factor, each in zip(factors, squares, strict=True))
+    return min(mean / norm, math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights)))
+
+
 def apply_update(
     committed: Mapping[str, Tensor],
     payloads: Sequence[Mapping[str, SentTensor]],
     weights: Sequence[float],
-    optimizer: OuterOptimizer,
-    clip: float,
+    outer: OuterSpec,
     meter: Callable[[str, Tensor], None] | None = None,
 ) -> dict[str, Tensor]:
     """What is committed after a round: parameters and optimizer state, by name (algorithm eq 2).
 
-    `optimizer` moves the parameters along the pseudo-gradient (sum_m w_m sent_m) / (sum_m w_m), in the dtype
-    of `committed`. Each payload is clipped first (protocol.math.clipping.clipping_scales). Sums run in
-    the order given: callers pass the canonical order, by owner. The division is by the weight of all
-    contributors, also where only some of them sent an element.
+    The outer optimizer moves the parameters along the pseudo-gradient (sum_m w_m sent_m) / (sum_m w_m), in
+    the dtype of `committed`; a radial merge lengthens each tensor of it (:func:`stretch_of`). Each payload is
+    clipped first (protocol.math.clipping.clipping_scales). Sums run in the order given: callers pass the
+    canonical order, by owner. The division is by the weight of all contributors, also where only some of them
+    sent an element.
 
     Args:
         committed: some or all parameters of a stage, each with its optimizer state (:func:`state_name`).
         payloads: all tensors of the stage, also where `committed` holds fewer: the norm is that of the whole.
-        clip: `outer.clip` of the specification.
         meter: called with the name of each parameter and its weighted sum, flat, which it must not change.
 
     Returns:
@@ -93,17 +116,19 @@ def apply_update(
     if not payloads or not all(math.isfinite(weight) and weight > 0 for weight in weights):
         raise ValueError(f"a round needs contributors with positive finite weights, not {list(weights)}")
     # fsum is exact: the order of the weights does not matter.
-    total_weight = math.fsum(weights)
-    factors = factors_of(payloads, weights, clip)
-    moved = {}
+    total_weight, factors = math.fsum(weights), factors_of(payloads, weights, outer.clip)
+    optimizer, moved = outer_optimizer(outer), dict[str, Tensor]()
     for name, parameter in parameters_of(committed).items():
         total = torch.zeros_like(parameter).view(-1)
         for payload, factor in zip(payloads, factors, strict=True):
             payload[name].add_to(total, factor)
         if meter is not None:
             meter(name, total)
+        divisor = total_weight
+        if outer.merge == "radial" and len(payloads) > 1:
+            divisor /= stretch_of(total, [payload[name].squares for payload in payloads], weights, factors)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
-        gradient = total.div_(total_weight).view_as(parameter)
+        gradient = total.div_(divisor).view_as(parameter)
         state: State = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}
         moved[name], state = optimizer.step(parameter, gradient, state)
         moved |= {state_name(name, slot): tensor for slot, tensor in state.items()}

@@ -84,10 +84,10 @@ class SparseTensor:
         codes_s = self.codes_s.numpy()
         if self.magnitudes is None:
             squares_s = codes_s.astype(np.float64)
-            return _sum(np.square(squares_s, out=squares_s))
+            return folded_sum(np.square(squares_s, out=squares_s))
         count = len(self.magnitudes)
         counts = np.bincount(codes_s % count, minlength=count)
-        return _sum(counts * self.magnitudes.numpy().astype(np.float64) ** 2)
+        return folded_sum(counts * self.magnitudes.numpy().astype(np.float64) ** 2)
 
     @cached_property
     def _table(self) -> Tensor:
@@ -101,7 +101,7 @@ class SparseTensor:
         return self._table.index_select(0, self.codes_s[part].int())
 
 
-def _sum(values: NDArray[np.float64]) -> float:
+def folded_sum(values: NDArray[np.float64]) -> float:
     """The sum by repeated halving, in place: numpy's own sum may use another order on another processor."""
     count = len(values)
     while count > 1:

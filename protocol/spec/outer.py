@@ -22,7 +22,7 @@ _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 class OuterSpec(Section):
     """SparseLoCo (algorithm.md, eqs 1 and 2) and its codec."""
 
-    optional = frozenset({"optimizer", "momentum", "turns", "exchange", "reduced_top_k"})
+    optional = frozenset({"optimizer", "momentum", "turns", "exchange", "reduced_top_k", "merge"})
 
     optimizer: Literal["sgd", "nesterov"] = Field(
         "sgd", description="moves the anchor along the aggregated pseudo-gradient"
@@ -44,6 +44,9 @@ class OuterSpec(Section):
     )
     quantizer: PayloadQuantizerName = Field(
         "2bit", description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange"
+    )
+    merge: Literal["mean", "radial"] = Field(
+        "mean", description="of payloads; radial: each tensor's mean, lengthened to the mean of their norms"
     )
     overlap: int = Field(
         0,
@@ -101,6 +104,8 @@ class OuterSpec(Section):
             if self.reduced_top_k is not None:
                 raise ValueError("reduced_top_k is for exchange 'reduced', and exchange is 'gathered'")
             return self
+        if self.merge == "radial":
+            raise ValueError("merge 'radial' needs norms of whole tensors; reducers see parts: use 'mean'")
         if self.turns > 1:
             raise ValueError(
                 "exchange 'reduced' needs turns 1, since reducers keep sums of every round, and turns is "

@@ -351,18 +351,32 @@ def digest_of(tensors: Tensors) -> str:
 
 
 def norm_of(payload: Mapping[str, Sent]) -> float:
-    sums = []
-    for _, values, codes, magnitudes in payload.values():
-        count = len(magnitudes)
-        if count:
-            parts = [float((codes % count == j).sum()) * float(magnitudes[j]) ** 2 for j in range(count)]
-        else:
-            parts = [float(value) ** 2 for value in values]
-        while len(parts) > 1:
-            half = (len(parts) + 1) // 2
-            parts = [a + b for a, b in zip(parts, [*parts[half:], 0.0], strict=False)][:half]
-        sums += parts
-    return math.sqrt(math.fsum(sums))
+    return math.sqrt(math.fsum(map(squares_of, payload.values())))
+
+
+def squares_of(sent: Sent) -> float:
+    _, values, codes, magnitudes = sent
+    count = len(magnitudes)
+    if count:
+        return folded([float((codes % count == j).sum()) * float(magnitudes[j]) ** 2 for j in range(count)])
+    return folded([float(value) ** 2 for value in values])
+
+
+def folded(parts: list[float]) -> float:
+    while len(parts) > 1:
+        half = (len(parts) + 1) // 2
+        parts = [a + b for a, b in zip(parts, [*parts[half:], 0.0], strict=False)][:half]
+    return sum(parts)
+
+
+def stretch_of(
+    total: np.ndarray, sent: Sequence[Sent], weights: Sequence[float], factors: Sequence[float]
+) -> float:
+    starts = range(0, len(total), 524_288)
+    t = math.sqrt(math.fsum(folded([float(x) ** 2 for x in total[at : at + 524_288]]) for at in starts))
+    n = math.fsum(factor * math.sqrt(squares_of(each)) for factor, each in zip(factors, sent, strict=True))
+    longest = math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights))
+    return min(n / t, longest) if 0 < t < math.inf else 1.0
 
 
 def scales_of(norms: Sequence[float], clip: float) -> list[float]:
@@ -376,15 +390,19 @@ def outer_step(
     committed: Tensors, payloads: Sequence[Mapping[str, Sent]], weights: Sequence[float], outer: Fields
 ) -> Tensors:
     scales, found = scales_of([norm_of(each) for each in payloads], outer.get("clip", 8.0)), {}
-    divisor, rate, mu = F32(math.fsum(weights)), F32(outer["learning_rate"]), F32(outer.get("momentum", 0))
+    rate, mu = F32(outer["learning_rate"]), F32(outer.get("momentum", 0))
+    factors = [weight * scale for weight, scale in zip(weights, scales, strict=True)]
     for name, anchor in committed.items():
         if "/" in name:
             continue
         total = np.zeros(anchor.size, F32)
-        for payload, weight, scale in zip(payloads, weights, scales, strict=True):
+        for payload, factor in zip(payloads, factors, strict=True):
             indices, values, *_ = payload[name]
-            total[indices] += values * F32(weight * scale)
-        g = (total / divisor).reshape(anchor.shape)
+            total[indices] += values * F32(factor)
+        divisor = math.fsum(weights)
+        if outer.get("merge") == "radial" and len(payloads) > 1:
+            divisor /= stretch_of(total, [payload[name] for payload in payloads], weights, factors)
+        g = (total / F32(divisor)).reshape(anchor.shape)
         if outer.get("optimizer") == "nesterov":
             v = committed[f"{name}/momentum"] * mu + g
             v[np.abs(v) < F32(2.0**-64)] = 0

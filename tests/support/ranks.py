@@ -40,6 +40,7 @@ SPEC = spec_of(
         "inner.microbatches": 3,
         "inner.steps": 2,
         "outer.optimizer": "nesterov",
+        "outer.merge": "radial",
         "outer.overlap": 1,
     }
 )

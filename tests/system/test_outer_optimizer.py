@@ -1,4 +1,4 @@
-"""A run with Nesterov momentum: after kills, late joiners and recovery all momenta are equal in every bit."""
+"""A run with Nesterov momentum and radial updates: after kills, late joiners and recovery all bits agree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_kills_late_joiners_and_recovery_leave_all_momenta_equal(play: Play, pla
         await swarm.until_round(5)
         swarm.start("late")  # from a checkpoint of others
 
-    settings = {"outer.optimizer": "nesterov", "inner.microbatches": 1}
+    settings = {"outer.optimizer": "nesterov", "outer.merge": "radial", "inner.microbatches": 1}
     swarm = play.to_the_end(disturbed, MIXED, ROUNDS, later={"late": Role.REPLICA}, **settings)
     assert contributions(swarm, "late")[-1] == contributions(swarm, "b")[-1] == ROUNDS
     whole = final_tensors(swarm, "a")

@@ -62,7 +62,8 @@ def advice(
     for exchange in EXCHANGES.keys() - {spec.outer.exchange}:
         changed = _with_exchange(spec, exchange)
         if changed is not None and best - (other := seconds(changed)) >= least_saved:
-            yield Advice(f'outer.exchange = "{exchange}"', other, 1 - other / base.round_seconds)
+            merge = ', outer.merge = "mean"' if changed.outer.merge != spec.outer.merge else ""
+            yield Advice(f'outer.exchange = "{exchange}"{merge}', other, 1 - other / base.round_seconds)
 
 
 def _with_snapshots(spec: RunSpec, rounds: int) -> RunSpec:
@@ -70,9 +71,9 @@ def _with_snapshots(spec: RunSpec, rounds: int) -> RunSpec:
 
 
 def _with_exchange(spec: RunSpec, exchange: str) -> RunSpec | None:
-    """The same run with another exchange; None where other settings forbid that."""
+    """The same run with another exchange, of means, which each can; None where settings forbid that."""
     tree = spec.model_dump(mode="json")
-    tree["outer"]["exchange"] = exchange
+    tree["outer"] |= {"exchange": exchange, "merge": "mean"}
     try:
         return RunSpec.model_validate(tree)
     except ValidationError:

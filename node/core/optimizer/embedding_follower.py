@@ -31,7 +31,7 @@ class EmbeddingFollower:
 
     def __init__(self, spec: RunSpec, table_vd: Tensor) -> None:
         self._received = ReceivedPayloads(payload_layout(spec, 0))
-        self._clip, self._optimizer = spec.outer.clip, outer_optimizer(spec.outer)
+        self._outer = spec.outer
         self.committed: dict[str, Tensor] = {}
         self.load({EMBEDDING: table_vd})
 
@@ -42,10 +42,10 @@ class EmbeddingFollower:
 
     def load(self, committed: Mapping[str, Tensor]) -> None:
         """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
-        self.committed = with_state(committed, [EMBEDDING], self._optimizer.slots)
+        self.committed = with_state(committed, [EMBEDDING], outer_optimizer(self._outer).slots)
 
     def commit(self, outcome: Outcome) -> None:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""
         decoded, weights = contents_of(self._received, outcome)
         self._received.clear()
-        self.committed = apply_update(self.committed, decoded, weights, self._optimizer, self._clip)
+        self.committed = apply_update(self.committed, decoded, weights, self._outer)

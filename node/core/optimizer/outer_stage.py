@@ -228,8 +228,7 @@ class OuterStage:
             if probe is not None and all(map(self.received.holds, probe.uncounted)):
                 uncounted = [self.received.decoded(payload) for payload in probe.uncounted]
                 observe = probe.begin([*contents, *uncounted], weights)
-            clip = self._outer.clip
-            found = apply_update(self.committed, contents, weights, self._optimizer, clip, observe)
+            found = apply_update(self.committed, contents, weights, self._outer, observe)
             return exactly_projected(found, self._basis_dk)
 
         committed = self.ownership.group.agreed(moved)

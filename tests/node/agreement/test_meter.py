@@ -9,7 +9,6 @@ import torch
 
 from node.agreement.meter import AgreementMeter
 from node.ipc.worker_calls import Comparison, MeasuredAgreement
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.topk import SparseTensor
 from protocol.spec.outer import OuterSpec
@@ -23,8 +22,8 @@ def measured(
 ) -> MeasuredAgreement | None:
     meter = AgreementMeter(comparison, payloads, weights, CLIP)
     anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-    measured = apply_update(anchor, payloads, weights, Sgd(0.7), CLIP, meter.add)
-    plain = apply_update(anchor, payloads, weights, Sgd(0.7), CLIP)
+    measured = apply_update(anchor, payloads, weights, OuterSpec(learning_rate=0.7, clip=CLIP), meter.add)
+    plain = apply_update(anchor, payloads, weights, OuterSpec(learning_rate=0.7, clip=CLIP))
     assert all(torch.equal(measured[name], plain[name]) for name in SHAPES), "measuring changes no bit"
     return meter.results()[0]
 

@@ -28,7 +28,6 @@ from protocol.math.clipping import (
     payload_norm,
 )
 from protocol.math.indices import EliasFano
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update
 from protocol.math.payload_layout import PayloadLayout
 from protocol.math.topk import SparseTensor
@@ -197,14 +196,16 @@ class TestClipping:
                 payload[name].add_to(total, 1.0)
             plain[name] = value - (total / 3).view_as(value)
         assert anchor_digest(
-            apply_update(anchor, payloads, [1.0] * 3, Sgd(1.0), PLAIN_CLIP)
+            apply_update(anchor, payloads, [1.0] * 3, OuterSpec(clip=PLAIN_CLIP))
         ) == anchor_digest(plain)
 
     def test_the_bits_of_a_clipped_round_are_these(self) -> None:
         """A value from one machine, for all others: a replica with other bits would leave the run."""
         ramp = torch.arange(1, 9, dtype=torch.float32) / 7
         payloads = [{"a": SparseTensor(None, ramp * factor)} for factor in (1.0, 1.5, 1e6)]
-        moved = apply_update({"a": torch.ones(8)}, payloads, [1.0, 0.3, 1.7], Sgd(0.7), PLAIN_CLIP)
+        moved = apply_update(
+            {"a": torch.ones(8)}, payloads, [1.0, 0.3, 1.7], OuterSpec(learning_rate=0.7, clip=PLAIN_CLIP)
+        )
         assert [struct.pack("<f", value).hex() for value in moved["a"].tolist()] == CLIPPED_ROUND
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from node.core.model.stage import Stage
 from node.core.optimizer.adamw import AdamW
 from node.generate import next_token_loss
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import TensorLayout
 from protocol.math.subspace import (
@@ -65,7 +64,7 @@ def test_one_embedding_table_equals_the_adaptation_of_its_two_parts() -> None:
     assert_close(end.perpendicular_vd, reference["T_perp_init"], tolerance)
     for step in reference["steps"]:
         (table,) = apply_update(
-            {"emb": table}, [{"emb": _dense(step["update"])}], [1.0], Sgd(1.0), 1.0
+            {"emb": table}, [{"emb": _dense(step["update"])}], [1.0], OuterSpec()
         ).values()
         end.refresh(table)
         assert_close(table, step["TE_after"], tolerance)
@@ -107,7 +106,7 @@ def test_sparse_rounds_with_error_feedback_follow_the_reference(run: dict[str, A
                 )
                 assert_close(error[name], step["error_after"][replica][name], tolerance)
             payloads.append(sent)
-        moved = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate), 1.0)
+        moved = apply_update(anchor, payloads, [1.0, 1.0], outer)
         for name, value in moved.items():
             mean_update = (anchor[name] - value) / outer.learning_rate
             assert_close(mean_update, step["mean_update"][name], tolerance)
@@ -230,7 +229,7 @@ def test_whole_round_of_a_full_and_a_pipeline_replica_matches() -> None:
     for name, error in last_error.items():
         assert_close(error, COMM["error_after_replica1"][name], tolerance)
 
-    after = apply_update(anchor, payloads, [1.0, 1.0], Sgd(outer.learning_rate), 1.0)
+    after = apply_update(anchor, payloads, [1.0, 1.0], outer)
     for name, value in after.items():
         assert_close(value, ROUND["theta_after"][name], tolerance)
     t_perp = perpendicular_table(after["emb"], f64(TINY["U"]))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from protocol.codec.payload import decode, encode
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import apply_update
 from protocol.math.topk import sparsify
 from protocol.reduction.partition import PartRange, partition
@@ -135,9 +134,9 @@ def test_a_reduction_that_leaves_nothing_out_equals_gathering(
     result = run_round(layout, reducers, payloads, weights)
     anchor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     gathered = apply_update(
-        anchor, [decode(layout.payload, each) for each in payloads], weights, Sgd(1.0), PLAIN_CLIP
+        anchor, [decode(layout.payload, each) for each in payloads], weights, OuterSpec(clip=PLAIN_CLIP)
     )
-    reduced = apply_update(anchor, [decode_result(layout, result)], [1.0], Sgd(1.0), PLAIN_CLIP)
+    reduced = apply_update(anchor, [decode_result(layout, result)], [1.0], OuterSpec(clip=PLAIN_CLIP))
     for name, tensor in gathered.items():
         assert torch.equal(tensor, reduced[name])
 

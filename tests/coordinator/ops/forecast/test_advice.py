@@ -54,6 +54,11 @@ def test_many_pipelines_on_slow_lines_gain_by_snapshots_and_more_by_reduction() 
     assert 0.02 < some < more < 1
 
 
+def test_reduction_of_radial_updates_needs_their_mean() -> None:
+    ((setting, _),) = named(spec_with(**{"outer.merge": "radial"}), full(40), 1e6)
+    assert setting == 'outer.exchange = "reduced", outer.merge = "mean"'
+
+
 def test_reduction_is_not_named_where_it_is_not_possible() -> None:
     turns = {"outer.turns": 2, "outer.overlap": 1}
     assert [setting for setting, _ in named(spec_with(**turns), full(40), 1e6)] == []

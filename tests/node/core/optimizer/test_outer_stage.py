@@ -28,9 +28,9 @@ from protocol.codec.payload import decode
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.math.digest import CHUNK_BYTES, digest_of, header_of
-from protocol.math.outer_optimizer import Sgd
 from protocol.math.outer_step import anchor_digest, apply_update, factors_of
 from protocol.math.topk import SparseTensor
+from protocol.spec.outer import OuterSpec
 from protocol.spec.quantizers import INDEX_CODES
 from tests.support.outer_replica import Replica
 from tests.support.paths import ROOT
@@ -245,7 +245,7 @@ def test_finite_payloads_that_overflow_together_never_reach_the_anchor() -> None
     anchor = {"head": torch.zeros(2)}
     huge = {"head": SparseTensor(None, torch.tensor([3e38, 0.0]))}
     with pytest.raises(HetnodeError) as caught:
-        apply_update(anchor, [huge, huge], [1.0, 1.0], Sgd(1.0), 1.0)
+        apply_update(anchor, [huge, huge], [1.0, 1.0], OuterSpec())
     assert caught.value.code is ErrorCode.PAYLOAD_CORRUPT
     assert not anchor["head"].any()
 

@@ -16,6 +16,7 @@ _PAPER_INNER = {"steps": 50, "microbatches": 8, "microbatch_size": 4, "warmup_st
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
         "model": {},
+        "inner": {"optimizer": "muon", "learning_rate": 1.2e-2},
         "outer": {"top_k": 128},
     },
     "nano": {

@@ -69,6 +69,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "inner": {"inner.final_ratio": 0.2, "inner.clip_norm": 0.5, "inner.weight_decay": 0.0, "seed": 7},
     "payloads": {"outer.quantizer": "1bit", "outer.indices": "enumerative", "outer.error_decay": 1.0},
     "all values": {"outer.top_k": 0},
+    "radial": {"outer.merge": "radial"},
     "nesterov": {"outer.optimizer": "nesterov", "outer.momentum": 0.8, "outer.learning_rate": 0.7},
     "adaptive links": {"link.least_k": 4, "link.most_k": 24, "link.uncompressed": True},
     "dithered links": {"link.dtype": "dither5", "link.gradient_dtype": "dither3"},

@@ -54,7 +54,7 @@ class FakeWorker:
 
 @pytest.mark.parametrize("preset", ["nano", "tiny", "178m", "1b"])
 def test_operations_are_those_of_the_matrices_and_of_attention(preset: str) -> None:
-    spec = resolve(preset)
+    spec = resolve(preset, overrides={"inner.optimizer": "adamw"})
     model, stages = spec.model, range(spec.swarm.stages)
     vectors = (2 * model.layers + 1) * model.width
     embedding = model.vocabulary * model.width

@@ -80,8 +80,8 @@ MUTANTS = {
     ),
     "bound of a radial merge": Mutant(
         "protocol/math/outer_step.py",
-        "return min(mean / norm, math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights)))",
-        "return mean / norm",
+        "length = math.sqrt(max(actual, math.fsum(norm * norm for norm in norms)))",
+        "length = math.sqrt(actual)",
         _MATH_TESTS,
     ),
     "overflow of the sum": Mutant(

@@ -413,8 +413,8 @@ def outer_step() -> dict[str, Any]:
             _outer_case("the last payload is clipped", {}, (1.0, 0.5, 0.75), (1.0, 1.1, 200.0)),
             _outer_case("all are clipped to the median", {"clip": 1.0}, (1.0, 0.5, 0.75), (1.5, 1.1, 200.0)),
             _outer_case("float32 values", {"quantizer": "none"}, (1.0, 0.9), (0.3, 0.7)),
-            _outer_case("radial", {"merge": "radial"}, (1.0, 0.5, 0.75), (1.0, 1.1, 200.0)),
             _outer_case("radial, float32", {"merge": "radial", "quantizer": "none"}, (1.0, 0.9), (0.3, 0.7)),
+            _outer_case("radial, opposed", {"merge": "radial"}, (1.0, 0.9, 0.5), (1.0, -0.8, 0.0), True),
             _outer_case(
                 "Nesterov",
                 {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
@@ -445,8 +445,13 @@ def _projection(width: int, k: int) -> dict[str, Any]:
 
 
 def _outer_case(
-    name: str, fields: Mapping[str, Any], weights: Sequence[float], scales: Sequence[float]
+    name: str,
+    fields: Mapping[str, Any],
+    weights: Sequence[float],
+    scales: Sequence[float],
+    alike: bool = False,
 ) -> dict[str, Any]:
+    """Two rounds; with `alike` the payloads differ in their scales alone."""
     outer = {"chunk": 16, "top_k": 3, **fields}
     section = OuterSpec.model_validate({"clip": PLAIN_CLIP, **outer})
     layout = PayloadLayout(_SHAPES, section)
@@ -460,7 +465,9 @@ def _outer_case(
         for owner, scale in enumerate(scales):
             sparse = {
                 name: sparsify(
-                    _eighths(int(np.prod(shape)), 100 * number + 10 * owner + i) * scale / 7,
+                    _eighths(int(np.prod(shape)), 100 * number + (0 if alike else 10 * owner) + i)
+                    * scale
+                    / 7,
                     TensorLayout(shape, section),
                 )
                 for i, (name, shape) in enumerate(_SHAPES.items())

@@ -153,7 +153,7 @@ class PayloadAgreement:
     Attributes:
         cosine: with the weighted mean of the other payloads that count in the round.
         norm: L2 norm of the payload.
-        mean_norm: L2 norm of the committed mean of all payloads.
+        mean_norm: L2 norm of the mean of all payloads, before a radial merge.
         alike, unlike: the cosine with one other payload of the same kind of replica (full or pipeline), and
             with one of the other kind.
         likeness: the greatest cosine with another payload that counts in this round, with one that counted

@@ -2,7 +2,7 @@
 
 With the payloads p_m of a (stage, round) as vectors over all parameters of the stage, their weights w_m and
 clipping scales s_m (protocol.math.clipping), f_m = w_m s_m and S = sum_m f_m p_m, the committed mean is
-S / sum_m w_m. For the payload j:
+S / sum_m w_m, before a radial merge lengthens it. For the payload j:
 
     cosine    = <p_j, S - f_j p_j> / (|p_j| |S - f_j p_j|)     with the weighted sum of all *others*
     norm      = |p_j|                                          before clipping

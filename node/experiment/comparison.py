@@ -66,37 +66,52 @@ def deltas_of(
     return {seed: 100 * (mine[seed] / base[seed] - 1) for seed in seeds if seed in mine and seed in base}
 
 
+@dataclass(frozen=True)
+class Behind:
+    """How far a row is behind its baseline in one seed.
+
+    Attributes:
+        rounds: of the baseline, before its end, at which it had the row's final loss. Negative where the row
+            ends lower: so much earlier the row had what its baseline ends with.
+        is_bound: the lower of the two had it before it was first measured: they are apart by more.
+    """
+
+    rounds: float
+    is_bound: bool
+
+
 def behind_of(
     table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]
-) -> dict[int, float]:
-    """Rounds before its end at which the row's baseline had the row's final loss, by seed.
+) -> dict[int, Behind]:
+    """How far the row is behind its baseline, by seed. Between measured rounds the loss is taken as linear.
 
-    Where the row ends lower they are negative: so much earlier the row had what its baseline ends with.
-    Between two measured rounds the loss is taken as linear. Seeds of which the first measured loss is lower
-    already are left out, and so are trials that are measured at their end only.
+    Trials that have a loss that is not finite, and pairs without a measured round before the end, are left
+    out.
     """
     if not row.baseline or row.baseline == row.name:
         return {}
     found = {}
     for seed in seeds:
         mine, base = (results.get(each.trials[seed].trial.key) for each in (row, table.row(row.baseline)))
-        if mine is None or base is None or mine.diverged or base.diverged:
+        if mine is None or base is None:
             continue
         lower, higher, sign = (base, mine, 1.0) if mine.loss >= base.loss else (mine, base, -1.0)
-        share = _reached(lower, higher.loss)
-        if share is not None:
-            found[seed] = sign * (1.0 - share) * base.rounds
+        curve = sorted((number, mean(losses)) for number, losses in lower.validation.items())
+        if len(curve) < 2 or not all(math.isfinite(each) for each in (higher.loss, *(y for _, y in curve))):
+            continue
+        share = _reached(curve, higher.loss) / lower.rounds
+        found[seed] = Behind(sign * (1.0 - share) * base.rounds, curve[0][1] < higher.loss)
     return found
 
 
-def _reached(result: Result, loss: float) -> float | None:
-    """The share of its rounds after which the trial had `loss`; None: before what is measured."""
-    curve = sorted((number, mean(losses)) for number, losses in result.validation.items())
+def _reached(curve: Sequence[tuple[int, float]], loss: float) -> float:
+    """The round at which a curve that ends at most at `loss` first had it, at least its first one."""
     for (first, before), (last, after) in pairwise(curve):
-        if after <= loss <= before:
-            between = (before - loss) / (before - after) if before > after else 1.0
-            return (first + between * (last - first)) / result.rounds
-    return None
+        if before <= loss:
+            return first
+        if after <= loss:
+            return first + (before - loss) / (before - after) * (last - first)
+    return curve[-1][0]
 
 
 def interval_of(deltas: Sequence[float]) -> tuple[float, float] | None:

@@ -15,8 +15,8 @@ _HOW_TO_READ = """\
 **How to read it.** Losses are nats per token of held-out text, the mean of all replicas, *each in its own
 forward mode*; "uncompressed" is of the same parameters without links. "Delta" is the excess over the row
 compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). "Behind":
-so many rounds before its end that row had this loss. MB (10^6 bytes) are of all replicas. The paper's models
-are larger: compare orders of rows only."""
+so many of its rounds before its end, at a higher rate, that row had this loss; negative: this row that loss.
+MB (10^6 bytes) are of all replicas. Compare only orders with the paper."""
 
 
 def report_of(
@@ -161,7 +161,12 @@ def _delta(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[
 
 def _behind(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]) -> str:
     found = list(behind_of(table, row, seeds, results).values())
-    return f"{statistics.fmean(found):.1f}{_share(found, seeds)}" if found else ""
+    if not found:
+        return ""
+    rounds = statistics.fmean(each.rounds for each in found)
+    # A mean with a bound in it is one, too.
+    more = (">" if rounds > 0 else "<") if any(each.is_bound for each in found) else ""
+    return f"{more}{rounds:.1f}{_share([each.rounds for each in found], seeds)}"
 
 
 def _usual_baseline(table: Table) -> str:

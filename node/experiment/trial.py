@@ -133,7 +133,7 @@ def trial_in_mode(
     if mode is Mode.DATA_PARALLEL:
         tree["rounds"] = spec.total_steps
         tree["inner"]["steps"] = 1
-        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "turns": 1}
+        tree["outer"] |= {"top_k": 0, "quantizer": "none", "overlap": 0, "turns": 1, "merge": "mean"}
         changes = {"average_gradients": True, **changes}
     trial = Trial(RunSpec.from_tree(tree), Variation.model_validate(changes))
     trial.variation.check(trial.spec)

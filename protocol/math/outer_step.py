@@ -65,25 +65,22 @@ def factors_of(
     return [weight * scale for weight, scale in zip(weights, scales, strict=True)]
 
 
-def stretch_of(
-    total: Tensor, squares: Sequence[float], weights: Sequence[float], factors: Sequence[float]
-) -> float:
-    """By what a radial merge lengthens the mean of a tensor: to the mean of the payloads' norms.
+def stretch_of(total: Tensor, squares: Sequence[float], factors: Sequence[float]) -> float:
+    """The factor by which a radial merge lengthens the mean of a tensor: to the mean of the payloads' norms.
 
-    The mean of M payloads of unlike directions is up to sqrt(M) shorter, so that the best outer learning rate
-    would depend on M. It gets no longer than for orthogonal payloads, or a payload that cancels the others
-    could choose what is left. (arXiv 2604.21428, which normalizes payloads, and has no bound.)
+    The mean of M payloads of unlike directions is up to sqrt(M) times shorter than they are, so that its best
+    outer learning rate depends on M. The factor is at most that of orthogonal payloads of these norms: where
+    one cancels the others, what is left of them has no more say. (arXiv 2604.21428 has no such bound.)
 
     Args:
         total: sum_m factor_m sent_m, flat float32.
-        squares: of the payloads' norms of this tensor, before `factors`.
+        squares: of the norm of this tensor in each payload, before `factors`.
     """
+    norms = [factor * math.sqrt(each) for factor, each in zip(factors, squares, strict=True)]
     blocks = (total[at : at + BLOCK].numpy(force=True) for at in range(0, len(total), BLOCK))
-    norm = math.sqrt(math.fsum(folded_sum(np.square(block, dtype=np.float64)) for block in blocks))
-    if not 0 < norm < math.inf:
-        return 1.0
-    mean = math.fsum(factor * math.sqrt(each) for factor, each in zip(factors, squares, strict=True))
-    return min(mean / norm, math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights)))
+    actual = math.fsum(folded_sum(np.square(block, dtype=np.float64)) for block in blocks)
+    length = math.sqrt(max(actual, math.fsum(norm * norm for norm in norms)))
+    return math.fsum(norms) / length if 0 < length < math.inf else 1.0
 
 
 def apply_update(
@@ -126,7 +123,7 @@ def apply_update(
             meter(name, total)
         divisor = total_weight
         if outer.merge == "radial" and len(payloads) > 1:
-            divisor /= stretch_of(total, [payload[name].squares for payload in payloads], weights, factors)
+            divisor /= stretch_of(total, [payload[name].squares for payload in payloads], factors)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
         gradient = total.div_(divisor).view_as(parameter)
         state: State = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}

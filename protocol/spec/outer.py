@@ -46,7 +46,7 @@ class OuterSpec(Section):
         "2bit", description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange"
     )
     merge: Literal["mean", "radial"] = Field(
-        "mean", description="of payloads; radial: each tensor's mean, lengthened to the mean of their norms"
+        "mean", description="of the payloads; radial: lengthened to the mean of their norms, tensor by tensor"
     )
     overlap: int = Field(
         0,

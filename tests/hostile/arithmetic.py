@@ -369,14 +369,12 @@ def folded(parts: list[float]) -> float:
     return sum(parts)
 
 
-def stretch_of(
-    total: np.ndarray, sent: Sequence[Sent], weights: Sequence[float], factors: Sequence[float]
-) -> float:
+def stretch_of(total: np.ndarray, sent: Sequence[Sent], factors: Sequence[float]) -> float:
+    norms = [factor * math.sqrt(squares_of(each)) for factor, each in zip(factors, sent, strict=True)]
     starts = range(0, len(total), 524_288)
-    t = math.sqrt(math.fsum(folded([float(x) ** 2 for x in total[at : at + 524_288]]) for at in starts))
-    n = math.fsum(factor * math.sqrt(squares_of(each)) for factor, each in zip(factors, sent, strict=True))
-    longest = math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights))
-    return min(n / t, longest) if 0 < t < math.inf else 1.0
+    t = math.fsum(folded([float(x) ** 2 for x in total[at : at + 524_288]]) for at in starts)
+    length = math.sqrt(max(t, math.fsum(norm * norm for norm in norms)))
+    return math.fsum(norms) / length if 0 < length < math.inf else 1.0
 
 
 def scales_of(norms: Sequence[float], clip: float) -> list[float]:
@@ -401,7 +399,7 @@ def outer_step(
             total[indices] += values * F32(factor)
         divisor = math.fsum(weights)
         if outer.get("merge") == "radial" and len(payloads) > 1:
-            divisor /= stretch_of(total, [payload[name] for payload in payloads], weights, factors)
+            divisor /= stretch_of(total, [payload[name] for payload in payloads], factors)
         g = (total / F32(divisor)).reshape(anchor.shape)
         if outer.get("optimizer") == "nesterov":
             v = committed[f"{name}/momentum"] * mu + g

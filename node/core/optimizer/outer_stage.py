@@ -4,7 +4,7 @@ The anchor is the last committed value of the parameters, equal in every bit on 
 
     propose   e' = beta e + (anchor - local)              what was learned here and is not sent yet
               payload = Q(top-k(e' / a)),  e'' = e' - a payload     a: share of the H steps that were trained
-    commit    anchor' = step(anchor, sum_m w_m payload_m / sum_m w_m)
+    commit    anchor' = step(anchor, sum_m w_m payload_m / sum_m w_m), or a radial merge
               e = e'', local = anchor'                     if the payload of this replica is in the sum
               local = local + anchor' - anchor             if not: the next proposal has this progress
     abort     nothing changes

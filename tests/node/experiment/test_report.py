@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from node.experiment.comparison import MEAN, behind_of, deltas_of, interval_of, verdicts_of
+from node.experiment.comparison import MEAN, Behind, behind_of, deltas_of, interval_of, verdicts_of
 from node.experiment.estimate import Pace
 from node.experiment.figures import draw_figures
 from node.experiment.matrix import Matrix, build_matrix, read_matrix_file
@@ -175,15 +175,22 @@ def test_rows_say_how_many_rounds_they_are_behind_their_baseline_or_ahead(matrix
     (table, _), seeds = matrix.tables, matrix.seeds
     assert behind_of(table, table.row("sparseloco"), seeds, results) == {}
     # Linear between rounds 2 and 4: the baseline had 2.25 after 3.5 rounds, and 2.75 after 2.5.
-    assert behind_of(table, table.row("heterogeneous 1/2"), seeds, results) == {0: 0.5, 1: 1.5}
+    assert behind_of(table, table.row("heterogeneous 1/2"), seeds, results) == {
+        0: Behind(0.5, False),
+        1: Behind(1.5, False),
+    }
     # Seed 0 had the baseline's last loss after 3 of 4 rounds; equal losses are no difference.
-    assert behind_of(table, table.row("heterogeneous 1/16"), seeds, results) == {0: -1.0, 1: 0.0}
-    # Not within what is measured, or not finite: it is not known.
-    assert behind_of(table, table.row("uniform 1/2"), seeds, results) == {}
-    assert behind_of(table, table.row("uniform 1/16"), seeds, results) == {0: 1.0}
+    assert behind_of(table, table.row("heterogeneous 1/16"), seeds, results) == {
+        0: Behind(-1.0, False),
+        1: Behind(0.0, False),
+    }
+    # Further behind than the first measured round; and a loss that is not finite is not known.
+    assert behind_of(table, table.row("uniform 1/2"), seeds, results) == {0: Behind(2.0, True)}
+    assert behind_of(table, table.row("uniform 1/16"), seeds, results) == {0: Behind(1.0, False)}
     page = report_of(matrix, results, Path("m.toml"))
     assert "| heterogeneous 1/2 | 1/2 | 2.5000 | 2.2500 | 2.7500 | +25.00 (+12.50 .. +37.50) | 1.0 |" in page
     assert "| -0.5 |" in page
+    assert "| >2.0 (1 of 2 seeds) |" in page
     assert "| behind |" not in report_of(matrix, results_of(matrix, LOSSES), Path("m.toml"))
 
 

@@ -59,11 +59,10 @@ def test_the_direction_is_that_of_the_mean_and_the_length_within_its_bounds(
     weights = data.draw(st.lists(st.floats(0.05, 20), min_size=count, max_size=count))
     radial, mean = update(payloads, weights, RADIAL), update(payloads, weights, MEAN)
     assert float(torch.dot(radial, mean)) == pytest.approx(float(radial.norm() * mean.norm()), rel=1e-5)
-    longest = math.fsum(weights) / math.sqrt(math.fsum(w * w for w in weights))
+    norms = [w * float(each.norm()) for w, each in zip(weights, payloads, strict=True)]
+    longest = sum(norms) / math.hypot(*norms)  # if they were orthogonal
     assert 1 - 1e-5 <= float(radial.norm() / mean.norm()) <= longest * (1 + 1e-5)
-    norms = [float(each.norm()) for each in payloads]
-    of_norms = sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
-    assert float(radial.norm()) <= of_norms * (1 + 1e-5)
+    assert float(radial.norm()) <= sum(norms) / sum(weights) * (1 + 1e-5)
 
 
 def test_who_cancels_the_others_leaves_no_more_than_noise() -> None:
@@ -73,6 +72,15 @@ def test_who_cancels_the_others_leaves_no_more_than_noise() -> None:
     hair[3] = 1e-3
     moved = update([honest, hair - honest], [1.0, 1.0], RADIAL)
     assert float(moved.norm()) <= 1e-3
+
+
+def test_empty_tensors_of_others_give_no_payload_more_say() -> None:
+    """A member may put all that clipping leaves it into one tensor, which others leave as it is."""
+    (payload,) = random_payloads(3, 1, 0.0)
+    others = [torch.zeros(SIZE)] * 14
+    assert torch.equal(
+        update([payload, *others], [1.0] * 15, RADIAL), update([payload, *others], [1.0] * 15, MEAN)
+    )
 
 
 def test_payloads_that_cancel_each_other_or_are_zero_move_nothing() -> None:
@@ -86,6 +94,9 @@ def test_norms_are_of_whole_tensors_also_of_more_than_one_block() -> None:
     halves[: (BLOCK + 5) // 2] = -1.0
     moved = update([ones, halves], [1.0, 1.0], RADIAL)
     assert float(moved.double().norm()) == pytest.approx(math.sqrt(BLOCK + 5), rel=1e-4)
+    ramp = torch.arange(BLOCK + 5, dtype=torch.float32) / BLOCK
+    last = update([ramp, ramp.sqrt(), 1 - ramp], [1.0, 0.5, 1.5], RADIAL)[-1]
+    assert struct.pack("<f", float(last)).hex() == "3a3a113f"
 
 
 def test_the_bits_of_a_radial_round_are_these() -> None:

@@ -34,11 +34,11 @@ SETTINGS = {
 }
 
 
-def played(folder: Path, kinds: Mapping[str, str], names: str, clip: float) -> VirtualSwarm:
+def played(folder: Path, kinds: Mapping[str, str], names: str, merge: str) -> VirtualSwarm:
     plan, members = FaultPlan(folder / "faults"), dict.fromkeys(names, Role.REPLICA)
     with pytest.MonkeyPatch.context() as patch:
         cheat(patch, kinds, current_machine)
-        settings = {**SETTINGS, "outer.clip": clip}
+        settings = {**SETTINGS, "outer.clip": 1.0, "outer.merge": merge}
         return Play(folder / "swarm", plan).to_the_end(None, members, ROUNDS, **settings)
 
 
@@ -48,20 +48,25 @@ def loss(swarm: VirtualSwarm) -> float:
 
 
 @cache
-def alone(folder: Path, clip: float) -> float:
-    return loss(played(folder / f"alone-{clip:g}", {}, HONEST, clip))
+def alone(folder: Path, merge: str) -> float:
+    return loss(played(folder / f"alone-{merge}", {}, HONEST, merge))
 
 
 @pytest.mark.hostile
-@pytest.mark.parametrize("kind", CHEATS)
-def test_two_cheats_of_eight(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kind: str) -> None:
-    expected = alone(tmp_path_factory.getbasetemp(), 1.0)
-    swarm = played(tmp_path, dict.fromkeys(LIARS, kind), HONEST + LIARS, 1.0)
+@pytest.mark.parametrize(
+    ("kind", "merge"),
+    [*((kind, "mean") for kind in CHEATS), *((kind, "radial") for kind in ("flip", "scale", "adaptive"))],
+)
+def test_two_cheats_of_eight(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kind: str, merge: str
+) -> None:
+    expected = alone(tmp_path_factory.getbasetemp(), merge)
+    swarm = played(tmp_path, dict.fromkeys(LIARS, kind), HONEST + LIARS, merge)
     names = {swarm.peer(name): name for name in HONEST + LIARS}
     fell = {names[each.peer]: each.round_number for each in swarm.happened(PeerWeighed) if not each.counts}
     ends = {name: max(contributions(swarm, name)) for name in LIARS}
     cost = loss(swarm) / expected - 1
-    print(f"| {kind} | {loss(swarm):.3f} | {100 * cost:+.1f} % | {sorted(ends.values())} |")
+    print(f"| {kind}, {merge} | {loss(swarm):.3f} | {100 * cost:+.1f} % | {sorted(ends.values())} |")
     assert not fell.keys() & set(HONEST)
     assert max(ends.values()) <= HONEST_ROUNDS + (2 if kind == "adaptive" else 0)
     assert cost < 0.01

@@ -22,7 +22,7 @@ _RETURNING = {
 
 
 def layers_of(parameters: int) -> int:
-    """The number of layers, one at least, which together have about so many `parameters`."""
+    """How many layers together have about this number of `parameters`; at least 1."""
     return max(1, round(parameters / LAYER))
 
 

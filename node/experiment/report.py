@@ -14,9 +14,9 @@ from node.experiment.results import Result, loss_text, mean
 _HOW_TO_READ = """\
 **How to read it.** Losses are nats per token of held-out text, the mean of all replicas, *each in its own
 forward mode*; "uncompressed" is of the same parameters without links. "Delta" is the excess over the row
-compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). "Behind":
-so many of its rounds before its end, at a higher rate, that row had this loss; negative: this row that loss.
-MB (10^6 bytes) are of all replicas. Compare only orders with the paper."""
+compared with: the mean, and the range over two seeds, or the 95 % interval of more (Student's t). "Behind"
+says how many rounds before its end that row had the final loss of this one. Below 0, this row had the final
+loss of that one so early. MB (10^6 bytes) are of all replicas. Of the paper compare only orders."""
 
 
 def report_of(

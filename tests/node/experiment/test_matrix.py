@@ -51,10 +51,11 @@ def test_a_mode_says_which_replicas_there_are() -> None:
 
 
 def test_data_parallel_training_has_as_many_steps_in_rounds_of_one() -> None:
-    usual = nano(**{"outer.overlap": 1})
+    usual = nano(**{"outer.overlap": 1, "outer.merge": "radial"})
     trial = trial_in_mode(usual, Mode.DATA_PARALLEL, 4)
     assert trial.spec.total_steps == usual.total_steps == trial.spec.rounds
     assert (trial.spec.inner.steps, trial.spec.outer.dense, trial.spec.outer.overlap) == (1, True, 0)
+    assert trial.spec.outer.merge == "mean", "replicas with equal gradients send equal payloads"
     assert trial.variation.average_gradients
 
 

@@ -25,8 +25,8 @@ from protocol.types import (
 log = logging.getLogger(__name__)
 
 _MOST_OMITTED = 2
-"""A payload that others have, and that is left out so often in a row, counts for nothing. What it held is not
-kept: payloads would grow from round to round, agree with the others less and less, and count at last."""
+"""A payload that is in the group of its round, and is left out so often in a row, counts for nothing. What it
+held is not kept: payloads would grow from round to round, agree with the others less, and count at last."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,16 @@ class Commits:
             ],
         )
         self.pending.pop(stage, None)
-        if position is None and any(descriptor.owner == self._peer for descriptor in descriptors):
-            # A payload that this node sent before its restart is in the anchor now. The restored error
-            # feedback and local parameters still contain it, and it would count twice.
-            await self._worker.call(ResetError(stage))
-        is_omitted = proposal is not None and position is None and proposal.descriptor in gathered
+        # Sent before a restart: the restored error feedback still has what is in the anchor now.
+        is_restored = position is None and any(each.owner == self._peer for each in descriptors)
+        is_omitted = proposal is not None and position is None and proposal.position is not None
         self._omitted[stage] = self._omitted.get(stage, 0) + 1 if is_omitted else 0
         if self._omitted[stage] >= _MOST_OMITTED:
+            log.warning(
+                "stage %d: %d payloads in a row counted for nothing, and are dropped", stage, _MOST_OMITTED
+            )
+        if is_restored or self._omitted[stage] >= _MOST_OMITTED:
+            self._omitted[stage] = 0
             await self._worker.call(ResetError(stage))
         digests = {Part.STAGE: result.digest}
         if result.embedding_digest is not None:

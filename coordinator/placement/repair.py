@@ -17,7 +17,7 @@ from coordinator.base.phrases import listed, short, stages_of
 from coordinator.base.replacing import replace
 from coordinator.placement.phases import expected_seconds
 from coordinator.placement.replan import rebuilt_chain
-from coordinator.placement.rules import is_synced, links_between, member_of, peer_rests_until
+from coordinator.placement.rules import is_synced, links_between, member_obstacle, member_of
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.records import Break, Peer
 from coordinator.run.state.state import State
@@ -249,9 +249,8 @@ def _spares(state: State, taken: set[PeerId], now: float) -> list[ReservedAssign
         for peer, each in sorted(state.reservations.items())
         if peer not in assigned
         and peer not in taken
-        and state.peers[peer].is_staying
         and not _is_silent(state, state.peers[peer], now)
-        and peer_rests_until(state, peer) <= state.current_round
+        and member_obstacle(state, each, state.current_round) is None
         and _has_anchors(state, each)
     ]
 

@@ -25,12 +25,10 @@ from coordinator.placement.rules import (
     fits,
     has_moved,
     is_synced,
-    lasting,
     links_between,
     may_be_neighbours,
     member_obstacle,
     member_of,
-    peer_rests_until,
     replica_rests_until,
     share_limits,
 )
@@ -77,13 +75,13 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
-    replicas, rebalanced = _improved(state, replicas, from_round, is_settled=is_same)
+    replicas, rebalanced = _improved(state, replicas, from_round, is_same=is_same)
     first = from_round if kept else lost_from(state, from_round - is_lost)
     sample = next_first_sample(newest, state.spec, first)
     # A change whose round had no plan holds from this one on: the rounds between were trained without it.
     late = state.changes_until(from_round)[len(newest.changes) :]
     changes = (*newest.changes, *(replace(c, from_round=from_round, first_sample=sample) for c in late))
-    if is_same and replicas == lasting(newest) and changes == newest.changes:
+    if is_same and replicas == _lasting(newest) and changes == newest.changes:
         return None
     reasons += map(change_text, changes[len(newest.changes) :])
     if first < from_round:
@@ -92,12 +90,17 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     return Plan(newest.epoch + 1, from_round, sample, tuple(replicas), reason, changes)
 
 
+def _lasting(plan: Plan) -> list[Replica]:
+    """The replicas as they begin later rounds than the first of `plan`, which is at the first step."""
+    return [replace(each, resumes_at=0, resumed_in=0) if each.resumed_in else each for each in plan.replicas]
+
+
 def _unbroken_replicas(state: State, with_draining: bool, is_lenient: bool) -> dict[int, Replica]:
     newest = state.plans[-1]
     absent = state.absent.get(newest.epoch, frozenset())  # of them also those that are back
     unbroken = (
         _at_present_addresses(state, replica)
-        for replica in lasting(newest)
+        for replica in _lasting(newest)
         if not any(member.peer in absent or has_moved(state, replica, member) for member in replica.members)
         and (is_lenient or not are_parted(state, replica.members))
         and (with_draining or all(state.peers[member.peer].is_staying for member in replica.members))
@@ -125,7 +128,8 @@ def _select(
     ready = {
         reservation.slot: reservation
         for reservation in state.reservations.values()
-        if reservation.replica not in kept and _is_ready(state, reservation, from_round, is_lenient)
+        if reservation.replica not in kept
+        and member_obstacle(state, reservation, from_round, is_lenient) is None
     }
     # A replica that has trained before comes first, and takes its spares from those that come after it.
     waiting = sorted(
@@ -159,12 +163,6 @@ def _select(
     return kept, rebuilt
 
 
-def _is_ready(state: State, reservation: ReservedAssignment, from_round: int, is_lenient: bool) -> bool:
-    has_rested = is_lenient or peer_rests_until(state, reservation.peer) <= from_round
-    is_staying = state.peers[reservation.peer].is_staying
-    return has_rested and is_staying and is_synced(state, reservation, from_round)
-
-
 def rebuilt_chain(
     state: State,
     index: int,
@@ -177,26 +175,26 @@ def rebuilt_chain(
     The first of `spares` that can be connected are taken. None where a position stays empty.
     """
     layout = state.layout(index)
-    # One chain per kind of last peer (with an endpoint or without) is enough: only that decides which peers
-    # can follow, except for peers with a failed link. No peer can be at two positions, since these have
-    # different stages.
+    # One chain per kind of last peer is enough: only what neighbour_obstacle asks decides which peers can
+    # follow. No peer can be at two positions, since these have different stages.
     with_failures = {peer for ends in state.failed_links for peer in ends}
-    chains: dict[tuple[bool, str], ReservedChain] = {(True, ""): ()}
+    chains: dict[tuple[bool, bool, str], ReservedChain] = {(True, True, ""): ()}
     for position, stages in enumerate(layout):
         holder = ready.get((index, position))
         options = [] if holder is None else [holder]
-        if holder is None or holder.peer in with_failures:
+        if holder is None or holder.peer in with_failures or state.discounted:
             # Spares are stage peers, which cannot be a full replica.
             same = [spare for spare in spares if len(layout) > 1 and spare.stages == stages]
             able = (spare.peer for spare in same if fits(state, spare.peer, stages, len(layout) - position))
             options += [ReservedAssignment(peer, index, position, stages) for peer in able]
-        longer: dict[tuple[bool, str], ReservedChain] = {}
+        longer: dict[tuple[bool, bool, str], ReservedChain] = {}
         for option in options:
             peer = state.peers[option.peer]
             for chain in chains.values():
                 last = state.peers[chain[-1].peer] if chain else None
                 if last is None or may_be_neighbours(state, last, peer, is_lenient):
-                    kind = bool(peer.endpoint), peer.peer if peer.peer in with_failures else ""
+                    own_links = peer.peer if peer.peer in with_failures else ""
+                    kind = bool(peer.endpoint), state.is_unproven(peer.peer), own_links
                     longer.setdefault(kind, (*chain, option))
         chains = longer
     return next(iter(chains.values()), None)
@@ -249,19 +247,19 @@ def _rebuilt_replica(state: State, index: int, chain: ReservedChain) -> Replica:
 
 
 def _improved(
-    state: State, replicas: Sequence[Replica], from_round: int, is_settled: bool
+    state: State, replicas: Sequence[Replica], from_round: int, is_same: bool
 ) -> tuple[list[Replica], list[str]]:
     """`replicas` with faster members, k and shares, and sentences that say what changes and why.
 
     These changes move no state, since anchors are bit-equal on all replicas after a round; where nothing is
-    measured, nothing changes. Members change places only if `is_settled`, which means that no replica comes
+    measured, nothing changes. Members change places only if `is_same`, which means that no replica comes
     or goes with this plan, and only after a first commit, since no share could follow before.
     """
     spec, survey, delivered = state.spec, survey_of(state), delivered_work(state)
     newest = state.plans[-1].replicas
     may_change = not state.rebalanced_at or from_round - state.rebalanced_at >= SETTLE_ROUNDS
     result, reasons = list(replicas), list[str]()
-    if is_settled and may_change and delivered:
+    if is_same and may_change and delivered:
         moves = ExchangeMoves(
             spec,
             survey,
@@ -325,7 +323,7 @@ def _spares(state: State, from_round: int) -> list[Member]:
         for each in waiting
         if state.peers[each.peer].policy.joins_pipelines
         and _is_measured(state, each.peer)
-        and _is_ready(state, each, from_round, is_lenient=False)
+        and member_obstacle(state, each, from_round) is None
     ]
 
 

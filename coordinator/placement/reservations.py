@@ -234,7 +234,7 @@ def move_spares(transaction: Transaction) -> None:
     spares = Counter(former.stages for former in idle)
     wanted = Counter(hole.stages for hole in holes)
     lost_in = _last_losses(state, holes)
-    movable = [former for former in idle if _has_settled(state, former, lost_in)]
+    movable = [former for former in idle if _moved_long_ago(state, former, lost_in)]
     for hole in holes:
         hosts = _hosts(transaction.state)
         if spares[hole.stages] >= wanted[hole.stages] or not all(hosts[stage] for stage in hole.stages):
@@ -390,7 +390,7 @@ def _last_losses(state: State, holes: Sequence[Vacancy]) -> dict[int, int]:
     return found
 
 
-def _has_settled(state: State, reservation: ReservedAssignment, lost_in: Mapping[int, int]) -> bool:
+def _moved_long_ago(state: State, reservation: ReservedAssignment, lost_in: Mapping[int, int]) -> bool:
     """Whether the peer moved long ago, and its pipeline, if it has trained, lost its last member long ago."""
     settled = state.current_round - SETTLE_ROUNDS
     has_trained = reservation.replica in state.assigned_replicas

@@ -26,7 +26,7 @@ from coordinator.base.phrases import short, stages_of
 from coordinator.placement.cost_model import Costs, memory_budget, memory_needed, present_capacity, survey_of
 from coordinator.placement.replan import next_plan
 from coordinator.placement.reservations import Vacancies, Vacancy
-from coordinator.placement.rules import filled_replicas, is_synced, member_of, peer_rests_until
+from coordinator.placement.rules import filled_replicas, member_obstacle, member_of
 from coordinator.placement.start import initial_plan, lacking
 from coordinator.run.state.events import AssignmentReserved, RoleChanged
 from coordinator.run.state.records import Peer
@@ -232,7 +232,7 @@ def change_roles(transaction: Transaction, from_round: int) -> None:
     No effect shortly before the end of the run: the peer would not train again.
     """
     state = transaction.state
-    flexible = [peer for peer in state.staying if peer.is_flexible and _has_settled(state, peer)]
+    flexible = [peer for peer in state.staying if peer.is_flexible and _has_waited_long(state, peer)]
     is_late = from_round + SETTLE_ROUNDS > state.spec.rounds
     if not flexible or is_late or state.stages == 1:
         return
@@ -241,7 +241,7 @@ def change_roles(transaction: Transaction, from_round: int) -> None:
         transaction.add(event)
 
 
-def _has_settled(state: State, peer: Peer) -> bool:
+def _has_waited_long(state: State, peer: Peer) -> bool:
     patience = _PATIENCE * SETTLE_ROUNDS << min(peer.role_changes, _MOST_DOUBLINGS)
     return state.current_round >= peer.waits_since + patience
 
@@ -315,9 +315,8 @@ def _holes(
         ]
         if all(
             each.peer not in assigned
-            and _has_settled(state, state.peers[each.peer])
-            and is_synced(state, each, from_round)
-            and peer_rests_until(state, each.peer) <= from_round
+            and _has_waited_long(state, state.peers[each.peer])
+            and member_obstacle(state, each, from_round) is None
             for each in partners
         ):
             yield hole, sorted(partners, key=lambda each: each.position)

@@ -40,7 +40,6 @@ from protocol.types import (
     Link,
     Member,
     PeerId,
-    Plan,
     Reachability,
     Replica,
     ReservedAssignment,
@@ -71,24 +70,25 @@ def can_be_neighbours(one: Peer | Member, other: Peer | Member) -> bool:
 def may_be_neighbours(
     state: State, one: Peer | Member, other: Peer | Member, is_lenient: bool = False
 ) -> bool:
-    """Whether one of the two accepts connections, and no link between them has failed lately.
+    """Whether two peers may be neighbours now; `is_lenient`: a failed link may be tried again at once."""
+    return not neighbour_obstacle(state, one, other, is_lenient)
 
-    `is_lenient`: a failed link may be tried again at once. A peer whose scores do not speak for it yet is
-    only next to its like: the work of others beside it would count for nothing.
+
+def neighbour_obstacle(
+    state: State, peer: Peer | Member, other: Peer | Member, is_lenient: bool = False
+) -> str:
+    """Why `peer` may not be the neighbour of `other` now; "" if it may.
+
+    A peer whose scores do not speak for it yet is only next to its like: the work of others beside it would
+    count for nothing.
     """
-    if state.is_unproven(one.peer) is not state.is_unproven(other.peer):
-        return False
-    return can_be_neighbours(one, other) and (is_lenient or not apart_until(state, one, other))
-
-
-def neighbour_obstacle(state: State, peer: Peer, other: Peer) -> str:
-    """Why `peer` may not be the neighbour of `other` now; "" if it may."""
     if not can_be_neighbours(peer, other):
-        return f"neither it nor its neighbour {short(other.peer)} has an endpoint"
-    if until := apart_until(state, peer, other):
+        return f"neither this peer nor its neighbour {short(other.peer)} has an endpoint"
+    if not is_lenient and (until := apart_until(state, peer, other)):
         return f"its link to {short(other.peer)} has failed; it is tried again from round {until} on"
-    is_mixed = not may_be_neighbours(state, peer, other)
-    return f"one of it and its neighbour {short(other.peer)} counts for nothing yet" if is_mixed else ""
+    if state.is_unproven(peer.peer) is not state.is_unproven(other.peer):
+        return f"this peer or its neighbour {short(other.peer)} counts for nothing yet"
+    return ""
 
 
 def apart_until(state: State, one: Peer | Member, other: Peer | Member) -> int:
@@ -222,14 +222,19 @@ def barren_replicas(state: State) -> dict[int, Cause]:
     }
 
 
-def member_obstacle(state: State, reservation: ReservedAssignment, from_round: int) -> Cause | None:
-    """Why the peer of `reservation` cannot train from `from_round` on; None where it can."""
+def member_obstacle(
+    state: State, reservation: ReservedAssignment, from_round: int, is_lenient: bool = False
+) -> Cause | None:
+    """Why the peer of `reservation` cannot train from `from_round` on; None where it can.
+
+    `is_lenient`: it needs no rest after failures.
+    """
     peer, rests = state.peers[reservation.peer], peer_rests_until(state, reservation.peer)
     if not peer.is_live:
         code = CauseCode.MEMBER_GONE
     elif peer.lifecycle is Lifecycle.DRAINING:
         code = CauseCode.MEMBER_DRAINS
-    elif rests > from_round:
+    elif rests > from_round and not is_lenient:
         code = CauseCode.MEMBER_RESTS
     elif not is_synced(state, reservation, from_round):
         code = CauseCode.MEMBER_SYNCS
@@ -280,11 +285,6 @@ def least_synced(state: State, holder: ReservedAssignment | Member, from_round: 
 def replica_rests_until(state: State, index: int) -> int:
     """The round in which replica `index` may train again; each failure but the first doubles the rest."""
     return _rests_until(*state.retreats.get(index, (0, 0)))
-
-
-def lasting(plan: Plan) -> list[Replica]:
-    """The replicas as they begin later rounds than the first of `plan`, which is at the first step."""
-    return [replace(each, resumes_at=0, resumed_in=0) if each.resumed_in else each for each in plan.replicas]
 
 
 def peer_rests_until(state: State, peer: PeerId) -> int:

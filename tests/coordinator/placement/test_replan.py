@@ -12,14 +12,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.base.phrases import short
-from coordinator.placement.replan import next_plan
+from coordinator.placement.replan import next_plan, rebuilt_chain
 from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import ChangeRun, Retreat
+from coordinator.run.state.records import OpenPlace
 from coordinator.run.state.state import State
 from coordinator.status.causes import peer_cause
 from protocol.status import CauseCode
-from protocol.types import Dialer, Link, Plan, Role, StageRange
+from protocol.types import Dialer, Link, Plan, ReservedAssignment, Role, StageRange
 from tests.builders import Keyed
 from tests.support.coordinator_run import (
     ALL,
@@ -71,6 +72,21 @@ class TestRepeatedFailures:
             f"{short(E.peer)} for {short(C.peer)} (stage 1), which rests until round 7 after 3 failures"
             in latest_reason(run)
         )
+
+    def test_the_first_spare_that_its_neighbours_take_is_found_behind_a_stranger(self) -> None:
+        """A peer without scores stands beside none that counts, whichever of the two has an endpoint."""
+        run = started_and_attested(1, 1, grouping__spares=9)
+        join(run, D)
+        join(run, E)
+        place = OpenPlace(since=0.0, asked=0.0, source="", admitted=True)
+        state = replace(
+            run.state, discounted=frozenset({D.peer}), open_places={D.peer: place}, failed_links={}
+        )
+        first, last = StageRange(0, 1), StageRange(1, 2)
+        spares = [ReservedAssignment(each.peer, 2, 0, first) for each in (D, E)]
+        ready = {(1, 1): ReservedAssignment(C.peer, 1, 1, last)}
+        chain = rebuilt_chain(state, 1, ready, spares, is_lenient=False)
+        assert [each.peer for each in chain or ()] == [E.peer, C.peer]
 
     def test_a_committed_round_removes_a_failure(self) -> None:
         run = started_and_attested(1, 1)

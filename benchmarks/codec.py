@@ -36,6 +36,7 @@ from protocol.math.outer_step import apply_update
 from protocol.math.payload_layout import PayloadLayout
 from protocol.run_files.resolve import resolve
 from protocol.spec.outer import OuterSpec
+from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
 from protocol.spec.run import RunSpec
 
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -83,7 +84,7 @@ def bytes_per_chunk(outer: OuterSpec) -> float:
 
 def entropy_bytes(outer: OuterSpec) -> float:
     """The lower bound for a full chunk, if all indices and all values of `bits` bits are equally likely."""
-    bits = {"2bit": 2, "1bit": 1, "none": 32}[outer.quantizer]
+    bits = PAYLOAD_QUANTIZERS[outer.quantizer].bits
     return (math.log2(math.comb(outer.chunk, outer.top_k)) + bits * outer.top_k) / 8
 
 

@@ -46,7 +46,7 @@ from benchmarks.fuzz_seeds import (
 from node.checkpoint.download import TransferError
 from node.exchange import transfer
 from node.exchange.hive import authorizer, dht_protocol, records, stream_calls, values
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink, read_message
+from node.net.link import LinkLimits, LinkMember, LiveLink, read_message
 from node.net.link_handshake import check_hello, hello_in, hello_of
 from protocol.pb import hetnode_pb2 as pb
 from protocol.pb import payload_pb2
@@ -56,8 +56,8 @@ from protocol.wire.link_message import LinkMessage
 from protocol.wire.probing import Answers
 
 _LIMITS = LinkLimits(frame_bytes=4096, waiting_frames=1 << 20)
-_HERE = LinkEndpoint("run", "hash", PeerId(PEERS[1]), 0, 1)
-_NEIGHBOUR = LinkEndpoint("run", "hash", PeerId(PEER), 0, 0)
+_HERE = LinkMember("run", "hash", PeerId(PEERS[1]), 0, 1)
+_NEIGHBOUR = LinkMember("run", "hash", PeerId(PEER), 0, 0)
 
 
 @cache

@@ -38,7 +38,7 @@ import uvloop
 
 from benchmarks.processes import credentials_of, pems_of
 from benchmarks.tables import Table
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_handshake import stream_options
 from node.net.link_server import LinkServer
@@ -50,7 +50,7 @@ from protocol.wire.link_message import LinkMessage
 from tests.support.certificates import credentials
 
 UPPER, LOWER = (
-    LinkEndpoint("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
+    LinkMember("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
 )
 LIMITS = LinkLimits(frame_bytes=8 << 20, waiting_frames=16)
 SERVICE = "hetnode.v1.StageLink"

@@ -20,7 +20,7 @@ from node.core.train.pipeline import Pipeline
 from node.ipc.channel import start_child
 from node.ipc.worker_calls import BeginRound, Build, Connect
 from node.ipc.worker_client import WorkerClient
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from protocol.errors import ErrorCode
@@ -82,8 +82,8 @@ class PipelineMember:
     async def connect(self, endpoint: str | None) -> dict[str, Any]:
         """Open the links to both neighbours; the next member is dialled at `endpoint`."""
 
-        def endpoint_of(position: int) -> LinkEndpoint:
-            return LinkEndpoint(self._spec.name, self._spec.hash, member_name(position), 0, position)
+        def endpoint_of(position: int) -> LinkMember:
+            return LinkMember(self._spec.name, self._spec.hash, member_name(position), 0, position)
 
         here, limits = endpoint_of(self._position), LinkLimits(frame_limit(self._spec), 16)
 

@@ -34,7 +34,7 @@ from protocol.spec.run import RunSpec
 CONTEXT = 256
 """Tokens of a microbatch. Attention over the presets' own contexts would make the shares smaller."""
 
-DTYPES: tuple[str, ...] = ("bf16", "int4", "dither5", "dither3")
+DTYPES: tuple[str, ...] = ("bf16", "dither5", "dither3")
 
 
 @dataclass(frozen=True)

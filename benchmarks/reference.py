@@ -26,7 +26,7 @@ from protocol.run_files.removed import REMOVED
 from protocol.server.metrics import SHARED, Metric
 from protocol.spec.fixed import FIXED
 from protocol.spec.run import RunSpec
-from protocol.spec.sections import Section
+from protocol.spec.sections import OneOf, Section
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _NOTE = "Made by `python -m benchmarks.reference`; a test says if it is old.\n"
@@ -80,6 +80,7 @@ def _table(title: str, found: Mapping[str, FieldInfo], text: str = "") -> Iterat
 
 def _bounds(field: FieldInfo) -> str:
     choices = [str(each) for each in get_args(field.annotation) if isinstance(each, str)]
+    choices += [name for each in field.metadata if isinstance(each, OneOf) for name in each.names]
     if choices:
         return ", ".join(f"`{each}`" for each in choices)
     told = []

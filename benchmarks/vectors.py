@@ -39,7 +39,7 @@ from protocol.codec.payload import decode, encode
 from protocol.math.clipping import clipping_scales, payload_norm
 from protocol.math.frame_shift import shift_of
 from protocol.math.microbatch_order import one_forward_one_backward
-from protocol.math.outer_optimizer import initial_state, outer_optimizer
+from protocol.math.outer_optimizer import initial_state
 from protocol.math.outer_step import anchor_digest, apply_update
 from protocol.math.output_subspace import exactly_projected, output_basis
 from protocol.math.payload_layout import PayloadLayout, TensorLayout
@@ -459,7 +459,7 @@ def _outer_case(
         name: _eighths(int(np.prod(shape)), 50 + i).view(shape) / 3
         for i, (name, shape) in enumerate(_SHAPES.items())
     }
-    committed, rounds = anchor | initial_state(anchor, outer_optimizer(section).slots), []
+    committed, rounds = anchor | initial_state(anchor, section.slots), []
     for number in range(2):
         payloads = []
         for owner, scale in enumerate(scales):
@@ -574,7 +574,7 @@ def links() -> dict[str, Any]:
     basis, table = orthonormal_basis(width, 1), _eighths(vocabulary * width, 70).view(vocabulary, width)
     values = torch.cat((_eighths(9, 71, 0.3), torch.zeros(3), torch.tensor([1e30, 0.0, 1.0]))).view(1, 5, 3)
     formats = []
-    for dtype in ("bf16", "int4", "dither5", "dither3"):
+    for dtype in ("bf16", "dither5", "dither3"):
         shift = shift_of(*_FRAME)
         headers, data = pack_activation("activation", values, dtype, shift)
         found = unpack_activation(headers, data, "activation", (1, 5, 3), dtype, shift)

@@ -13,8 +13,9 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from coordinator.run.command_loop import ARBITER_TOPIC, RUN_TOPIC, CommandLoop, Stopped, decision_topic
-from coordinator.run.rounds.arbitration import donors_of
+from coordinator.run.rounds.arbitration import holdings_of
 from coordinator.run.state.commands import Arbitrate
+from coordinator.run.state.records import Round
 from coordinator.run.state.state import State
 from protocol.errors import HetnodeError
 from protocol.status import RunPhase
@@ -24,6 +25,12 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 96  # payloads that are fetched at the same time, of all stages; each occupies a thread of the host
 _SERVED_ROUNDS = 2  # a payload is dropped when the round after the next one is decided
+
+
+def donors_of(state: State, round_state: Round, owner: PeerId) -> list[PeerId]:
+    """The live peers that can have the payload of `owner`: first the owner, then those that report it."""
+    first = [owner] if state.peers[owner].is_live else []
+    return list(dict.fromkeys((*first, *holdings_of(state, round_state).of(owner))))
 
 
 class Arbiter(Protocol):

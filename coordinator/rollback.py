@@ -19,7 +19,7 @@ from coordinator.membership.ahead import digest_ahead, kept_ahead, problem_ahead
 from coordinator.membership.validation import bad_request
 from coordinator.pausing import pause
 from coordinator.run.rounds.attestation import record_of, settled_digest
-from coordinator.run.rounds.rounds import conclude, next_epoch
+from coordinator.run.rounds.rounds import adopt_next_plan, conclude
 from coordinator.run.state.commands import PauseRun, RollBack
 from coordinator.run.state.events import AnchorDigest, DigestAttested, RoundDecided, RunRolledBack
 from coordinator.run.state.state import KEPT_ROUNDS, State
@@ -90,7 +90,7 @@ def roll_back(transaction: Transaction, command: RollBack) -> None:
             key = each.stage, restore_round, Part(each.part)
             for peer in kept_ahead(state, *key):
                 transaction.add(DigestAttested(transaction.now, *key, peer, each.digest))
-    epoch = next_epoch(transaction, round_number)
+    epoch = adopt_next_plan(transaction, round_number)
     transaction.add(RunRolledBack(transaction.now, round_number, restore_round, command.reason, digests))
     for stage in range(state.stages):
         decision = RolledBack(stage, round_number, epoch, reason, restore_round)

@@ -23,7 +23,7 @@ CORE_TESTS = (
     "tests/node/core",
     "tests/virtual/test_exchange.py",
 )
-WITHOUT = "not enumerative and not int4 and not dither"
+WITHOUT = "not enumerative and not dither"
 """Cases of the core's tests with a format of a leaf."""
 IMPORT_ALL_AND_TEST = """
 import importlib, pkgutil, sys

@@ -39,8 +39,8 @@ from hetnode.node.ipc import modules
 from hetnode.protocol.spec import exchanges, quantizers
 for name in (modules.COMMAND, *modules.COMMAND_MODULES):
     importlib.import_module(name)
-found = [*quantizers.PAYLOAD_QUANTIZERS.values(), *quantizers.INDEX_CODES.values()]
-found += [entry.path for entry in quantizers.LINK_QUANTIZERS.values()]
+tables = (quantizers.PAYLOAD_QUANTIZERS, quantizers.LINK_QUANTIZERS)
+found = [*quantizers.INDEX_CODES.values(), *(entry.path for table in tables for entry in table.values())]
 for entry in exchanges.EXCHANGES.values():
     members = entry.members and f"{modules.TRANSPORT}.{entry.members}"
     found += [each for each in (entry.settlement, entry.results, members, entry.view, entry.traffic) if each]

@@ -183,7 +183,6 @@ def measure_pipeline(setting: Setting) -> Measured:
     """Members of a pipeline of preset 1b on one card, one microbatch after another, by form of the link."""
     rows, figures = [], {}
     forms = [("uncompressed", 0, "bf16"), ("bf16", None, "bf16"), ("dither5", None, "dither5")]
-    forms += [("int4", None, "int4")]
     for name, k, dtype in forms[:3] if setting.toy else forms:
         overrides = {"link.dtype": dtype, "inner.microbatches": 2 if setting.toy else 8}
         overrides |= {"swarm.replicas": 0, "swarm.pipelines": 1, "inner.steps": 1000}
@@ -239,7 +238,7 @@ def measure_packing(setting: Setting) -> Measured:
     shape = (spec.inner.microbatch_size, spec.model.context, spec.link.k)
     x_blk = torch.randn(shape, device=setting.device)
     rows, figures = [], {}
-    for dtype in ("bf16", "int4", "dither3", "dither5"):
+    for dtype in ("bf16", "dither3", "dither5"):
         headers, data = pack_activation("x", x_blk, dtype)
         packed = setting.seconds(partial(pack_activation, "x", x_blk, dtype), 20)
 

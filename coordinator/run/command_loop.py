@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from coordinator.run.decide import Outcome, decide
+from coordinator.run.decide import Applied, decide
 from coordinator.run.state import events
 from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.run.state.events import Event
@@ -75,7 +75,7 @@ def decision_topic(stage: int, round_number: int) -> Topic:
     return ("decision", stage, round_number)
 
 
-_Issued = tuple[Command, asyncio.Future[Outcome] | None]
+_Issued = tuple[Command, asyncio.Future[Applied] | None]
 """A command, and the future that gets its outcome if its caller waits."""
 
 
@@ -85,7 +85,7 @@ class _Decided:
 
     state: State
     stored: list[Step]
-    outcomes: list[Outcome]
+    outcomes: list[Applied]
 
 
 class Stopped(Exception):
@@ -155,7 +155,7 @@ class CommandLoop:
             HetnodeError: the refusal.
             Stopped: the loop has stopped.
         """
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Applied] = asyncio.get_running_loop().create_future()
         self._issue(command, answer)
         refusal = (await answer).refusal
         if refusal is not None:
@@ -234,7 +234,7 @@ class CommandLoop:
             for topic in list(self._waiters):
                 self.wake(topic)
 
-    def _issue(self, command: Command, answer: asyncio.Future[Outcome] | None) -> None:
+    def _issue(self, command: Command, answer: asyncio.Future[Applied] | None) -> None:
         if self._stopping:
             raise Stopped
         self._commands.put_nowait((command, answer))
@@ -311,7 +311,7 @@ class CommandLoop:
 
         Raises what the store raises.
         """
-        stored, outcomes = list[Step](), list[Outcome]()
+        stored, outcomes = list[Step](), list[Applied]()
         for command in issued:
             # Each command sees the events of those before it, although nothing is stored yet.
             outcome = decide(state, command, self.now())
@@ -335,7 +335,7 @@ class CommandLoop:
             asyncio.get_running_loop().call_soon(self._wake_some, rest)
 
 
-def _answer(answer: asyncio.Future[Outcome] | None, what: Outcome | Stopped) -> None:
+def _answer(answer: asyncio.Future[Applied] | None, what: Applied | Stopped) -> None:
     if answer is None or answer.done():  # the caller does not wait, or was cancelled
         return
     if isinstance(what, Stopped):

@@ -40,7 +40,7 @@ _MEMBERSHIP_EVENTS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Applied:
     """The state after a command, its events, and its refusal if there is one.
 
     Events of a refused command count, too: `state` contains them.
@@ -55,7 +55,7 @@ class Outcome:
         return tuple(step.event for step in self.steps)
 
 
-def decide(state: State, command: Command, now: float) -> Outcome:
+def decide(state: State, command: Command, now: float) -> Applied:
     """The outcome of `command` at time `now`, in seconds on the clock of the events. Never raises."""
     transaction = Transaction(state, now)
     try:
@@ -63,8 +63,8 @@ def decide(state: State, command: Command, now: float) -> Outcome:
         _follow_up(transaction, command)
     except HetnodeError as refusal:
         # Strikes and divergences that a rule added before its refusal must not get lost.
-        return Outcome(transaction.state, tuple(transaction.steps), refusal)
-    return Outcome(transaction.state, tuple(transaction.steps))
+        return Applied(transaction.state, tuple(transaction.steps), refusal)
+    return Applied(transaction.state, tuple(transaction.steps))
 
 
 def _tick(transaction: Transaction, command: commands.Tick) -> None:

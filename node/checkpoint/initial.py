@@ -19,7 +19,7 @@ from node.checkpoint.layout import round_folder, stage_file
 from node.core.model.init import InitialParameters, initial_parameters, initial_unavailable
 from node.core.model.shapes import parameter_shapes
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.math.outer_optimizer import initial_state, outer_optimizer
+from protocol.math.outer_optimizer import initial_state
 from protocol.spec.run import RunSpec
 
 
@@ -68,7 +68,7 @@ class InitialAnchors:
         file = folder / round_folder(0) / stage_file(stage)
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}-{os.getpid()}")  # each stage has a process that may write
-        write_tensors(partial, parameters | initial_state(parameters, outer_optimizer(self.spec.outer).slots))
+        write_tensors(partial, parameters | initial_state(parameters, self.spec.outer.slots))
         partial.replace(file)
 
 

@@ -154,9 +154,9 @@ def _delta(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[
     if not deltas:
         return ""
     low, high = interval_of(deltas) or (min(deltas), max(deltas))
-    spread = f" ({low:+.2f} .. {high:+.2f})" if len(deltas) > 1 else ""
+    spread = f" ({low:+.1f} .. {high:+.1f})" if len(deltas) > 1 else ""
     against = "" if row.baseline == _usual_baseline(table) else f" over {row.baseline}"
-    return f"{statistics.fmean(deltas):+.2f}{spread}{against}{_share(deltas, seeds)}"
+    return f"{statistics.fmean(deltas):+.1f}{spread}{against}{_share(deltas, seeds)}"
 
 
 def _behind(table: Table, row: MatrixRow, seeds: Sequence[int], results: Mapping[str, Result]) -> str:

@@ -148,7 +148,7 @@ def loss_text(loss: Loss) -> str:
     """Four digits after the point; "diverged" for NaN, "" for None."""
     if loss is None:
         return ""
-    return "diverged" if math.isnan(loss) else f"{loss:.4f}"
+    return "diverged" if math.isnan(loss) else f"{loss:.3f}"
 
 
 def read_results(files: Iterable[Path]) -> dict[str, Result]:

@@ -410,14 +410,14 @@ class CoordinatorClient:
         return self._reports.decision_of(await self._call("Report", request, deadline), stage, round_number)
 
     async def await_decision(
-        self, stage: int, round_number: int, deadline: float, withheld: int = 0
+        self, stage: int, round_number: int, deadline: float, epoch: int = 0
     ) -> Decision:
         """Wait for the decision on a (stage, round) to which this peer does not contribute.
 
-        `withheld`: the epoch of the assignment for which this peer has no payload; 0 if it only asks.
+        `epoch`: of the assignment for which this peer has no payload; 0 if it only asks.
         """
         request = pb.AwaitDecisionRequest(
-            peer=self._peer, stage=stage, round=round_number, withheld=withheld, packs=True
+            peer=self._peer, stage=stage, round=round_number, withheld=epoch, packs=True
         )
         reply = await self._call("AwaitDecision", request, deadline)
         return self._reports.decision_of(reply, stage, round_number)

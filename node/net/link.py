@@ -43,7 +43,7 @@ _FAREWELL = FrameId(0, 2**32 - 1, 0, 0, FrameKind.STEP)  # no run can reach this
 
 
 @dataclass(frozen=True)
-class LinkEndpoint:
+class LinkMember:
     """One end of a link: which member it is, and in which run and plan (`epoch`).
 
     `round_number` is the first round of the link: members in different rounds must not be connected yet.
@@ -89,7 +89,7 @@ class LiveLink:
 
     def __init__(
         self,
-        neighbour: LinkEndpoint,
+        neighbour: LinkMember,
         read: Callable[[], Awaitable[Any]],
         write: Callable[[Any], Awaitable[None]],
         limits: LinkLimits,

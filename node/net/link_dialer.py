@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
+from node.net.link import LinkLimits, LinkMember, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.peer_address import target_of
 from node.net.streams import STREAM_ERRORS, status_of, text_of
@@ -30,8 +30,8 @@ _background: set[asyncio.Task[None]] = set()  # asyncio holds only weak referenc
 
 async def dial(
     endpoint: str,
-    here: LinkEndpoint,
-    neighbour: LinkEndpoint,
+    here: LinkMember,
+    neighbour: LinkMember,
     limits: LinkLimits,
     deadline: float,
     credentials: Credentials,
@@ -95,7 +95,7 @@ async def _close_after(link: LiveLink, call: Any, channel: grpc.aio.Channel) -> 
     await channel.close()
 
 
-async def _greet(call: Any, here: LinkEndpoint, neighbour: LinkEndpoint) -> None:
+async def _greet(call: Any, here: LinkMember, neighbour: LinkMember) -> None:
     """Exchange greetings. Raises one of STREAM_ERRORS, or a HetnodeError for a wrong other end."""
     await call.write(hello_of(here))
     hello = hello_in(await read_message(call.read()))
@@ -104,7 +104,7 @@ async def _greet(call: Any, here: LinkEndpoint, neighbour: LinkEndpoint) -> None
     check_hello(hello, neighbour)
 
 
-async def _why_to_retry(call: Any, endpoint: str, neighbour: LinkEndpoint) -> str:
+async def _why_to_retry(call: Any, endpoint: str, neighbour: LinkMember) -> str:
     """gRPC's message on a failed call that may succeed later.
 
     Raises HetnodeError if it cannot succeed: CERTIFICATE_REFUSED, or the refusal of the neighbour.

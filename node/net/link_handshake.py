@@ -6,7 +6,7 @@ The dialling end checks this while it connects, the accepting end after it has r
 
 from __future__ import annotations
 
-from node.net.link import LinkEndpoint, refusal
+from node.net.link import LinkMember, refusal
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb import hetnode_pb2 as pb
 from protocol.types import PROTOCOL_VERSION
@@ -36,7 +36,7 @@ def stream_options() -> tuple[tuple[str, int], ...]:
     )
 
 
-def hello_of(endpoint: LinkEndpoint) -> LinkMessage:
+def hello_of(endpoint: LinkMember) -> LinkMessage:
     """The first message of each end."""
     return LinkMessage(
         hello=pb.Hello(
@@ -62,7 +62,7 @@ def hello_in(message: LinkMessage | None) -> pb.Hello | None:
     return hello
 
 
-def check_hello(hello: pb.Hello, expected: LinkEndpoint) -> None:
+def check_hello(hello: pb.Hello, expected: LinkMember) -> None:
     """Raises HetnodeError unless the other end is `expected`: SPEC_MISMATCH, UNKNOWN_PEER."""
     if hello.spec_hash != expected.spec_hash or hello.run != expected.run:
         raise HetnodeError(
@@ -85,7 +85,7 @@ def check_hello(hello: pb.Hello, expected: LinkEndpoint) -> None:
         )
 
 
-def unreachable(neighbour: LinkEndpoint, why: str) -> HetnodeError:
+def unreachable(neighbour: LinkMember, why: str) -> HetnodeError:
     return HetnodeError(
         ErrorCode.NEIGHBOUR_UNREACHABLE,
         f"{neighbour.name} cannot be reached: {why}.",

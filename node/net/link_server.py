@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received, read_message, refusal
+from node.net.link import LinkLimits, LinkMember, LiveLink, Received, read_message, refusal
 from node.net.link_handshake import SERVICE, check_hello, hello_in, hello_of, stream_options, unreachable
 from node.net.probe import answer_probe
 from node.security.channels import server_tls
@@ -41,8 +41,8 @@ _RENEWAL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class _Expectation:
-    here: LinkEndpoint
-    neighbour: LinkEndpoint
+    here: LinkMember
+    neighbour: LinkMember
     limits: LinkLimits
     link: asyncio.Future[LiveLink]
 
@@ -109,7 +109,7 @@ class LinkServer:
         return server
 
     async def accept(
-        self, here: LinkEndpoint, neighbour: LinkEndpoint, limits: LinkLimits, deadline: float
+        self, here: LinkMember, neighbour: LinkMember, limits: LinkLimits, deadline: float
     ) -> LiveLink:
         """Wait up to `deadline` seconds for the link that `neighbour` opens to `here`."""
         future: asyncio.Future[LiveLink] = asyncio.get_running_loop().create_future()

@@ -112,7 +112,7 @@ def _payload(spec: RunSpec, stages: StageRange) -> float:
 
 def _disk(spec: RunSpec, stages: StageRange) -> float:
     parameters = sum(stage_parameters(spec, stage) for stage in stages)
-    anchors = (LEVELS + 2) * _SCALAR * (1 + spec.outer.state_tensors)
+    anchors = (LEVELS + 2) * _SCALAR * (1 + len(spec.outer.slots))
     payloads = spec.recovery.keep_rounds * _replicas(spec) * _payload(spec, stages)
     layers = sum(len(spec.layers_of(stage)) for stage in stages)
     private = _PRIVATE * parameters - _SCALAR * spec.lacks_second_moment(layers)

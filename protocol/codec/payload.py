@@ -27,7 +27,7 @@ from protocol.math.topk import SparseTensor
 from protocol.spec.quantizers import INDEX_CODES, PAYLOAD_QUANTIZERS
 
 # All of them now, and not when one is first used: the others of a round wait for the first step.
-for _path in (*PAYLOAD_QUANTIZERS.values(), *INDEX_CODES.values()):
+for _path in (*(each.path for each in PAYLOAD_QUANTIZERS.values()), *INDEX_CODES.values()):
     resolve_name(_path)
 
 

@@ -25,13 +25,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol.formats.step_codes import divisors, factors, step_codes
 from protocol.math.frame_shift import hashed
 from protocol.math.quantizers.quantizer import Shape, little_endian
 from protocol.types import DType, TensorHeader
 
 _GROUP = 8
 """Values that are packed together: 8 of n bits fill n bytes."""
+_PER_OCTAVE = 4
+_UNIT = 192
+"""The code of step 1: codes of steps, in one byte, reach from 2^-47.75 to 2^15.5."""
+_ZERO, _NOT_FINITE = 0, 255
 
 
 class Dithered:
@@ -54,7 +57,7 @@ class Dithered:
     def pack(self, values: Tensor, rows: Shape, shift: int = 0) -> list[NDArray[Any]]:
         x_blk = values.to(torch.float32)
         code_bl = self._step_codes(x_blk)
-        level_blk = x_blk / divisors(code_bl).unsqueeze(-1) + _offsets(rows, shift, x_blk.device)
+        level_blk = x_blk / _divisors(code_bl).unsqueeze(-1) + _offsets(rows, shift, x_blk.device)
         # NaN has no integer value. The code of such a token says that, so its levels do not matter.
         level_blk = level_blk.floor_().add_(self._half).nan_to_num_(0.0).clamp_(0, 2 * self._half - 1)
         return [little_endian(self._packed(level_blk.long())), little_endian(code_bl)]
@@ -65,11 +68,15 @@ class Dithered:
         code_bl = torch.from_numpy(parts[1].copy()).view(rows[:-1])
         level_blk = self._unpacked(packed)[..., : rows[-1]]
         x_blk = level_blk.float().sub_(self._half - 0.5).sub_(_offsets(rows, shift, level_blk.device))
-        return x_blk.mul_(factors(code_bl).unsqueeze(-1))
+        return x_blk.mul_(_factors(code_bl).unsqueeze(-1))
 
     def _step_codes(self, x_blk: Tensor) -> Tensor:
+        """Codes, uint8 [b, L], of the steps of tokens, powers of 2^(1/4)."""
+        step_bl = x_blk.abs().amax(dim=-1) / (self._half - 0.5)
         # Rounded up: no value, moved by up to half a step, is beyond the outermost levels.
-        return step_codes(x_blk.abs().amax(dim=-1) / (self._half - 0.5), torch.ceil)
+        # log2(0) is -inf: a token of zeros gets the code _ZERO. NaN is not below anything.
+        code_bl = (_PER_OCTAVE * step_bl.log2() + _UNIT).ceil().clamp_min(_ZERO)
+        return torch.where(code_bl < _NOT_FINITE, code_bl, _NOT_FINITE).to(torch.uint8)
 
     def _packed(self, level_blk: Tensor) -> Tensor:
         """The bits of the levels [..., k], each from its lowest on, in bytes [..., ceil(k bits / 8)]."""
@@ -100,6 +107,17 @@ class ThreeBits(Dithered):
 
     def __init__(self) -> None:
         super().__init__(3)
+
+
+def _divisors(code_bl: Tensor) -> Tensor:
+    """The steps by which a sender divides, float32 [b, L]: never 0, and always finite."""
+    return torch.exp2((code_bl.to(torch.float32) - _UNIT) / _PER_OCTAVE)
+
+
+def _factors(code_bl: Tensor) -> Tensor:
+    """The steps with which a receiver multiplies, float32 [b, L]: 0 for zeros, NaN for a not finite token."""
+    step_bl = torch.where(code_bl == _ZERO, 0.0, _divisors(code_bl))
+    return torch.where(code_bl == _NOT_FINITE, torch.nan, step_bl)
 
 
 def _offsets(rows: Shape, shift: int, device: torch.device) -> Tensor:

@@ -63,6 +63,7 @@ class Enumerative(IndexCode):
         largest: size and k of the largest chunk of the spec, whose table serves all.
     """
 
+    short = "en"
     largest: tuple[int, int]
 
     @classmethod

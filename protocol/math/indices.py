@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pkgutil import resolve_name
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,12 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class IndexCode(ABC):
-    """A code of `k` strictly increasing indices below `size`, in the same number of bits for every chunk."""
+    """A code of `k` strictly increasing indices below `size`, in the same number of bits for every chunk.
 
+    `short` is its name in the header of payloads.
+    """
+
+    short: ClassVar[str]
     size: int
     k: int
 
@@ -102,6 +106,8 @@ def _index_code(name: str, size: int, k: int, largest: tuple[int, int]) -> Index
 @dataclass(frozen=True)
 class EliasFano(IndexCode):
     """The low bits of every index as they are; the rest, high_i, is a one at high_i + i of a bit vector."""
+
+    short = "ef"
 
     @cached_property
     def low_bits(self) -> int:

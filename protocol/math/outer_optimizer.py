@@ -4,12 +4,12 @@ The optimizer's state is committed with the parameters: the anchor's digest cove
 late joiners receive it. So its arithmetic must give the same bits on every machine: float32 on the CPU, one
 rounding per operation. torch.optim.SGD does not: its ``add_(alpha=...)`` is fused on some processors.
 
-A new optimizer is one class here, and its name in `OuterSpec.optimizer`.
+A new optimizer is one class with its line here, and its line in `protocol/spec/outer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,10 +28,6 @@ LEAST_MOMENTUM = 2.0**-64
 class OuterOptimizer(Protocol):
     """Moves one tensor at a time. It keeps nothing itself: a round that fails midway changes nothing."""
 
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the state tensors of a parameter: of its shape, and 0 before round 1."""
-
     def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         """The parameter and its state after one committed round.
 
@@ -48,7 +44,6 @@ class Sgd:
     """parameter - learning_rate * gradient (algorithm, eq 2)."""
 
     learning_rate: float
-    slots: tuple[str, ...] = ()
 
     def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         return parameter - gradient.mul(self.learning_rate), {}
@@ -63,7 +58,6 @@ class Nesterov:
 
     learning_rate: float
     momentum: float
-    slots: tuple[str, ...] = ("momentum",)
 
     def step(self, parameter: Tensor, gradient: Tensor, state: State) -> tuple[Tensor, State]:
         velocity = state["momentum"].mul(self.momentum).add_(gradient)
@@ -73,12 +67,16 @@ class Nesterov:
         return parameter - direction.mul_(self.learning_rate), {"momentum": velocity}
 
 
+OPTIMIZERS: Mapping[str, Callable[[OuterSpec], OuterOptimizer]] = {
+    "sgd": lambda outer: Sgd(outer.learning_rate),
+    "nesterov": lambda outer: Nesterov(outer.learning_rate, outer.momentum or 0.0),  # the spec fills it in
+}
+"""By the name in ``outer.optimizer``."""
+
+
 def outer_optimizer(outer: OuterSpec) -> OuterOptimizer:
     """The optimizer that the run asks for."""
-    if outer.optimizer == "sgd":
-        return Sgd(outer.learning_rate)
-    assert outer.momentum is not None, "the spec fills it in"
-    return Nesterov(outer.learning_rate, outer.momentum)
+    return OPTIMIZERS[outer.optimizer](outer)
 
 
 def state_name(parameter: str, slot: str) -> str:
@@ -92,8 +90,8 @@ def state_name(parameter: str, slot: str) -> str:
 
 def committed_shapes(shapes: Mapping[str, tuple[int, ...]], outer: OuterSpec) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all that is committed for parameters of these `shapes`."""
-    slots = outer_optimizer(outer).slots
-    return dict(shapes) | {state_name(name, slot): shape for name, shape in shapes.items() for slot in slots}
+    states = {state_name(name, slot): shape for name, shape in shapes.items() for slot in outer.slots}
+    return dict(shapes) | states
 
 
 def parameters_of(committed: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ def apply_update(
             divisor /= stretch_of(total, [payload[name].squares for payload in payloads], factors)
         # Plain operations in sequence: a fused alpha= would round once where other machines round twice.
         gradient = total.div_(divisor).view_as(parameter)
-        state: State = {slot: committed[state_name(name, slot)] for slot in optimizer.slots}
+        state: State = {slot: committed[state_name(name, slot)] for slot in outer.slots}
         moved[name], state = optimizer.step(parameter, gradient, state)
         moved |= {state_name(name, slot): tensor for slot, tensor in state.items()}
         if not all(tensor.isfinite().all() for tensor in (moved[name], *state.values())):

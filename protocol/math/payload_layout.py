@@ -137,7 +137,7 @@ class PayloadLayout:
         values = "32" if outer.value_quantizer == "none" else outer.value_quantizer
         if outer.dense:
             return f"dense{values}-v{_VERSION}"
-        indices = {"elias-fano": "ef", "enumerative": "en"}[outer.indices]
+        indices = index_code(outer, outer.chunk, outer.top_k).short
         return f"{indices}{values}-v{_VERSION}:{outer.chunk}/{outer.top_k}"
 
     @cached_property

@@ -225,7 +225,7 @@ def _links(spec: RunSpec, stages: StageRange) -> tuple[int, int]:
 
 def _outer(spec: RunSpec, stages: StageRange, sizes: list[int]) -> tuple[int, int]:
     """What the outer state of stages of these `sizes` takes while they train, and in an exchange."""
-    copies = 1 + spec.outer.state_tensors  # the optimizer's state has the shape of the anchor
+    copies = 1 + len(spec.outer.slots)  # the optimizer's state has the shape of the anchor
     own, overlaps, followed, moved = sum(sizes), spec.outer.overlap > 0, 0, copies * max(sizes)
     follows = stages.first > 0 and not spec.link.embedding_every
     *of_layer, table = _matrices(spec)

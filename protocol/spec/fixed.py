@@ -89,7 +89,7 @@ FIXED: Mapping[str, Fixed] = {
 """By the name in the JSON."""
 
 REMOVED_VALUES = frozenset(
-    (name, value) for name in ("link.dtype", "link.gradient_dtype") for value in ("int8", "fp32")
+    (name, value) for name in ("link.dtype", "link.gradient_dtype") for value in ("int8", "int4", "fp32")
 )
 """Names of settings with values that runs no longer have."""
 

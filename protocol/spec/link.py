@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from protocol.spec.quantizers import LINK_QUANTIZERS
-from protocol.spec.sections import LinkQuantizerName, LinkQuantizerNameOrEmpty, Section
+from protocol.spec.sections import Section, one_of
 
 UNCOMPRESSED = 0
 """k of a link that sends all d values of each token, without a projection."""
@@ -22,9 +24,9 @@ class LinkSpec(Section):
     uncompressed: bool = Field(
         False, description="a link that carries more than most_k may send activations uncompressed"
     )
-    dtype: LinkQuantizerName = "bf16"
-    gradient_dtype: LinkQuantizerNameOrEmpty = Field(
-        "", description="number format of gradients; empty: that of activations, which is link.dtype"
+    dtype: Annotated[str, one_of(LINK_QUANTIZERS)] = Field("bf16", description="number format of activations")
+    gradient_dtype: Annotated[str, one_of(LINK_QUANTIZERS, or_empty=True)] = Field(
+        "", description="number format of gradients; empty: that of activations"
     )
     embedding_every: int = Field(
         0, ge=0, description="rounds between snapshots of the embedding for links; 0: that of the last round"

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from protocol.spec.quantizers import PAYLOAD_QUANTIZERS
+from protocol.spec.quantizers import INDEX_CODES, PAYLOAD_QUANTIZERS
 from protocol.spec.sections import Section, one_of
-
-PayloadQuantizerName = Annotated[str, one_of(PAYLOAD_QUANTIZERS)]
 
 _MOST_TABLE_BYTES = 64 << 20
 """For the binomials of the enumerative code, in the memory of every member."""
+OUTER_OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": (), "nesterov": ("momentum",)}
+"""By the name in ``outer.optimizer``: the state of a parameter, in tensors of its shape, 0 before round 1."""
 _NESTEROV = {"momentum": 0.9, "learning_rate": 0.7}
 """DiLoCo's values (arXiv 2311.08105), where a run file with ``optimizer = "nesterov"`` does not give them."""
 
@@ -24,7 +24,7 @@ class OuterSpec(Section):
 
     optional = frozenset({"optimizer", "momentum", "turns", "exchange", "reduced_top_k", "merge"})
 
-    optimizer: Literal["sgd", "nesterov"] = Field(
+    optimizer: Annotated[str, one_of(OUTER_OPTIMIZERS)] = Field(
         "sgd", description="moves the anchor along the aggregated pseudo-gradient"
     )
     momentum: float | None = Field(None, ge=0.01, lt=1, description="of nesterov; None: sgd has none")
@@ -39,10 +39,10 @@ class OuterSpec(Section):
     )
     chunk: int = Field(4096, ge=1, le=65536)
     top_k: int = Field(32, ge=0, description="values sent per full chunk; 0 sends all of them (dense)")
-    indices: Literal["elias-fano", "enumerative"] = Field(
+    indices: Annotated[str, one_of(INDEX_CODES)] = Field(
         "elias-fano", description="code of the chosen positions; enumerative is shorter, and slower"
     )
-    quantizer: PayloadQuantizerName = Field(
+    quantizer: Annotated[str, one_of(PAYLOAD_QUANTIZERS)] = Field(
         "2bit", description="sign and one of two magnitudes; the sign alone; float32, as in a dense exchange"
     )
     merge: Literal["mean", "radial"] = Field(
@@ -87,9 +87,9 @@ class OuterSpec(Section):
         return self.model_copy(update={"top_k": top_k, "exchange": "gathered", "reduced_top_k": None})
 
     @property
-    def state_tensors(self) -> int:
-        """How many tensors of state the optimizer keeps for each parameter."""
-        return 1 if self.optimizer == "nesterov" else 0
+    def slots(self) -> tuple[str, ...]:
+        """Names of the tensors of state that the optimizer keeps for each parameter."""
+        return OUTER_OPTIMIZERS[self.optimizer]
 
     @model_validator(mode="before")
     @classmethod
@@ -117,8 +117,8 @@ class OuterSpec(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> OuterSpec:
-        if self.optimizer == "sgd" and self.momentum is not None:
-            raise ValueError("momentum is for optimizer 'nesterov'; optimizer 'sgd' has none")
+        if self.optimizer != "nesterov" and self.momentum is not None:
+            raise ValueError(f"momentum is for optimizer 'nesterov'; optimizer '{self.optimizer}' has none")
         if self.turns > 1 and not self.overlap:
             raise ValueError("turns halve what an overlap must hide, and overlap is 0")
         if self.top_k > self.chunk:

@@ -6,37 +6,42 @@ gives module and class as text. Those of protocol.formats are a leaf: nothing bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class LinkQuantizerEntry:
-    """A quantizer of activations and gradients on links.
+class QuantizerEntry:
+    """A quantizer of the values of payloads, or of activations and gradients on links.
 
     Attributes:
         path: module and class.
-        token_bytes: bytes of one token, its scale included, from the number of its values.
+        bits: of one value.
+        scale_bytes: on a link, beside the values of each token.
     """
 
     path: str
-    token_bytes: Callable[[int], int]
+    bits: int
+    scale_bytes: int = 0
+
+    def token_bytes(self, width: int) -> int:
+        """Bytes of one token with `width` values on a link."""
+        return -(-self.bits * width // 8) + self.scale_bytes
 
 
 _MATH, _LEAF = (__name__.replace("spec.quantizers", each) for each in ("math", "formats"))
 
-PAYLOAD_QUANTIZERS: Mapping[str, str] = {
-    "2bit": f"{_MATH}.quantizers.magnitudes.TwoBits",
-    "1bit": f"{_MATH}.quantizers.magnitudes.OneBit",
-    "none": f"{_MATH}.quantizers.magnitudes.Float32Values",
+PAYLOAD_QUANTIZERS: Mapping[str, QuantizerEntry] = {
+    "2bit": QuantizerEntry(f"{_MATH}.quantizers.magnitudes.TwoBits", 2),
+    "1bit": QuantizerEntry(f"{_MATH}.quantizers.magnitudes.OneBit", 1),
+    "none": QuantizerEntry(f"{_MATH}.quantizers.magnitudes.Float32Values", 32),
 }
-"""By the name in ``outer.quantizer``: module and class."""
+"""By the name in ``outer.quantizer``."""
 
-LINK_QUANTIZERS: dict[str, LinkQuantizerEntry] = {
-    "bf16": LinkQuantizerEntry(f"{_MATH}.quantizers.floats.BFloat16", lambda width: 2 * width),
-    "int4": LinkQuantizerEntry(f"{_LEAF}.int4.Int4", lambda width: -(-width // 2) + 1),
-    "dither5": LinkQuantizerEntry(f"{_LEAF}.dithered.FiveBits", lambda width: -(-5 * width // 8) + 1),
-    "dither3": LinkQuantizerEntry(f"{_LEAF}.dithered.ThreeBits", lambda width: -(-3 * width // 8) + 1),
+LINK_QUANTIZERS: dict[str, QuantizerEntry] = {
+    "bf16": QuantizerEntry(f"{_MATH}.quantizers.floats.BFloat16", 16),
+    "dither5": QuantizerEntry(f"{_LEAF}.dithered.FiveBits", 5, 1),
+    "dither3": QuantizerEntry(f"{_LEAF}.dithered.ThreeBits", 3, 1),
 }
 """By the name in ``link.dtype`` and ``link.gradient_dtype``."""
 

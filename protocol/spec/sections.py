@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -16,8 +17,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-
-from protocol.spec.quantizers import LINK_QUANTIZERS
 
 
 class Section(BaseModel):
@@ -188,17 +187,20 @@ class InnerSpec(Section):
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")
 
 
-def one_of(names: Iterable[str], or_empty: bool = False) -> AfterValidator:
+@dataclass(frozen=True)
+class OneOf(AfterValidator):
+    """Accepts a text that is one of `names`."""
+
+    names: tuple[str, ...] = ()
+
+
+def one_of(names: Iterable[str], or_empty: bool = False) -> OneOf:
     def check(name: str) -> str:
         if name not in names and not (or_empty and name == ""):
             raise ValueError(f"'{name}' is not one of {', '.join(names)}")
         return name
 
-    return AfterValidator(check)
-
-
-LinkQuantizerName = Annotated[str, one_of(LINK_QUANTIZERS)]
-LinkQuantizerNameOrEmpty = Annotated[str, one_of(LINK_QUANTIZERS, or_empty=True)]
+    return OneOf(check, tuple(names))
 
 
 class SwarmSpec(Section):

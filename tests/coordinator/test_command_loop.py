@@ -12,7 +12,7 @@ import pytest
 from coordinator.api.run_news import RunNews
 from coordinator.run import command_loop as loop_module
 from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped
-from coordinator.run.decide import Outcome
+from coordinator.run.decide import Applied
 from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
@@ -80,7 +80,7 @@ async def test_a_coordinator_that_was_suspended_during_a_tick_declares_no_peer_l
 ) -> None:
     original, suspended = loop_module.decide, iter([True])
 
-    def decide_after_suspension(state: State, command: Command, now: float) -> Outcome:
+    def decide_after_suspension(state: State, command: Command, now: float) -> Applied:
         if isinstance(command, Tick) and next(suspended, False):
             clock.now += 10 * SPEC.timing.lost_after
         return original(state, command, clock.now)
@@ -109,7 +109,7 @@ async def test_calls_go_on_while_a_command_is_decided(
     decided, others_went_on = asyncio.Event(), threading.Event()
     event_loop, original = asyncio.get_running_loop(), loop_module.decide
 
-    def decide_slowly(state: State, command: Command, now: float) -> Outcome:
+    def decide_slowly(state: State, command: Command, now: float) -> Applied:
         event_loop.call_soon_threadsafe(decided.set)
         assert others_went_on.wait(timeout=30), "the event loop decides itself"
         return original(state, command, now)
@@ -128,7 +128,7 @@ async def test_of_the_heartbeats_of_a_peer_that_wait_the_newest_is_decided_alone
     decided = list[Command]()
     original = loop_module.decide
 
-    def noting(state: State, command: Command, now: float) -> Outcome:
+    def noting(state: State, command: Command, now: float) -> Applied:
         decided.append(command)
         return original(state, command, now)
 

@@ -62,7 +62,7 @@ def _computed(folder: Path) -> Mapping[str, Any]:
             plan.fail_at("q", None, 3, Moment.INNER_STEP, Action.KILL)
         return Play(folder / name, plan).to_the_end
 
-    momentum = {**SPARSE, "link.dtype": "int4", "outer.optimizer": "nesterov"}
+    momentum = {**SPARSE, "link.dtype": "dither5", "outer.optimizer": "nesterov"}
     killed = play("killed")(lambda swarm: return_after(swarm, "q", 5), MIXED, 5, **momentum)
     back = play("back")(
         lambda swarm: roll_back_and_resume(swarm, 3, 1), FULL, 4, **SPARSE, **{"recovery.checkpoint_every": 1}

@@ -53,7 +53,7 @@ PAYLOADS: Mapping[str, Mapping[str, Any]] = {
     for indices in ("elias-fano", "enumerative")
     for chunk, top_k in ((4096, 32), (64, 5))
 } | {"all values": {"top_k": 0}}
-LINK_DTYPES = ("bf16", "int4", "dither5", "dither3")
+LINK_DTYPES = ("bf16", "dither5", "dither3")
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "llama3 scaling": {
@@ -73,7 +73,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "nesterov": {"outer.optimizer": "nesterov", "outer.momentum": 0.8, "outer.learning_rate": 0.7},
     "adaptive links": {"link.least_k": 4, "link.most_k": 24, "link.uncompressed": True},
     "dithered links": {"link.dtype": "dither5", "link.gradient_dtype": "dither3"},
-    "tables": {"link.dtype": "int4", "link.table": True, "link.table_rows": 64},
+    "tables": {"link.dtype": "dither5", "link.table": True, "link.table_rows": 64},
     "snapshots": {"link.embedding_every": 5},
     "swarm": {"swarm.stages": 4, "swarm.members": 2, "swarm.pipelines": 3},
     "constant batch": {"grouping.batch": "constant", "grouping.global_batch": 24, "grouping.spares": 2},

@@ -448,7 +448,7 @@ def unpacked(dtype: str, data: bytes, shape: Sequence[int], frame: Sequence[int]
     tokens, k = math.prod(shape[:-1]), shape[-1]
     if dtype == "bf16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(F32).astype(float)
-    n = {"int4": 4, "dither5": 5, "dither3": 3}[dtype]
+    n = {"dither5": 5, "dither3": 3}[dtype]
     length = -(-n * k // 8)
     scales, values = data[tokens * length :], []
     for token in range(tokens):
@@ -456,8 +456,7 @@ def unpacked(dtype: str, data: bytes, shape: Sequence[int], frame: Sequence[int]
         step = {0: 0.0, 255: math.nan}.get(scales[token], 2.0 ** ((scales[token] - 192) / 4))
         for j in range(k):
             level = _number(bits[j * n : (j + 1) * n])
-            offset = 0.0 if dtype == "int4" else _offset(token * k + j, frame)
-            values.append((level - 2 ** (n - 1) + 0.5 - offset) * step)
+            values.append((level - 2 ** (n - 1) + 0.5 - _offset(token * k + j, frame)) * step)
     return np.array(values)
 
 

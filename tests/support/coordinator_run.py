@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.placement.phases import earliest
-from coordinator.run.decide import Outcome, decide
+from coordinator.run.decide import Applied, decide
 from coordinator.run.state.apply import apply
 from coordinator.run.state.commands import (
     Attest,
@@ -43,7 +43,7 @@ class Run:
         self.steps: list[tuple[Event, State, State]] = []  # each event with the state before and after it
         self.now = 1000.0
 
-    def send(self, command: Command) -> Outcome:
+    def send(self, command: Command) -> Applied:
         outcome = decide(self.state, command, self.now)
         for event in outcome.events:
             self.apply(event)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.math.quantizers.quantizer import Shape, little_endian
-from protocol.spec.quantizers import LINK_QUANTIZERS, LinkQuantizerEntry
+from protocol.spec.quantizers import LINK_QUANTIZERS, QuantizerEntry
 from protocol.types import DType, TensorHeader
 
 FLOAT32 = "float32"
@@ -33,4 +33,4 @@ class Float32:
         return torch.from_numpy(parts[0].view("<f4").astype(np.float32)).view(rows)
 
 
-LINK_QUANTIZERS[FLOAT32] = LinkQuantizerEntry("tests.support.float_links.Float32", lambda width: 4 * width)
+LINK_QUANTIZERS[FLOAT32] = QuantizerEntry("tests.support.float_links.Float32", 32)

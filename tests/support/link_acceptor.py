@@ -18,14 +18,14 @@ from pathlib import Path
 
 import uvloop
 
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
 from protocol.errors import HetnodeError
 from protocol.types import FrameId, FrameKind, PeerId
 
 UPPER, LOWER = (
-    LinkEndpoint("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
+    LinkMember("run", "hash", PeerId(name), 0, position) for position, name in enumerate(("upper", "lower"))
 )
 LIMITS = LinkLimits(frame_bytes=8 << 20, waiting_frames=4)
 SECONDS = 60.0

@@ -24,7 +24,7 @@ from node.core.worker.trainer import Trainer
 from node.data.stream import open_stream
 from node.ipc.worker_calls import BeginRound, Build, Connect, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
-from node.net.link import LinkEndpoint, LinkLimits
+from node.net.link import LinkLimits, LinkMember
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
@@ -103,7 +103,7 @@ class RunningReplica:
         await self.connect()
         limits = LinkLimits(frame_limit(self.spec), 12)
         places = [
-            LinkEndpoint(self.spec.name, self.spec.hash, member.peer, self.replica.index, position)
+            LinkMember(self.spec.name, self.spec.hash, member.peer, self.replica.index, position)
             for position, member in enumerate(self.replica.members)
         ]
         upstream: list[Any] = [None]

@@ -20,7 +20,7 @@ from node.core.worker.trainer import Trainer
 from node.data.stream import SampleStream
 from node.ipc.worker_calls import Abandon, BeginRound, EndInnerPhase
 from node.ipc.worker_client import WorkerClient
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.worker.process import NodeWorker
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.microbatch_order import Op, OpKind, one_forward_one_backward
@@ -234,7 +234,7 @@ class Attempt:
         down, up = self.wires[: members - 1], self.wires[members - 1 :]
 
         def end(other: int, read: NoisyWire, write: NoisyWire) -> LiveLink:
-            neighbour = LinkEndpoint(SPEC.name, SPEC.hash, replica.members[other].peer, 0, other, epoch)
+            neighbour = LinkMember(SPEC.name, SPEC.hash, replica.members[other].peer, 0, other, epoch)
             return LiveLink(neighbour, read.read, write.write, limits)
 
         above = [end(i + 1, up[i], down[i]) for i in range(members - 1)]

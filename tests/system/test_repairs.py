@@ -12,7 +12,7 @@ from coordinator.run.state.commands import ChangeRun, Leave
 from coordinator.run.state.events import PlanAdopted
 from node.core.train.recovery import Recovery
 from node.net import link_server
-from node.net.link import LinkEndpoint
+from node.net.link import LinkMember
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.pb.hetnode_pb2 import Hello
 from protocol.spec.run import RunSpec
@@ -236,7 +236,7 @@ def test_a_spare_that_refuses_the_link_ends_no_node_and_costs_no_steps(
     plan.fail_at("p", None, ROUND, Moment.BACKWARD, Action.KILL, step=STEP)
     check, asked = link_server.check_hello, list[str]()
 
-    def refuse(hello: Hello, expected: LinkEndpoint) -> None:
+    def refuse(hello: Hello, expected: LinkMember) -> None:
         if current_machine() in SPARES:
             asked.append(current_machine())
             raise HetnodeError(code, "This is another run.", "None.")

@@ -28,7 +28,7 @@ from coordinator.ops.receipts import Receipts
 from coordinator.ops.standby import StandbyDesk
 from coordinator.run import command_loop
 from coordinator.run.command_loop import CommandLoop, Stopped
-from coordinator.run.decide import Outcome
+from coordinator.run.decide import Applied
 from coordinator.run.state.commands import AppointArbiter, Command, Start, Tick
 from coordinator.run.state.events import Event
 from coordinator.run.state.state import State
@@ -137,11 +137,11 @@ class VirtualCoordinator:
         """Store and publish `event` as if a rule had decided it."""
         decide, injected = command_loop.decide, Tick()
 
-        def decide_or_inject(state: State, command: Command, now: float) -> Outcome:
+        def decide_or_inject(state: State, command: Command, now: float) -> Applied:
             if command is injected:
                 transaction = Transaction(state, now)
                 transaction.add(event)
-                return Outcome(transaction.state, tuple(transaction.steps))
+                return Applied(transaction.state, tuple(transaction.steps))
             return decide(state, command, now)
 
         with patch.object(command_loop, "decide", decide_or_inject):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from node.net.coordinator_client import CoordinatorClient
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial as dial_link
 from node.net.link_server import LinkServer
 from protocol.errors import ErrorCode, HetnodeError
@@ -108,8 +108,8 @@ def test_a_call_that_arrives_twice_runs_twice_and_has_one_reply(simulate: Simula
     simulate(scenario)
 
 
-def endpoint(machines: Machines, keyed: Keyed, position: int) -> LinkEndpoint:
-    return LinkEndpoint(machines.run_id, machines.spec.hash, keyed.peer, 0, position)
+def endpoint(machines: Machines, keyed: Keyed, position: int) -> LinkMember:
+    return LinkMember(machines.run_id, machines.spec.hash, keyed.peer, 0, position)
 
 
 async def connected(machines: Machines) -> tuple[LiveLink, LiveLink]:

@@ -69,12 +69,6 @@ def holdings_of(state: State, round_state: Round) -> Holdings:
     return Holdings(holders, len(live), least)
 
 
-def donors_of(state: State, round_state: Round, owner: PeerId) -> list[PeerId]:
-    """The live peers that can have the payload of `owner`: first the owner, then those that report it."""
-    first = [owner] if state.peers[owner].is_live else []
-    return list(dict.fromkeys((*first, *holdings_of(state, round_state).of(owner))))
-
-
 def counts(round_state: Round, holdings: Holdings, owner: PeerId) -> bool:
     """Whether the payload of `owner` is to be committed, by the reports or by the verdict of the arbiter."""
     contest = round_state.contest

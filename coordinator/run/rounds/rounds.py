@@ -133,7 +133,7 @@ def withhold(transaction: Transaction, command: Await) -> None:
         return
     assignment = state.assignment(sender, round_number)
     hosts_stage = assignment is not None and stage in assignment.member.stages
-    is_current_plan = state.standing_epoch(sender, command.withheld) == state.plan_for(round_number).epoch
+    is_current_plan = state.standing_epoch(sender, command.epoch) == state.plan_for(round_number).epoch
     if hosts_stage and is_current_plan and state.takes_part(sender, round_number):
         transaction.add(events.PayloadWithheld(transaction.now, stage, round_number, sender))
         advance(transaction, stage, in_time=True)
@@ -330,15 +330,15 @@ def conclude(
     With the first decision of a round the stages without a turn are skipped.
     """
     round_number = transaction.state.current_round
-    epoch = next_epoch(transaction, round_number, is_lost=not entries)
+    epoch = adopt_next_plan(transaction, round_number, is_lost=not entries)
     common = stage, round_number, epoch, reason
     decision = Committed(*common, entries, result) if entries else Aborted(*common)
     transaction.add(events.RoundDecided(transaction.now, decision))
     skip_others(transaction, round_number, epoch)
 
 
-def next_epoch(transaction: Transaction, round_number: int, is_lost: bool = False) -> int:
-    """The epoch of the plan for the next round. The first decision of a round fixes it for all stages.
+def adopt_next_plan(transaction: Transaction, round_number: int, is_lost: bool = False) -> int:
+    """Adopt the plan of the next round with the first decision of this one, and return its epoch.
 
     So all members change plans at the same step without a vote. `is_lost`: that decision is an abort.
     """

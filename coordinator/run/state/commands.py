@@ -225,18 +225,19 @@ class Offer:
 class Await:
     """A peer waits for a decision without contributing a payload.
 
-    `withheld` is the epoch of the plan under which it hosts the stage but offers no payload; 0 if it only
-    asks.
+    `epoch`: of the plan under which the peer hosts the stage but offers no payload; 0 if it only asks.
     """
 
     peer: PeerId
     stage: int
     round_number: int
-    withheld: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
 class Report:
+    """The payloads of a round that a peer holds, and those that it rejects."""
+
     peer: PeerId
     stage: int
     round_number: int

@@ -10,7 +10,6 @@ from node.core.model.shapes import EMBEDDING, payload_layout
 from node.core.optimizer.outcome import Outcome, contents_of
 from node.core.optimizer.outer_stage import with_state
 from node.core.optimizer.received import ReceivedPayloads
-from protocol.math.outer_optimizer import outer_optimizer
 from protocol.math.outer_step import apply_update
 from protocol.spec.run import RunSpec
 
@@ -42,7 +41,7 @@ class EmbeddingFollower:
 
     def load(self, committed: Mapping[str, Tensor]) -> None:
         """Copy the table after another round. An optimizer state that is not in `committed` becomes 0."""
-        self.committed = with_state(committed, [EMBEDDING], outer_optimizer(self._outer).slots)
+        self.committed = with_state(committed, [EMBEDDING], self._outer.slots)
 
     def commit(self, outcome: Outcome) -> None:
         """Apply the outcome of a round of stage 0. HetnodeError PAYLOAD_CORRUPT changes nothing."""

@@ -33,7 +33,7 @@ from node.ranks.ownership import Ownership
 from protocol.codec.payload import encode_tensor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.clipping import SentTensor, outliers, payload_norm
-from protocol.math.outer_optimizer import committed_shapes, initial_state, outer_optimizer, state_name
+from protocol.math.outer_optimizer import committed_shapes, initial_state, state_name
 from protocol.math.outer_step import apply_update
 from protocol.math.output_subspace import exactly_projected, output_basis
 from protocol.math.topk import sparsify_blocks
@@ -48,7 +48,7 @@ class PendingPayload(TypedDict):
     error: dict[str, Tensor]
 
 
-class CommitProbe(Protocol):
+class CommitMeter(Protocol):
     """Measures the payloads of a round while they are committed, without changing the result.
 
     Attributes:
@@ -94,10 +94,10 @@ class OuterStage:
         ownership: Ownership = Ownership(),  # noqa: B008  frozen
     ) -> None:
         self.layout, self.ownership = payload_layout(spec, stage), ownership
-        self._outer, self._optimizer = spec.outer, outer_optimizer(spec.outer)
+        self._outer = spec.outer
         self._names = [name for name in self.layout.shapes if ownership.is_mine(name)]
         self.anchor = {name: as_float32(parameters[name]).clone() for name in self._names}
-        self.optimizer_state = initial_state(self.anchor, self._optimizer.slots)
+        self.optimizer_state = initial_state(self.anchor, self._outer.slots)
         self.error = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
         self._basis_dk = output_basis(spec, stage)
         self.pending: PendingPayload | None = None
@@ -202,7 +202,7 @@ class OuterStage:
         outcome: Outcome,
         mine_included: bool,
         local: Mapping[str, Tensor],
-        probe: CommitProbe | None = None,
+        probe: CommitMeter | None = None,
     ) -> None:
         """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 
@@ -263,10 +263,8 @@ class OuterStage:
         anchor, slots = self.anchor, self.optimizer_state
 
         def moved(name: str) -> Tensor:
-            gradient = torch.zeros_like(anchor[name])
-            sent[name].add_to(gradient.view(-1), 1.0)
-            state = {slot: slots[state_name(name, slot)] for slot in self._optimizer.slots}
-            local = self._optimizer.step(anchor[name], gradient, state)[0]
+            state = {each: slots[each] for each in (state_name(name, slot) for slot in self._outer.slots)}
+            local = apply_update({name: anchor[name]} | state, [sent], [1.0], self._outer)[name]
             return exactly_projected({name: local}, self._basis_dk)[name]
 
         return ((name, moved(name)) for name in anchor)
@@ -290,7 +288,7 @@ class OuterStage:
         round 1. After an error of a tensor that cannot be read, the stage is a mixture.
         """
         for name in self._names:  # one by one: there may be no memory for a second copy of the stage
-            self.take(self.committed | with_state(committed, [name], self._optimizer.slots))
+            self.take(self.committed | with_state(committed, [name], self._outer.slots))
         self.reset(local)
 
     def load_error(self, error: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from node.core.model.shapes import EMBEDDING
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommitProbe, OuterStage
+from node.core.optimizer.outer_stage import CommitMeter, OuterStage
 from node.core.optimizer.overlap import Overlap
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
@@ -113,7 +113,7 @@ class OuterState(Mapping[int, OuterStage]):
         """
         outer = self._stages[stage]
         if outer.pending is not None:  # the caller failed before it sent that payload
-            with self._settled(stage):
+            with self._at_proposal(stage):
                 outer.abort()
         payload = outer.propose(self._local[stage].read(), share)
         if payload is None:
@@ -140,7 +140,7 @@ class OuterState(Mapping[int, OuterStage]):
         self._local[stage].write(local)
 
     @contextmanager
-    def _settled(self, stage: int) -> Iterator[Mapping[str, Tensor]]:
+    def _at_proposal(self, stage: int) -> Iterator[Mapping[str, Tensor]]:
         """The parameters of the proposal, for the outer step to change; the training since is added after.
 
         After an error the overlap goes on.
@@ -161,14 +161,14 @@ class OuterState(Mapping[int, OuterStage]):
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: CommitProbe | None = None,
+        probe: CommitMeter | None = None,
     ) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
 
         Raises HetnodeError PAYLOAD_CORRUPT; then nothing has changed.
         """
         self._require_next(stage, round_number)
-        with self._settled(stage) as local:
+        with self._at_proposal(stage) as local:
             self._stages[stage].commit(outcome, mine_included, local, probe)
         self.rounds[stage] = round_number
         return self._stages[stage].digest()
@@ -189,7 +189,7 @@ class OuterState(Mapping[int, OuterStage]):
     def abort(self, stage: int, round_number: int) -> None:
         """The round is aborted. Anchor, error feedback and the progress since the anchor stay unchanged."""
         self._require_next(stage, round_number)
-        with self._settled(stage):
+        with self._at_proposal(stage):
             self._stages[stage].abort()
         self.rounds[stage] = round_number
 
@@ -201,7 +201,7 @@ class OuterState(Mapping[int, OuterStage]):
         """
         for stage, outer in self._stages.items():
             if outer.pending is not None:
-                with self._settled(stage):
+                with self._at_proposal(stage):
                     outer.abort()
 
     def forget_error(self, stage: int) -> None:

@@ -50,16 +50,16 @@ class RoundExchange:
     anchors: MemberAnchors
 
     async def contribute(
-        self, plan: Plan, round_number: int, share: float, gates: RoundGates | None = None
+        self, plan: Plan, round_number: int, share: float, gates: RoundGates
     ) -> RoundOutcome:
         """Propose payloads for a round, and apply its decisions to everything that this member holds.
 
-        `share` is the part of the inner phase that this replica has done, above 0; it scales the weight.
-        Before that the coordinator has heard of the anchors of the round before.
+        The coordinator hears of the anchors of the round before first. `share` is the part of the inner phase
+        that this replica has done, and scales the weight; below LEAST_SHARE it proposes nothing.
 
         Raises HetnodeError: UNKNOWN_PEER, ROUND_IN_DOUBT, PAYLOAD_UNAVAILABLE, ANCHOR_DIVERGED, ...
         """
-        anchors, gates = self.anchors, gates or RoundGates.without_overlap(self.anchors.stages)
+        anchors = self.anchors
         await anchors.attestations.told()
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -87,12 +87,12 @@ class RoundExchange:
         waits, coordinator = services.figures.waits, services.coordinator
 
         payload: bytes | None = b""
-        follows = 0
+        epoch = 0
         if is_due(spec, stage, round_number):
-            payload, follows = await self._propose(stage, round_number, share), plan.epoch
+            payload, epoch = await self._propose(stage, round_number, share), plan.epoch
         gates.mark_proposed(stage)
         if not payload:
-            decision = await anchors.follow_part(stage, Part.STAGE, round_number, follows, gates)
+            decision = await anchors.follow_part(stage, Part.STAGE, round_number, epoch, gates)
             return decision, None if payload is None else 0
 
         digest = anchors.digest_of(stage)

@@ -137,10 +137,10 @@ class MemberAnchors:
         await self._membership.until(lambda run_view: run_view.epoch >= epoch or None)
 
     async def follow_part(
-        self, stage: int, part: Part, round_number: int, withheld: int = 0, gates: RoundGates | None = None
+        self, stage: int, part: Part, round_number: int, epoch: int = 0, gates: RoundGates | None = None
     ) -> Decision:
         """Apply the decision of a round to one part without a contribution."""
-        decision = await self.decision(stage, round_number, withheld)
+        decision = await self.decision(stage, round_number, epoch)
         await self.apply(decision, part, {}, gates)
         return decision
 
@@ -186,15 +186,15 @@ class MemberAnchors:
             has_stage_0 = (0, Part.STAGE) in self._anchors
             await self.snapshots.tell_held(self.round_of(0, Part.STAGE) if has_stage_0 else self.position)
 
-    async def decision(self, stage: int, round_number: int, withheld: int = 0) -> Decision:
+    async def decision(self, stage: int, round_number: int, epoch: int = 0) -> Decision:
         """Wait for the decision on (stage, round) without a time limit while the coordinator is there.
 
-        `withheld` is the epoch under which this node has no payload for the round, so that the coordinator
+        `epoch` is that under which this node has no payload for the round, so that the coordinator
         does not wait for one; 0 where it contributes or has no assignment.
         """
         deadline = self._spec.timing.match_window + ANSWER_SECONDS
         return await self.while_away(
-            lambda: self._coordinator.await_decision(stage, round_number, deadline, withheld)
+            lambda: self._coordinator.await_decision(stage, round_number, deadline, epoch)
         )
 
     async def while_away(self, call: Callable[[], Awaitable[T]]) -> T:

@@ -141,7 +141,7 @@ class Pipeline:
         return wanted
 
     async def inner_step(self, round_number: int, step: int) -> None:
-        """One inner step (0-based in its round): all microbatches, the global norm, one AdamW step.
+        """One inner step (0-based in its round): all microbatches, the global norm, a step of the optimizer.
 
         A step beyond the spec's H trains on the round's samples again, at the last step's learning rate.
         """

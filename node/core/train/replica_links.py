@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 from node.core.train.services import Services
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_handshake import unreachable
 from node.net.membership import PeerAssignment
@@ -39,9 +39,9 @@ async def open_links(
     ahead = max(spec.inner.microbatches, most_in_flight(len(members)))
     limits = LinkLimits(frame_limit(spec), 2 * ahead + 4)
 
-    def endpoint_of(at: int) -> LinkEndpoint:
+    def endpoint_of(at: int) -> LinkMember:
         peer, epoch = members[at].peer, assignment.plan.epoch_of_links(replica, round_number)
-        return LinkEndpoint(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
+        return LinkMember(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
 
     def report(neighbour: PeerId, address: str, why: str) -> None:
         log.warning("the link to %s at %s cannot be opened yet: %s", neighbour, address, why)

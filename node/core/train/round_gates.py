@@ -19,13 +19,6 @@ class RoundGates:
         self._unproposed = set(stages)
         self.proposed, self.trained = asyncio.Event(), asyncio.Event()
 
-    @classmethod
-    def without_overlap(cls, stages: Iterable[int]) -> RoundGates:
-        """The gates of a round with which no inner step overlaps."""
-        gates = cls(stages)
-        gates.trained.set()
-        return gates
-
     def mark_proposed(self, stage: int) -> None:
         self._unproposed.discard(stage)
         if not self._unproposed:

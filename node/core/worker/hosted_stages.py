@@ -47,13 +47,13 @@ class _InFlight:
 
     received: Tensor | None  # the leaf that collects the gradient for the member upstream; None at stage 0
     output: Tensor  # activations [b, L, d], or the loss at the last stage
-    place: Place
+    place: PassKey
     inputs: tuple[Tensor, Tensor] | None = None  # what `_run` gets, where pieces are computed again
 
 
-Place = tuple[int, int, int]
+PassKey = tuple[int, int, int]
 """Round, step and microbatch of a frame."""
-Frame = tuple[int, int, int, int]
+FrameKey = tuple[int, int, int, int]
 """These and the direction, as :func:`shift_of` takes them."""
 _FORWARD, _BACKWARD, _EVALUATE = range(3)
 
@@ -148,7 +148,7 @@ class HostedStages:
             self.upstream.refresh(snapshot_vd)
 
     def forward(
-        self, place: Place, received: Message | None, tokens: Samples | None, counts: bool = True
+        self, place: PassKey, received: Message | None, tokens: Samples | None, counts: bool = True
     ) -> Message | None:
         """Forward pass of one training microbatch. Returns the message for the next member, None at the last.
 
@@ -243,7 +243,9 @@ class HostedStages:
     ) -> int:
         return shift_of(round_number, step, microbatch, boundary, direction, self._replica)
 
-    def _enter(self, received: Message | None, tokens: Samples | None, frame: Frame) -> tuple[Tensor, Tensor]:
+    def _enter(
+        self, received: Message | None, tokens: Samples | None, frame: FrameKey
+    ) -> tuple[Tensor, Tensor]:
         """Tokens [b, L + 1], and the input of the first hosted stage: ids [b, L] or activations [b, L, d]."""
         if received is None:
             assert tokens is not None, "the member that hosts stage 0 must pass samples"
@@ -290,7 +292,7 @@ class HostedStages:
                 return pack_activation(name, torch.zeros_like(values_blk), dtype, shift)
         return packed
 
-    def _message(self, output: Tensor, tokens_bl: Tensor, frame: Frame) -> Message:
+    def _message(self, output: Tensor, tokens_bl: Tensor, frame: FrameKey) -> Message:
         """The compressed output, and the token ids, which later members need for targets and T_perp[ids]."""
         assert self.downstream is not None, "the link downstream is not connected"
         compressed = self.downstream.compress_forward(output.float())

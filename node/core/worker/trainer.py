@@ -7,7 +7,7 @@ calls it, one operation at a time. An inner step of a member:
         message = trainer.forward(step, microbatch, message)   # activations, from upstream to downstream
         message = trainer.backward(microbatch, message)        # gradients, from downstream to upstream
     squares = trainer.inner.squared_gradient_norm()            # summed over all members of the replica
-    trainer.apply(step, norm)                                  # clip, AdamW
+    trainer.apply(step, norm)                                  # clip, one step of the inner optimizer
 
 A round of a member:
 
@@ -44,7 +44,7 @@ from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.core.optimizer.inner import InnerOptimizer, Moments
 from node.core.optimizer.muon import project_outputs
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommitProbe
+from node.core.optimizer.outer_stage import CommitMeter
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
@@ -78,7 +78,7 @@ class Trainer:
     Attributes:
         hosted: the stages with their links.
         modules: the stages, on `device`.
-        inner: AdamW.
+        inner: the inner optimizer.
         outer: committed state, error feedback, and pending proposals. Always on the CPU, so that all machines
             compute the same bits.
         samples: reads the microbatches.
@@ -212,7 +212,7 @@ class Trainer:
         return self.inner.squared_gradient_norm()
 
     def apply(self, step: int, norm: float) -> None:
-        """End inner step `step` (0-based in its round): clip by the global `norm`, then one AdamW step.
+        """End inner step `step` (0-based in its round): clip by the global `norm`, then step the optimizer.
 
         If the norm is not finite, the step is skipped. All members get the same norm, so all skip the same
         step. A step beyond the spec's H uses the learning rate of step H - 1; the result does not count it.
@@ -221,7 +221,7 @@ class Trainer:
         is_regular = step < steps
         phase.norm = norm
         if math.isfinite(norm):
-            # The schedule counts the steps of the run. AdamW's own count is smaller on a late joiner.
+            # The schedule counts the steps of the run. The optimizer has counted fewer on a late joiner.
             number = (phase.round_number - 1) * steps + min(step, steps - 1)
             self.inner.step(number, norm)
             for stage in self.stages:
@@ -277,7 +277,7 @@ class Trainer:
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: CommitProbe | None = None,
+        probe: CommitMeter | None = None,
     ) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
         digest = self.outer.commit(stage, round_number, outcome, mine_included, probe)

@@ -24,5 +24,5 @@ def payload_quantizer(outer: OuterSpec) -> PayloadQuantizer:
 
 @cache
 def _payload_quantizer(name: str) -> PayloadQuantizer:
-    quantizer: PayloadQuantizer = resolve_name(PAYLOAD_QUANTIZERS[name])()
+    quantizer: PayloadQuantizer = resolve_name(PAYLOAD_QUANTIZERS[name].path)()
     return quantizer

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from coordinator.run import command_loop
-from coordinator.run.decide import Outcome
+from coordinator.run.decide import Applied
 from coordinator.run.rounds.deadlines import FIRST_SECONDS
 from coordinator.run.state.commands import Command, Drain
 from coordinator.run.state.state import State
@@ -227,7 +227,7 @@ async def test_a_heartbeat_is_answered_while_commands_are_decided(
     decided, answered = asyncio.Event(), threading.Event()
     event_loop, original = asyncio.get_running_loop(), command_loop.decide
 
-    def decide_slowly(state: State, command: Command, now: float) -> Outcome:
+    def decide_slowly(state: State, command: Command, now: float) -> Applied:
         if isinstance(command, Drain):
             event_loop.call_soon_threadsafe(decided.set)
             assert answered.wait(timeout=30), "the heartbeat waits for the command before it"

@@ -63,7 +63,7 @@ class TestAttesting:
     def test_aborted_rounds_are_attested_like_others(self) -> None:
         run = started(1)
         for stage in (0, 1):
-            run.accept(Await(A.peer, stage, 1, withheld=1))
+            run.accept(Await(A.peer, stage, 1, epoch=1))
             run.accept(Attest(A.peer, stage, 1, "stage", anchor_of(stage, 0)))
         assert run.state.synced[A.peer] == {0: 1, 1: 1}
 

@@ -49,7 +49,7 @@ def withheld_round(run: Run, *withholding: Keyed) -> None:
         for replica in plan.replicas:
             host = next(peer for peer in ALL if peer.peer == replica.host_of(stage).peer)
             if host.peer in names:
-                run.accept(Await(host.peer, stage, number, withheld=plan.epoch))
+                run.accept(Await(host.peer, stage, number, epoch=plan.epoch))
             elif run.state.takes_part(host.peer, number):
                 payloads[stage] = (*payloads.get(stage, ()), host)
     run.now += 30
@@ -163,7 +163,7 @@ def test_the_only_replica_goes_on_with_the_members_that_it_has() -> None:
     for _ in range(6):
         number, epoch = run.state.current_round, run.state.plans[-1].epoch
         for stage, host in enumerate((A, B)):
-            run.accept(Await(host.peer, stage, number, withheld=epoch))
+            run.accept(Await(host.peer, stage, number, epoch=epoch))
         if run.state.current_round == number:
             run.now += 5
             for stage in (0, 1):

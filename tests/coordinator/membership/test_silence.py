@@ -30,7 +30,7 @@ def round_of(run: Run, *offering: Keyed, withholding: tuple[Keyed, ...] = ()) ->
     for peer, payload in zip(offering, payloads, strict=True):
         run.accept(Offer(peer.peer, payload))
     for peer in withholding:
-        run.accept(Await(peer.peer, 0, number, withheld=run.state.plans[-1].epoch))
+        run.accept(Await(peer.peer, 0, number, epoch=run.state.plans[-1].epoch))
     while run.state.round_of(0, number).group is None:
         pass_time(run, 1, A, B, step=1.0)
     for peer in offering:

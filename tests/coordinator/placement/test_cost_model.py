@@ -304,7 +304,7 @@ def test_parameters_of_a_stage_are_counted_as_the_node_creates_them(name: str) -
 
 @pytest.mark.parametrize(
     ("dtype", "gradients"),
-    [("bf16", ""), ("int4", ""), ("dither5", "dither3"), ("int4", "bf16")],
+    [("bf16", ""), ("dither5", ""), ("dither5", "dither3"), ("dither3", "bf16")],
 )
 @pytest.mark.parametrize("vocabulary", [256, 300, 70_000])
 def test_message_bytes_equal_the_bytes_that_the_node_packs(

@@ -72,13 +72,13 @@ class TestExpectation:
             number = run.state.current_round
             run.now += 5
             for peer in (A, B, C):
-                run.accept(Await(peer.peer, 0, number, withheld=1))
+                run.accept(Await(peer.peer, 0, number, epoch=1))
         assert expected(run, A) == pytest.approx(5 / LEAST_SHARE)
 
     def test_a_replica_that_withholds_at_once_shows_nothing(self, run: Run) -> None:
         rounds(run, 10)
         run.now += 0.1
-        run.accept(Await(A.peer, 0, 2, withheld=1))
+        run.accept(Await(A.peer, 0, 2, epoch=1))
         assert expected(run, A) == pytest.approx(10)
 
     def test_an_absence_of_the_coordinator_is_not_measured(self, run: Run) -> None:
@@ -146,7 +146,7 @@ class TestEarlyOffers:
 
     def test_who_withholds_first_may_offer_no_sooner(self, run: Run) -> None:
         rounds(run, 8, 8)
-        run.accept(Await(A.peer, 0, 3, withheld=1))
+        run.accept(Await(A.peer, 0, 3, epoch=1))
         run.refuse(offer(run, A), ErrorCode.OFFER_TOO_EARLY)
 
     def test_a_report_is_no_way_to_offer_sooner(self, run: Run) -> None:

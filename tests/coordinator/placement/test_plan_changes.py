@@ -75,7 +75,7 @@ class TestReplan:
         assert (type(lost), type(joined), type(given)) == (PeerLost, PeerJoined, AssignmentReserved)
         refusal = run.refuse(Offer(B.peer, B.payload(run.spec, 0, 1)), ErrorCode.SEAT_LOST)
         assert "no longer takes part in round 1" in refusal.cause
-        assert run.accept(Await(B.peer, 0, 1, withheld=1)) == ()
+        assert run.accept(Await(B.peer, 0, 1, epoch=1)) == ()
         attest(run, B, 0)
         play_round(run)
         assert len(run.state.decisions[0, 1].entries) == 1

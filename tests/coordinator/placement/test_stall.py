@@ -77,8 +77,8 @@ class TestStall:
         pass_time(run, run.spec.timing.heartbeat, A)
         assert [(plan.epoch, plan.from_round) for plan in run.state.plans] == [(1, 1), (2, 1)]
         for epoch in (0, 1, 3):
-            assert run.accept(Await(A.peer, 0, 1, withheld=epoch)) == ()
-        withheld, *_ = run.accept(Await(A.peer, 0, 1, withheld=2))
+            assert run.accept(Await(A.peer, 0, 1, epoch=epoch)) == ()
+        withheld, *_ = run.accept(Await(A.peer, 0, 1, epoch=2))
         assert isinstance(withheld, PayloadWithheld)
 
     def test_the_run_goes_on_after_all_peers_were_lost_and_returned(self) -> None:

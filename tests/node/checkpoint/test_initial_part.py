@@ -10,7 +10,7 @@ from node.checkpoint.initial import InitialAnchors
 from node.checkpoint.transfer import CheckpointServer
 from node.core.model.init import initial_parameters
 from protocol.math.digest import HASH_BYTES, digest_of, header_of
-from protocol.math.outer_optimizer import initial_state, outer_optimizer
+from protocol.math.outer_optimizer import initial_state
 from protocol.math.outer_step import anchor_digest
 from protocol.types import Part
 from tests.builders import spec_of
@@ -29,7 +29,7 @@ async def test_the_initial_parameters_are_served_with_the_digest_that_members_at
     spec = spec_of(outer__optimizer=optimizer)
     server = CheckpointServer(tmp_path, InitialAnchors(spec, None, (1,)))
     parameters = initial_parameters(spec, 1)
-    committed = parameters | initial_state(parameters, outer_optimizer(spec.outer).slots)
+    committed = parameters | initial_state(parameters, spec.outer.slots)
     hashes = await bytes_of(server, 1, Part.STAGE, 0)
     chunks = [hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
     header = header_of({name: tuple(tensor.shape) for name, tensor in committed.items()})

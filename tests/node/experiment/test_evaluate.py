@@ -112,7 +112,7 @@ def test_the_figures_are_those_of_the_plain_model(corpus: Path) -> None:
     assert found.bits_per_byte == pytest.approx(loss / math.log(2)), "a byte is a token"
 
 
-@pytest.mark.parametrize("overrides", [{}, {"swarm.members": 2}, {"link.dtype": "int4"}, {"link.k": 0}])
+@pytest.mark.parametrize("overrides", [{}, {"swarm.members": 2}, {"link.k": 0}])
 def test_the_compressed_mode_is_that_of_a_pipeline(corpus: Path, overrides: dict[str, object]) -> None:
     model = _model(corpus, **{"data.validation_batches": 3, "swarm.replicas": 0, **overrides})
     parts = TrainerFactories(

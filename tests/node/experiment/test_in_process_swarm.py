@@ -51,9 +51,12 @@ def test_the_plan_has_the_replicas_of_the_spec_and_its_members_tile_the_stages()
     ("dtype", "overlap"),
     [
         ("bf16", 0),
-        ("int4", 2),
+        ("dither5", 2),
         ("dither3", 2),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("bf16", 2), ("int4", 0), ("dither3", 0))),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("bf16", 2), ("dither5", 0), ("dither3", 0))
+        ),
     ],
 )
 def test_anchors_are_bit_equal_over_all_replicas_after_every_round(dtype: str, overlap: int) -> None:

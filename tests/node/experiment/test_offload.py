@@ -50,7 +50,7 @@ def couple(**overrides: Any) -> RunSpec:
 
 def coarse() -> RunSpec:
     """A couple as every variation allows it: tables and few bits on links, steps of two microbatches."""
-    return couple(**{"link.dtype": "int4", "inner.microbatches": 2, "link.table": True})
+    return couple(**{"link.dtype": "dither5", "inner.microbatches": 2, "link.table": True})
 
 
 @pytest.fixture(scope="module")

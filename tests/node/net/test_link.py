@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from node.net import link_dialer, link_handshake
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.channels import open_channel, server_tls
@@ -28,8 +28,8 @@ from tests.support.certificates import credentials
 
 UPPER_SHOWS, LOWER_SHOWS, LIAR_SHOWS = credentials("upper"), credentials("lower"), credentials("liar")
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
-UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
-LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
+UPPER = LinkMember("run", "hash", PeerId("upper"), 0, 0)
+LOWER = LinkMember("run", "hash", PeerId("lower"), 0, 1)
 
 
 def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Frame:
@@ -37,7 +37,7 @@ def frame(microbatch: int, size: int, kind: FrameKind = FrameKind.FORWARD) -> Fr
     return Frame(frame_id, (TensorHeader("t", DType.U8, (size,)),), bytes([microbatch]) * size)
 
 
-def greeting_of(place: LinkEndpoint) -> pb.LinkMessage:
+def greeting_of(place: LinkMember) -> pb.LinkMessage:
     """What that end of a link says first."""
     hello = pb.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -237,7 +237,7 @@ async def test_a_bad_message_closes_that_stream_only(server: tuple[LinkServer, s
     good = await asyncio.gather(
         dial(address, UPPER, LOWER, LIMITS, 10, UPPER_SHOWS), accepting.accept(LOWER, UPPER, LIMITS, 10)
     )
-    liar = LinkEndpoint("run", "hash", PeerId("liar"), 1, 0)
+    liar = LinkMember("run", "hash", PeerId("liar"), 1, 0)
     accept = asyncio.create_task(accepting.accept(LOWER, liar, LIMITS, 10))
     async with channel_of(LIAR_SHOWS, address) as channel:
         call = pb_grpc.StageLinkStub(channel).Exchange()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from coordinator.placement.cost_model import message_bytes
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.live_estimates import LEAST_FRAME_BYTES
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.run_files.resolve import resolve
@@ -30,7 +30,7 @@ async def written(frames: list[Frame]) -> list[LinkMessage]:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = LiveLink(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = LiveLink(LinkMember("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     for frame in frames:
         await link.send(frame, 10)
     await link.close()
@@ -47,7 +47,6 @@ def spec_of(dtype: str) -> RunSpec:
     ("dtype", "bytes_per_token"),
     [
         ("bf16", lambda k: 2 * k),
-        ("int4", lambda k: k // 2 + 1),
         ("dither5", lambda k: 5 * k // 8 + 1),
     ],
 )
@@ -97,7 +96,7 @@ async def test_bytes_sent_counts_the_bytes_that_were_written() -> None:
     async def read() -> LinkMessage:
         return await asyncio.get_running_loop().create_future()
 
-    link = LiveLink(LinkEndpoint("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
+    link = LiveLink(LinkMember("run", "hash", PeerId("peer"), 0, 1), read, write, LinkLimits(2**24, 1))
     await link.send(frame, 10)
     await link.close()
     envelopes = 16  # the keys and lengths of headers and chunks

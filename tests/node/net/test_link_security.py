@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink
+from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.channels import open_channel
@@ -26,8 +26,8 @@ from protocol.wire.rpc_errors import error_from_rpc
 from tests.support.certificates import authority, credentials
 
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
-UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
-LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
+UPPER = LinkMember("run", "hash", PeerId("upper"), 0, 0)
+LOWER = LinkMember("run", "hash", PeerId("lower"), 0, 1)
 FRAME = Frame(
     FrameId(1, 1, 0, 1, FrameKind.FORWARD), (TensorHeader("t", DType.U8, (100,)),), bytes([7]) * 100
 )

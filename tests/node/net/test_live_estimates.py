@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.net import link
-from node.net.link import LinkEndpoint, LinkLimits, LiveLink, Received
+from node.net.link import LinkLimits, LinkMember, LiveLink, Received
 from node.net.live_estimates import LEAST_FRAME_BYTES, FrameRate, LiveEstimates
 from protocol.server.line import Line, LineLimits
 from protocol.types import (
@@ -122,8 +122,8 @@ class Narrow:
     def ends(self, received: Received, waiting_frames: int = 8) -> tuple[LiveLink, LiveLink]:
         """The sending link, and the receiving one."""
         limits = LinkLimits(2**23, waiting_frames)
-        sender = LiveLink(LinkEndpoint("run", "hash", B, 0, 1), self.nothing, self.write, limits)
-        here = LinkEndpoint("run", "hash", A, 0, 0)
+        sender = LiveLink(LinkMember("run", "hash", B, 0, 1), self.nothing, self.write, limits)
+        here = LinkMember("run", "hash", A, 0, 0)
         return sender, LiveLink(here, self.read, self.nothing, limits, received)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.net.link import LinkEndpoint, LinkLimits
+from node.net.link import LinkLimits, LinkMember
 from node.net.link_dialer import dial
 from node.net.peer_address import target_of
 from node.net.probe import probe_peer
@@ -18,8 +18,8 @@ from protocol.wire.framing import CHUNK_BYTES
 from tests.support.certificates import credentials
 
 LIMITS = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
-UPPER = LinkEndpoint("run", "hash", PeerId("upper"), 0, 0)
-LOWER = LinkEndpoint("run", "hash", PeerId("lower"), 0, 1)
+UPPER = LinkMember("run", "hash", PeerId("upper"), 0, 0)
+LOWER = LinkMember("run", "hash", PeerId("lower"), 0, 1)
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:

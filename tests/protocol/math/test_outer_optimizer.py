@@ -15,7 +15,7 @@ from protocol.math.outer_optimizer import (
     outer_optimizer,
     state_name,
 )
-from protocol.spec.outer import OuterSpec
+from protocol.spec.outer import OUTER_OPTIMIZERS, OuterSpec
 
 ROUNDS = 20
 
@@ -27,7 +27,7 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
 
 def run(optimizer: OuterOptimizer, dtype: torch.dtype) -> Tensor:
     parameter = torch.ones(5, 7, dtype=dtype)
-    state = {slot: torch.zeros_like(parameter) for slot in optimizer.slots}
+    state = {slot: torch.zeros_like(parameter) for slot in OUTER_OPTIMIZERS["nesterov"]}
     for gradient in gradients(dtype):
         parameter, state = optimizer.step(parameter, gradient, state)
     return parameter
@@ -90,6 +90,13 @@ def test_the_spec_says_which_optimizer_there_is() -> None:
     assert outer_optimizer(OuterSpec(optimizer="nesterov")) == Nesterov(0.7, 0.9)
     given = OuterSpec(optimizer="nesterov", momentum=0.5, learning_rate=0.3)
     assert outer_optimizer(given) == Nesterov(0.3, 0.5)
+
+
+@pytest.mark.parametrize("name", OUTER_OPTIMIZERS)
+def test_each_optimizer_of_the_specification_keeps_the_state_that_is_named_there(name: str) -> None:
+    outer, state = OuterSpec(optimizer=name), dict.fromkeys(OUTER_OPTIMIZERS[name], torch.zeros(3))
+    _, after = outer_optimizer(outer).step(torch.ones(3), torch.ones(3), state)
+    assert tuple(after) == outer.slots
 
 
 def test_what_is_committed_has_the_state_behind_its_parameter_in_ascending_order() -> None:

@@ -97,7 +97,7 @@ def withheld_round(run: Run, is_decided: bool = False) -> Run:
     """A pipeline of B and C, beside A, has no payload in round 3; where that is decided, nor has A."""
     number, epoch = run.state.current_round, run.state.plans[-1].epoch
     for stage, peer in [*enumerate((B, C)), *((stage, A) for stage in STAGES if is_decided)]:
-        after(run, c.Await(peer.peer, stage, number, withheld=epoch))
+        after(run, c.Await(peer.peer, stage, number, epoch=epoch))
     return run
 
 

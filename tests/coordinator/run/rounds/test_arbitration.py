@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from coordinator.arbiter import donors_of
 from coordinator.run.rounds import arbitration
 from coordinator.run.rounds.arbitration import UNFOUND_ROUNDS
 from coordinator.run.state.apply import replay
@@ -254,7 +255,7 @@ def test_an_owner_that_is_gone_leaves_its_payload_to_the_peers_that_claim_it() -
     run.accept(Report(holder.peer, 0, 1, tuple(payloads.values())))
     round_state = run.state.round_of(0, 1)
     assert contested(run) == (owner.peer,)
-    assert arbitration.donors_of(run.state, round_state, owner.peer) == [holder.peer]
+    assert donors_of(run.state, round_state, owner.peer) == [holder.peer]
 
 
 @pytest.mark.parametrize(("name", "most"), [("MOST_PAYLOADS", 2), ("MOST_BYTES", 250)])

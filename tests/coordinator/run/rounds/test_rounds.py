@@ -234,13 +234,13 @@ class TestDecisions:
 
     def test_a_replica_without_payload_is_not_waited_for(self, run: Run) -> None:
         run.accept(Offer(A.peer, A.payload(run.spec, 0, 1)))
-        *_, closed = run.accept(Await(B.peer, 0, 1, withheld=1))
+        *_, closed = run.accept(Await(B.peer, 0, 1, epoch=1))
         assert isinstance(closed, GroupClosed)
 
     def test_a_round_without_any_payload_is_aborted_at_once(self, run: Run) -> None:
-        run.accept(Await(A.peer, 0, 1, withheld=1))
-        assert run.accept(Await(A.peer, 0, 1, withheld=1)) == ()
-        *_, aborted = run.accept(Await(B.peer, 0, 1, withheld=1))
+        run.accept(Await(A.peer, 0, 1, epoch=1))
+        assert run.accept(Await(A.peer, 0, 1, epoch=1)) == ()
+        *_, aborted = run.accept(Await(B.peer, 0, 1, epoch=1))
         assert isinstance(aborted, RoundDecided)
         assert isinstance(aborted.decision, Aborted)
         assert aborted.decision.reason == "no replica had a payload to offer"
@@ -255,10 +255,10 @@ class TestDecisions:
         assert {d.owner for d in group.descriptors} == {A.peer, B.peer}
 
     def test_asking_for_the_decision_of_another_stage_withholds_nothing(self, mixed: Run) -> None:
-        assert mixed.accept(Await(C.peer, 0, 1, withheld=1)) == ()
-        mixed.refuse(Await(C.peer, 2, 1, withheld=1), ErrorCode.BAD_REQUEST)
-        mixed.refuse(Await(C.peer, 0, 4, withheld=1), ErrorCode.BAD_REQUEST)
-        mixed.refuse(Await(D.peer, 0, 1, withheld=1), ErrorCode.UNKNOWN_PEER)
+        assert mixed.accept(Await(C.peer, 0, 1, epoch=1)) == ()
+        mixed.refuse(Await(C.peer, 2, 1, epoch=1), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Await(C.peer, 0, 4, epoch=1), ErrorCode.BAD_REQUEST)
+        mixed.refuse(Await(D.peer, 0, 1, epoch=1), ErrorCode.UNKNOWN_PEER)
 
     def test_a_stage_without_offers_does_not_delay_the_others(self, run: Run) -> None:
         settle(run, 0, 1, [A, B])
@@ -330,7 +330,7 @@ class TestWeight:
     def test_replicas_that_are_gone_or_withhold_do_not_count(self) -> None:
         run, peers = self.five()
         run.accept(Leave(peers[4].peer, "interrupted"))
-        run.accept(Await(peers[3].peer, 0, 1, withheld=1))
+        run.accept(Await(peers[3].peer, 0, 1, epoch=1))
         decision = self.closed_with(run, *peers[:2])
         assert decision is not None
         assert isinstance(decision, Committed), "two of three"

@@ -22,6 +22,7 @@ from coordinator.membership import strikes
 from node.core.train.exchange_round import RoundExchange, RoundOutcome
 from node.core.train.link_snapshots import LinkSnapshots
 from node.core.train.member_anchors import MemberAnchors
+from node.core.train.round_gates import RoundGates
 from node.core.train.services import Services
 from node.exchange.hive.transport import HiveTransport
 from node.exchange.transport import Entry, ServedStages
@@ -102,10 +103,14 @@ class Round:
 
     async def run(self, misbehave: Callable[[], object]) -> Decision:
         """One round of the honest two beside whatever the bad one does. Returns its decision."""
-        number = self.number
+        number, gates = self.number, [RoundGates([0]) for _ in self.honest]
+        for each in gates:
+            each.trained.set()  # no inner step overlaps
+        honest = zip(self.honest, gates, strict=True)
         async with asyncio.timeout(PATIENT):
             *outcomes, _ = await asyncio.gather(
-                *(peer.exchange.contribute(self.plan, number, 1.0) for peer in self.honest), misbehave()
+                *(peer.exchange.contribute(self.plan, number, 1.0, each) for peer, each in honest),
+                misbehave(),
             )
         self.number += 1
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)

@@ -142,7 +142,7 @@ def spec_stages(spec: RunSpec) -> range:
 
 @pytest.mark.parametrize(
     "options",
-    [{"link.dtype": "bf16"}, {"link.dtype": "int4"}, {"link.dtype": "dither5"}, {"inner.optimizer": "muon"}],
+    [{"link.dtype": "bf16"}, {"link.dtype": "dither5"}, {"inner.optimizer": "muon"}],
     ids=str,
 )
 def test_replicas_on_gpu_and_cpu_learn_alike_and_hold_the_same_anchor(options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
-from node.net.link import LinkEndpoint, LinkLimits
+from node.net.link import LinkLimits, LinkMember
 from node.net.link_dialer import dial
 from node.net.link_server import LinkServer
 from node.security.credentials import Credentials
@@ -115,8 +115,8 @@ async def test_bytes_go_both_ways_and_wait_for_slow_readers() -> None:
 
 async def test_a_link_of_two_peers_through_the_relay() -> None:
     upper, lower = (
-        LinkEndpoint("run", "h", PeerId(CALLER), 0, 0),
-        LinkEndpoint("run", "h", PeerId(HOME), 0, 1),
+        LinkMember("run", "h", PeerId(CALLER), 0, 0),
+        LinkMember("run", "h", PeerId(HOME), 0, 1),
     )
     limits = LinkLimits(frame_bytes=8 * CHUNK_BYTES, waiting_frames=4)
     server = LinkServer(lambda: credentials(HOME))

@@ -21,7 +21,6 @@ from tests.support.paths import ROOT
 SENT = 11
 LINK_BYTES = {
     "bf16": "ae2ffa19b206f0ca",
-    "int4": "f62adde5c70d0fd9",
     "dither5": "d116aacfde2636cb",
     "dither3": "38440403c31a1055",
 }
@@ -56,7 +55,8 @@ def test_a_packed_payload_comes_back_as_it_was_quantized(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "known"), [("outer.quantizer", "2bit"), ("link.dtype", "int4"), ("link.gradient_dtype", "int4")]
+    ("field", "known"),
+    [("outer.quantizer", "2bit"), ("link.dtype", "dither5"), ("link.gradient_dtype", "dither3")],
 )
 def test_an_unknown_quantizer_is_refused_with_the_known_ones(field: str, known: str) -> None:
     with pytest.raises(HetnodeError, match=f"not valid: {field}: '3bit' is not one of .*{known}") as caught:

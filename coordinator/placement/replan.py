@@ -182,7 +182,7 @@ def rebuilt_chain(
     for position, stages in enumerate(layout):
         holder = ready.get((index, position))
         options = [] if holder is None else [holder]
-        if holder is None or holder.peer in with_failures or state.discounted:
+        if holder is None or holder.peer in with_failures or state.is_unproven(holder.peer):
             # Spares are stage peers, which cannot be a full replica.
             same = [spare for spare in spares if len(layout) > 1 and spare.stages == stages]
             able = (spare.peer for spare in same if fits(state, spare.peer, stages, len(layout) - position))

@@ -85,8 +85,14 @@ class TestRepeatedFailures:
         first, last = StageRange(0, 1), StageRange(1, 2)
         spares = [ReservedAssignment(each.peer, 2, 0, first) for each in (D, E)]
         ready = {(1, 1): ReservedAssignment(C.peer, 1, 1, last)}
-        chain = rebuilt_chain(state, 1, ready, spares, is_lenient=False)
-        assert [each.peer for each in chain or ()] == [E.peer, C.peer]
+        for holders in (
+            ready,
+            ready | {(1, 0): replace(spares[0], replica=1)},
+        ):  # also where a stranger holds it
+            chain = rebuilt_chain(
+                state, 1, holders, spares[1:] if len(holders) > 1 else spares, is_lenient=False
+            )
+            assert [each.peer for each in chain or ()] == [E.peer, C.peer]
 
     def test_a_committed_round_removes_a_failure(self) -> None:
         run = started_and_attested(1, 1)

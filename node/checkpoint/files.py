@@ -7,7 +7,6 @@ chunks without reading the whole file.
 
 from __future__ import annotations
 
-import errno
 import functools
 import glob
 import hashlib
@@ -32,6 +31,7 @@ from node.ranks.remote_tensors import RemoteTensor
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import size_of
 from protocol.math.outer_step import tensor_bytes
+from protocol.trust.private_file import FULL_DISK
 from protocol.wire.record_codec import Bounds, RecordCodec
 
 Parameters = Mapping[str, Tensor]
@@ -42,7 +42,6 @@ _JSON_LIMIT = 2**20
 _CHECKSUM = "checksum"
 _PARTIAL = ".hetnode-partial"
 _REPLACED = ".hetnode-replaced"
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -269,7 +268,7 @@ def publish(folder: Path, fill: Callable[[Path], None], series: str = "") -> Non
             shutil.rmtree(partial, ignore_errors=True)
             raise
     except OSError as error:
-        if error.errno not in _DISK_FULL:
+        if error.errno not in FULL_DISK:
             raise
         raise HetnodeError(
             ErrorCode.DISK_FULL,

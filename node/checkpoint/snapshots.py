@@ -7,7 +7,6 @@ and nothing else: a donor serves it as it is. The main process imports this modu
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Collection
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from node.checkpoint.durable import flush
 from protocol.errors import ErrorCode, HetnodeError
+from protocol.trust.private_file import FULL_DISK
 
 _FOLDER = "snapshots"
 _PARTIAL = ".hetnode-partial"
@@ -58,7 +58,7 @@ def write(folder: Path, round_number: int, digest: str, data: bytes) -> Path:
         return adopt(folder, round_number, digest, partial)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL_DISK:
             raise
         raise HetnodeError(
             ErrorCode.DISK_FULL,

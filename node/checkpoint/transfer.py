@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ from node.checkpoint.initial import InitialAnchors
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.math.digest import CHUNK_BYTES, HASH_BYTES, chunk_count, chunk_range, digest_of
 from protocol.server.backoff import pause_after
+from protocol.trust.private_file import FULL_DISK
 from protocol.types import Part
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ async def fetch_checkpoint(
             "Try again: the chunks that are here are kept, and other donors may come.",
         ) from None
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in FULL_DISK
         raise HetnodeError(
             ErrorCode.DISK_FULL,
             f"{title} cannot be written to {into}: {error.strerror or error}.",

@@ -290,16 +290,20 @@ async def test_a_download_replaces_any_earlier_content_of_the_file(tmp_path: Pat
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("trouble", ["no room", "no folder"])
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None])
 async def test_a_disk_error_is_reported_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: int | None
 ) -> None:
-    def full(*_: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """`trouble`: of a disk without room; None: there is no folder."""
 
-    if trouble == "no room":
+    def full(*_: object) -> NoReturn:
+        assert trouble is not None
+        raise OSError(trouble, os.strerror(trouble))
+
+    if trouble is not None:
         monkeypatch.setattr("node.checkpoint.transfer.write_chunk", full)
-    into = tmp_path / "part" if trouble == "no room" else Path("/dev/null/part")
+    into = tmp_path / "part" if trouble is not None else Path("/dev/null/part")
     with pytest.raises(HetnodeError, match="cannot be written") as failure:
         await fetch(into, {"alice": Honest()})
     assert failure.value.code is ErrorCode.DISK_FULL
+    assert ("Make room" in failure.value.remedy) == (trouble is not None)

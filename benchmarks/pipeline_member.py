@@ -82,20 +82,20 @@ class PipelineMember:
     async def connect(self, endpoint: str | None) -> dict[str, Any]:
         """Open the links to both neighbours; the next member is dialled at `endpoint`."""
 
-        def endpoint_of(position: int) -> LinkMember:
+        def end_at(position: int) -> LinkMember:
             return LinkMember(self._spec.name, self._spec.hash, member_name(position), 0, position)
 
-        here, limits = endpoint_of(self._position), LinkLimits(frame_limit(self._spec), 16)
+        here, limits = end_at(self._position), LinkLimits(frame_limit(self._spec), 16)
 
         async def accept() -> LiveLink | None:
             if self._position == 0:
                 return None
-            return await self._server.accept(here, endpoint_of(self._position - 1), limits, _CONNECT_SECONDS)
+            return await self._server.accept(here, end_at(self._position - 1), limits, _CONNECT_SECONDS)
 
         async def open_() -> LiveLink | None:
             if endpoint is None:
                 return None
-            next_ = endpoint_of(self._position + 1)
+            next_ = end_at(self._position + 1)
             return await dial(endpoint, here, next_, limits, _CONNECT_SECONDS, self._shown)
 
         upstream, downstream = await asyncio.gather(accept(), open_())

@@ -15,7 +15,7 @@ import them.
 - **Patience.** A plan that only saves time comes at least SETTLE_ROUNDS after the one before it, and must
   shorten a step by MARGIN.
 
-A new rule is a function here, and a line where the search or a reservation asks for it.
+A new rule of neighbours is a line in :func:`neighbour_obstacle`, one of members in :func:`member_obstacle`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def neighbour_obstacle(
     """Why `peer` may not be the neighbour of `other` now; "" if it may.
 
     A peer whose scores do not speak for it yet is only next to its like: the work of others beside it would
-    count for nothing.
+    count for nothing. What is asked of a peer here is also its kind in replan.rebuilt_chain.
     """
     if not can_be_neighbours(peer, other):
         return f"neither this peer nor its neighbour {short(other.peer)} has an endpoint"

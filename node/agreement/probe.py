@@ -20,7 +20,7 @@ from protocol.math.topk import SparseTensor
 
 
 class AgreementProbe:
-    """A :class:`node.core.optimizer.outer_stage.CommitMeter`, on all ranks of a peer together.
+    """A :class:`node.core.optimizer.outer_stage.CommitProbe`, on all ranks of a peer together.
 
     `uncounted` are payloads of the round that have no weight; their positions follow those that count.
     """

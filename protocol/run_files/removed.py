@@ -77,7 +77,7 @@ REMOVED: Mapping[str, Removed] = {
 assert REMOVED.keys() == FIXED.keys(), "each value that no run chooses has a reason"
 
 _VALUE = Removed(
-    "int8, int4 and fp32 links brought no gain over bf16 and dithered ones at equal bytes.",
+    "int8, int4 and fp32 links are never the best: at equal bytes bf16 or dithered ones lose less.",
     'Use link.dtype = "bf16", or "dither5" with link.gradient_dtype = "dither3".',
 )
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommitMeter
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
 from node.ipc.stored_payload import name_of
 from protocol.codec.payload import decode, encode
@@ -69,7 +69,7 @@ def cheat(monkeypatch: pytest.MonkeyPatch, kinds: Mapping[str, str], who: Callab
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: CommitMeter | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         if (who(), stage) in known:
             pending = self[stage].pending

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.core.optimizer.outer_stage import CommitMeter
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.hosted_stages import Message
 from node.core.worker.trainer import Trainer
@@ -88,7 +88,7 @@ def record_trainers(monkeypatch: pytest.MonkeyPatch) -> Records:
         round_number: int,
         payloads: list[tuple[Payload, float]],
         mine: bool,
-        probe: CommitMeter | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         record, outer = records[current_machine()], self.outer[stage]
         if mine:

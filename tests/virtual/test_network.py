@@ -108,13 +108,13 @@ def test_a_call_that_arrives_twice_runs_twice_and_has_one_reply(simulate: Simula
     simulate(scenario)
 
 
-def endpoint(machines: Machines, keyed: Keyed, position: int) -> LinkMember:
+def end_at(machines: Machines, keyed: Keyed, position: int) -> LinkMember:
     return LinkMember(machines.run_id, machines.spec.hash, keyed.peer, 0, position)
 
 
 async def connected(machines: Machines) -> tuple[LiveLink, LiveLink]:
     """The two ends of a link from a to b after the production handshake."""
-    above, below = endpoint(machines, A, 0), endpoint(machines, B, 1)
+    above, below = end_at(machines, A, 0), end_at(machines, B, 1)
     listening = running_loop().create_future()
 
     async def accept() -> LiveLink:

@@ -48,7 +48,7 @@ class PendingPayload(TypedDict):
     error: dict[str, Tensor]
 
 
-class CommitMeter(Protocol):
+class CommitProbe(Protocol):
     """Measures the payloads of a round while they are committed, without changing the result.
 
     Attributes:
@@ -202,7 +202,7 @@ class OuterStage:
         outcome: Outcome,
         mine_included: bool,
         local: Mapping[str, Tensor],
-        probe: CommitMeter | None = None,
+        probe: CommitProbe | None = None,
     ) -> None:
         """Apply exactly this outcome to the anchor (eq. 2) and update the local parameters in place.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from node.core.model.shapes import EMBEDDING
 from node.core.optimizer.embedding_follower import EmbeddingFollower
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommitMeter, OuterStage
+from node.core.optimizer.outer_stage import CommitProbe, OuterStage
 from node.core.optimizer.overlap import Overlap
 from node.ranks.group import RankGroup
 from node.ranks.ownership import Ownership, owners
@@ -161,7 +161,7 @@ class OuterState(Mapping[int, OuterStage]):
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: CommitMeter | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         """Apply what is committed in `round_number`. Returns the new digest of the stage.
 

@@ -39,7 +39,7 @@ async def open_links(
     ahead = max(spec.inner.microbatches, most_in_flight(len(members)))
     limits = LinkLimits(frame_limit(spec), 2 * ahead + 4)
 
-    def endpoint_of(at: int) -> LinkMember:
+    def end_at(at: int) -> LinkMember:
         peer, epoch = members[at].peer, assignment.plan.epoch_of_links(replica, round_number)
         return LinkMember(services.run, spec.hash, peer, replica.index, at, epoch, round_number)
 
@@ -51,7 +51,7 @@ async def open_links(
     async def connect(other: int) -> LiveLink | None:
         if not 0 <= other < len(members):
             return None
-        here, there = endpoint_of(position), endpoint_of(other)
+        here, there = end_at(position), end_at(other)
         upstream_dials = replica.links[min(position, other)].dialer is Dialer.UPSTREAM
         if upstream_dials == (position < other):
             # The plan has the address of the member's last join; a DHT record may be older.

@@ -44,7 +44,7 @@ from node.core.model.shapes import EMBEDDING, embedding_shapes, parameter_shapes
 from node.core.optimizer.inner import InnerOptimizer, Moments
 from node.core.optimizer.muon import project_outputs
 from node.core.optimizer.outcome import Outcome
-from node.core.optimizer.outer_stage import CommitMeter
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.optimizer.outer_state import OuterState
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
@@ -277,7 +277,7 @@ class Trainer:
         round_number: int,
         outcome: Outcome,
         mine_included: bool,
-        probe: CommitMeter | None = None,
+        probe: CommitProbe | None = None,
     ) -> str:
         """As OuterState.commit. Refreshes T_perp after stage 0, which holds the embedding."""
         digest = self.outer.commit(stage, round_number, outcome, mine_included, probe)

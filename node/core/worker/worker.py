@@ -19,7 +19,7 @@ from node.checkpoint.initial import initial_from, require_initial
 from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
 from node.core.optimizer.inner import MakeOptimizer
 from node.core.optimizer.outcome import Outcome, agreed_results
-from node.core.optimizer.outer_stage import CommitMeter
+from node.core.optimizer.outer_stage import CommitProbe
 from node.core.worker.compute import Compute, memory_in_use
 from node.core.worker.factories import TrainerFactories
 from node.core.worker.trainer import Trainer
@@ -52,7 +52,7 @@ class Machine(Protocol):
         """
 
 
-MakeProbe = Callable[[int, calls.Comparison, Sequence[StoredPayload], float, RankGroup], CommitMeter]
+MakeProbe = Callable[[int, calls.Comparison, Sequence[StoredPayload], float, RankGroup], CommitProbe]
 """From a stage, what to measure, payloads without a weight, ``outer.clip`` and the ranks of this peer."""
 
 

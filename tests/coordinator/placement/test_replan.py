@@ -85,13 +85,9 @@ class TestRepeatedFailures:
         first, last = StageRange(0, 1), StageRange(1, 2)
         spares = [ReservedAssignment(each.peer, 2, 0, first) for each in (D, E)]
         ready = {(1, 1): ReservedAssignment(C.peer, 1, 1, last)}
-        for holders in (
-            ready,
-            ready | {(1, 0): replace(spares[0], replica=1)},
-        ):  # also where a stranger holds it
-            chain = rebuilt_chain(
-                state, 1, holders, spares[1:] if len(holders) > 1 else spares, is_lenient=False
-            )
+        held = ready | {(1, 0): ReservedAssignment(D.peer, 1, 0, first)}
+        for holders, others in ((ready, spares), (held, spares[1:])):  # vacant, then held by the stranger
+            chain = rebuilt_chain(state, 1, holders, others, is_lenient=False)
             assert [each.peer for each in chain or ()] == [E.peer, C.peer]
 
     def test_a_committed_round_removes_a_failure(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -44,7 +45,6 @@ from coordinator.ops.health.alarm import judge_health
 from coordinator.ops.health.monitor import HealthMonitor
 from coordinator.ops.monitoring.run_metrics import RunMetrics
 from coordinator.ops.objects.object_desk import ObjectDesk, open_objects
-from coordinator.ops.objects.s3_store import S3Store
 from coordinator.ops.receipts import Receipts
 from coordinator.ops.relay.own_relay import open_relay
 from coordinator.ops.standby import StandbyDesk
@@ -62,6 +62,7 @@ from coordinator.store.restore import RestoredRun, restore_run
 from coordinator.store.store import SqliteStore
 from protocol.pb import hetnode_pb2_grpc as pb_grpc
 from protocol.pb import operator_pb2_grpc
+from protocol.server.gateway import Gateway
 from protocol.server.metrics_endpoint import MetricsEndpoint
 from protocol.spec.run import RunSpec
 from protocol.status import AlarmMode, RunPhase
@@ -122,7 +123,6 @@ async def run_coordinator(
         folder: gets coordinator.sqlite, .head, metrics.jsonl, history.sqlite, and the authority.
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
-        certificate_seconds: life of the issued certificates.
         dial_back: tries what peers claim, None over the network. `partner`: the other coordinator of the run.
         alarm, terms: what happens if the training looks unhealthy, and who may come without an invite.
 
@@ -137,28 +137,60 @@ async def run_coordinator(
         objects = await open_objects(addresses.objects, spec)
         store = _open_store(folder, identity, stack)
         authority = open_authority(folder, spec.name, certificate_seconds)
-        restored = restore_run(stack, store, spec, run := authority.run_id(spec), folder)
+        restored = restore_run(stack, store, spec, authority.run_id(spec), folder)
         if restored.state.phase is RunPhase.FINISHED:
             await asyncio.to_thread(restored.history.close, None)
             return False
         write_bootstrap(authority, folder, identity.peer)  # the DHT peer reads it at its start
         await (partner := partner or Partner(folder)).check(authority, restored.state.term)
-        bootstrap = await _opened(stack, start_bootstrap(run))
+        bootstrap = await _opened(stack, start_bootstrap(restored.state.run))
         command_loop, serving, records, health = _start_run(stack, store, restored, folder, dashboard)
-        fence = Fence(command_loop, partner, identity.peer, identity.sign, tuple(bootstrap.addresses))
-        sources = MemberSources()
-        own = command_loop, records, store, sources, authority, identity, bootstrap, fence
-        servers, desk = _public_servers(*own, dial_back, ports, relay, terms, objects)
+        run = _run_of(command_loop, records, store, authority, identity, bootstrap, partner, ports.api)
+        standby = StandbyDesk(store, records.metrics, run.fence)
+        command_loop.confirmed = standby.confirmed
+        desk = ObjectDesk(run.access, command_loop, objects)
+        servers = _public_servers(run, dial_back, ports, relay, terms, standby, desk)
         await _begin(command_loop, partner, bootstrap, identity.peer, relay)
-        metrics = RunMetrics(store.files, command_loop, servers, records)
-        await _start_servers(stack, ports, servers, endpoint, metrics)
-        await _start_relay(relay, command_loop, authority, sources, bootstrap, servers, stack)
-        _start_work(stack, command_loop, bootstrap, sources, ports, authority, folder, fence, desk)
+        await _start_servers(stack, run, ports, servers, endpoint, relay)
+        # The stack unwinds this first: waiting calls must end before their server stops.
+        stack.callback(command_loop.stop)
+        _start_work(stack, run, ports, folder, desk)
         dashboard.serve(folder, command_loop, records, _entrance(authority, ports, addresses.contact, terms))
-        on_ready(run, *ports.advertised)
+        on_ready(command_loop.state.run, *ports.advertised)
         await _tick_until_over(command_loop, serving, health, alarm)
-        fence.raise_error()
+        run.fence.raise_error()
     return True
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the services of the run share."""
+
+    command_loop: CommandLoop
+    records: RunRecords
+    store: SqliteStore
+    access: AccessControl
+    sources: MemberSources
+    authority: Authority
+    identity: CoordinatorKey
+    bootstrap: Bootstrap
+    fence: Fence
+
+
+def _run_of(
+    command_loop: CommandLoop,
+    records: RunRecords,
+    store: SqliteStore,
+    authority: Authority,
+    identity: CoordinatorKey,
+    bootstrap: Bootstrap,
+    partner: Partner,
+    api: Gateway,
+) -> _Run:
+    fence = Fence(command_loop, partner, identity.peer, identity.sign, tuple(bootstrap.addresses))
+    sources = MemberSources()
+    access = AccessControl(command_loop, sources, api.source_of, api.port_of, fence.check)
+    return _Run(command_loop, records, store, access, sources, authority, identity, bootstrap, fence)
 
 
 def _entrance(authority: Authority, ports: PublicPorts, contact: str, terms: OpenTerms) -> Entrance:
@@ -203,70 +235,52 @@ def _metrics_endpoint(addresses: ListenAddresses, stack: AsyncExitStack) -> Metr
 
 async def _start_servers(
     stack: AsyncExitStack,
+    run: _Run,
     ports: PublicPorts,
-    servers: Sequence[PublicServer],
+    servers: tuple[PublicServer, PublicServer],
     endpoint: MetricsEndpoint | None,
-    metrics: RunMetrics,
+    relay: Relay | None,
 ) -> None:
     if endpoint is not None:
-        await endpoint.start(metrics.read)
+        await endpoint.start(RunMetrics(run.store.files, run.command_loop, servers, run.records).read)
     if ports.is_shared:
         stack.push_async_callback(ports.api.close)
     for server in servers:
         await server.start()
         stack.push_async_callback(server.stop, STOP_SECONDS)
-
-
-async def _start_relay(
-    relay: Relay | None,
-    command_loop: CommandLoop,
-    authority: Authority,
-    sources: MemberSources,
-    bootstrap: Bootstrap,
-    servers: tuple[PublicServer, PublicServer],
-    stack: AsyncExitStack,
-) -> None:
     if relay is not None:
-        await relay.start(command_loop, authority, sources, bootstrap.addresses, servers, stack)
-    # The stack unwinds this first: waiting calls must end before their server stops.
-    stack.callback(command_loop.stop)
+        told = run.command_loop, run.authority, run.sources, run.bootstrap.addresses
+        await relay.start(*told, servers, stack)
 
 
 def _public_servers(
-    command_loop: CommandLoop,
-    records: RunRecords,
-    store: SqliteStore,
-    sources: MemberSources,
-    authority: Authority,
-    identity: CoordinatorKey,
-    bootstrap: Bootstrap,
-    fence: Fence,
+    run: _Run,
     dial_back: DialBack | None,
     ports: PublicPorts,
     relay: Relay | None,
     terms: OpenTerms,
-    objects: S3Store | None,
-) -> tuple[tuple[PublicServer, PublicServer], ObjectDesk]:
+    standby: StandbyDesk,
+    objects: ObjectDesk,
+) -> tuple[PublicServer, PublicServer]:
     """The servers of the API and of enrollment, not started yet, at their gateways and addresses."""
+    command_loop, access, authority, identity = run.command_loop, run.access, run.authority, run.identity
     gateway, entrance = ports.api, ports.enrollment
-    access = AccessControl(command_loop, sources, gateway.source_of, gateway.port_of, fence.check)
     certificate = ServerCertificate(authority)
     members = CoordinatorService(
         command_loop,
-        records,
+        run.records,
         access,
-        sources,
+        run.sources,
         authority,
         identity.sign,
-        bootstrap.addresses,
+        run.bootstrap.addresses,
         dial_back or TlsDialBack(authority.pem, gateway.source_of),
         relay.address if relay else None,
         terms,
-        fence.told,
+        run.fence.told,
     )
-    admin = Admin(command_loop, records.resting, authority.pin, *ports.advertised)
-    desk = ObjectDesk(access, command_loop, objects)
-    operator = _operator_service(command_loop, records, access, store, fence, admin, desk)
+    admin = Admin(command_loop, run.records.resting, authority.pin, *ports.advertised)
+    operator = OperatorService(access, (admin, standby), _desks(run, objects))
     newcomers = EnrollmentService(
         command_loop, authority, identity.peer, ports.advertised[0], entrance.source_of, terms
     )
@@ -290,41 +304,25 @@ def _public_servers(
     return (
         public_server(own[0], api, certificate, authority, True, api_admission.refused),
         public_server(own[1], enrolling, certificate, authority, False, newcomers_admission.refused),
-    ), desk
+    )
 
 
-def _operator_service(
-    command_loop: CommandLoop,
-    records: RunRecords,
-    access: AccessControl,
-    store: SqliteStore,
-    fence: Fence,
-    admin: Admin,
-    objects: ObjectDesk,
-) -> OperatorService:
-    standby = StandbyDesk(store, records.metrics, fence)
-    command_loop.confirmed = standby.confirmed
-    receipts = Receipts(access, command_loop.spec, command_loop.state.run, records.history, store)
-    owners, told = OwnerDesk(access, command_loop), EvaluationDesk(command_loop)
-    desks = ExplanationDesk(records.explain), receipts, owners, told, objects
-    return OperatorService(access, (admin, standby), desks)
+def _desks(run: _Run, objects: ObjectDesk) -> tuple[object, ...]:
+    """What answers the calls of members and operators that no training needs."""
+    command_loop, access, history = run.command_loop, run.access, run.records.history
+    receipts = Receipts(access, command_loop.spec, command_loop.state.run, history, run.store)
+    explaining, owners = ExplanationDesk(run.records.explain), OwnerDesk(access, command_loop)
+    return explaining, receipts, owners, EvaluationDesk(command_loop), objects
 
 
 def _start_work(
-    stack: AsyncExitStack,
-    command_loop: CommandLoop,
-    bootstrap: Bootstrap,
-    sources: MemberSources,
-    ports: PublicPorts,
-    authority: Authority,
-    folder: Path,
-    fence: Fence,
-    objects: ObjectDesk,
+    stack: AsyncExitStack, run: _Run, ports: PublicPorts, folder: Path, objects: ObjectDesk
 ) -> None:
     """Tell DHT peer and members who is admitted, publish the API, arbitrate; `stack` ends all work."""
+    command_loop, bootstrap, sources, fence = run.command_loop, run.bootstrap, run.sources, run.fence
     for work in (
         fence.keep(),
-        renew_certificates(authority, folder, fence.coordinator),
+        renew_certificates(run.authority, folder, fence.coordinator),
         keep_admitted(command_loop, bootstrap, sources),
         tell_sources(command_loop, sources),
         keep_published(bootstrap, fence.coordinator, ports.advertised[0]),

@@ -17,7 +17,7 @@ from node.core.train.services import Services
 from node.exchange.transport import Entry, Transport, transport_in_use
 from node.folder import keep_only_run, remember_node_folder
 from node.home.guest.visits import Visit
-from node.home.relay.relayed import RelayedNode as RunReach
+from node.home.relay.relayed import RelayedNode
 from node.home.router.forwarded_ports import ForwardedPorts
 from node.ipc.worker_calls import LocalData, RequireInitial
 from node.ipc.worker_client import WorkerClient
@@ -64,8 +64,7 @@ from protocol.types import PROTOCOL_VERSION, PeerId, Role
 
 log = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 3.0
-_JOIN_SECONDS = 15.0
+_CLOSE_SECONDS, _JOIN_SECONDS = 3.0, 15.0
 _RETRY_SECONDS, _MOST_RETRY_SECONDS = 2.0, 60.0
 _TEMPORARY = frozenset((ErrorCode.DHT_UNREACHABLE, ErrorCode.PORT_IN_USE, ErrorCode.TRANSPORT_DIED))
 """Failures that end by themselves, for a node that was in the DHT before."""
@@ -188,18 +187,18 @@ async def _enter(
     told = await agreement.before_join(credentials, options.own_data, options.tokenizer)
     coordinator = CoordinatorClient(credentials, identity)
     stack.push_async_callback(coordinator.close)
-    server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
     here = await wait.answer(lambda _: local_address_towards(credentials.api))
-    ports, forwarded = await _open_ports(options, wanted, coordinator, server, here, stack)
+    server, ports, forwarded = await _open_ports(options, wanted, coordinator, estimates, here, stack)
     if options.measure:
         await measure_before_join(coordinator, estimates, options.folder, compute, options.threads, worker)
     admission: Admission
-    reach = RunReach(identity.peer, options.relay, coordinator, ports, server, stack)
+    me = identity.peer
+    reach = RelayedNode(me, options.relay, coordinator, ports, server, stack)
 
     async def join(seconds: float = _JOIN_SECONDS) -> None:
         nonlocal admission
-        me = wanted, estimates.capacity, reach.ports.addresses, options.spec_hash
-        admission = await _in_turn(wait, coordinator, lambda: join_run(coordinator, *me, seconds, name))
+        claimed = wanted, estimates.capacity, reach.ports.addresses, options.spec_hash
+        admission = await _in_turn(wait, coordinator, lambda: join_run(coordinator, *claimed, seconds, name))
         reach.ports.reached = admission.reached
 
     await wait.answer(join)
@@ -209,25 +208,25 @@ async def _enter(
     credentials.remember(wanted, name)
     remember_node_folder(credentials.folder, options.folder)
     await worker.call(RequireInitial(spec := admission.spec, options.initial_folder))
-    log_admission(admission, credentials.run, identity.peer, ports, -coordinator.clock_offset())
+    log_admission(admission, credentials.run, me, ports, -coordinator.clock_offset())
     membership = Membership(coordinator, join, spec.timing.heartbeat, estimates)
     reach.relays = lambda: membership.run_view.relays or admission.relays
     await reach.take()
-    _limit_probes(server, membership, identity.peer)
+    _limit_probes(server, membership, me)
     return _Joined(
-        options,
-        identity,
-        spec,
-        lambda: admission,
-        coordinator,
-        membership,
-        server,
-        PeerRecord(identity.peer, PROTOCOL_VERSION, admission.role, capacity, admission.endpoint, None),
-        keep_only_run(options.folder, credentials.run, credentials.coordinator),
-        reach,
-        forwarded,
-        OwnAddress(identity.peer, coordinator, membership, reach, here, forwarded.reclaim),
-        leaving,
+        options=options,
+        identity=identity,
+        spec=spec,
+        admission=lambda: admission,
+        coordinator=coordinator,
+        membership=membership,
+        link_server=server,
+        record=PeerRecord(me, PROTOCOL_VERSION, admission.role, capacity, admission.endpoint, None),
+        folder=keep_only_run(options.folder, credentials.run, credentials.coordinator),
+        reach=reach,
+        forwarded=forwarded,
+        own_address=OwnAddress(me, coordinator, membership, reach, here, forwarded.reclaim),
+        leaving=leaving,
     ), worker
 
 
@@ -251,11 +250,12 @@ async def _open_ports(
     options: NodeOptions,
     role: Role | None,
     coordinator: CoordinatorClient,
-    server: LinkServer,
+    estimates: LiveEstimates,
     here: str,
     stack: AsyncExitStack,
-) -> tuple[ClaimedPorts, ForwardedPorts]:
+) -> tuple[LinkServer, ClaimedPorts, ForwardedPorts]:
     """Open the ports of this node, and let the router of a home forward them. `stack` ends both."""
+    server = LinkServer(lambda: coordinator.credentials.tls, estimates.received, line=estimates.line)
     is_fixed = options.advertise is not None
     ports = ClaimedPorts(options.advertise or here, options.listen_host, options.dht_port, is_fixed)
     is_wanted = options.port_mapping and not options.advertise and not options.dial_only
@@ -263,7 +263,7 @@ async def _open_ports(
     if not options.dial_only:
         await ports.open(server, role, options.listen_port, coordinator.credentials, stack)
         await forwarded.open(here, stack)
-    return ports, forwarded
+    return server, ports, forwarded
 
 
 async def _train(node: _Joined, worker: WorkerClient, processes: AsyncExitStack) -> tuple[End, Path]:

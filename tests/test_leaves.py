@@ -89,8 +89,8 @@ LEAVES = {
                 "from coordinator.api.relay import no_relay as open_relay",
             ),
             "node/runtime.py": (
-                "from node.home.relay.relayed import RelayedNode as RunReach",
-                "from node.net.reach import DirectReach as RunReach",
+                "from node.home.relay.relayed import RelayedNode",
+                "from node.net.reach import DirectReach as RelayedNode",
             ),
         },
     ),

@@ -8,7 +8,7 @@ from coordinator.ops.forecast.forecast import Forecast, forecast, shared_out
 from coordinator.placement.cost_model import Survey, message_bytes
 from node.core.model.shapes import payload_layout
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
-from protocol.memory.needs import MemoryNeed, MemoryPolicy, MemoryRoom, choose, members_left, stage_parameters
+from protocol.memory.needs import MemoryNeed, MemoryPolicy, MemoryRoom, choose, members_left
 from protocol.run_files.resolve import resolve
 from protocol.spec.fixed import MEMORY_RESERVE
 from protocol.spec.run import RunSpec
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def _introduction(spec: RunSpec) -> Iterator[str]:
-    total = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    total = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
     swarm = spec.swarm
     yield "# 8B from homes"
     yield ""
@@ -51,7 +51,7 @@ def _memory(spec: RunSpec) -> Iterator[str]:
     for stage in range(spec.swarm.stages):
         stages = StageRange(stage, stage + 1)
         home, policy, _ = _home(spec, stages)
-        parameters = f"{stage_parameters(spec, stage) / 1e9:.2f}B"
+        parameters = f"{spec.parameters_of(stage) / 1e9:.2f}B"
         rows.setdefault((parameters, f"{home[0]}, {home[1]}", _short(policy)), []).append(stages)
     for (parameters, machine, policy), found in rows.items():
         usual = max(_usual(spec, each) for each in found)
@@ -133,7 +133,7 @@ def _share(found: Forecast) -> str:
 
 def _join(spec: RunSpec) -> str:
     of_table = BYTES_PER_VALUE if spec.link.embedding_every else 4
-    nbytes = 4 * stage_parameters(spec, 1) + of_table * spec.model.vocabulary * spec.model.width
+    nbytes = 4 * spec.parameters_of(1) + of_table * spec.model.vocabulary * spec.model.width
     minutes, as_measured = nbytes / _DOWN / 60, f"{nbytes / _DOWN / 60 / _USED:.1f} at the {_USED:.0%} used"
     sources = f"{_DOWN / _UP:.0f} homes or a full replica"
     return f"{nbytes / _GB:.1f} GB, {minutes:.1f} min from {sources}; {as_measured} at 0.1B"

@@ -37,7 +37,6 @@ from torch import Tensor, nn
 
 from benchmarks.resident import resident
 from benchmarks.tables import NotHere, Table, machine
-from node.core.model.shapes import parameter_count
 from node.core.model.stage import Stage
 from node.core.worker.compute import Compute
 from node.core.worker.trainer import Trainer
@@ -247,7 +246,7 @@ def _peak_here(size: str, loop: str, compute: Compute) -> int:
 def rows_of(spec: RunSpec, size: str, taken: Mapping[str, Sequence[Turn]], peaks: Mapping[str, int]) -> Any:
     """A row per loop. Ratios above 1: the replica is the faster one."""
     tokens = tokens_of_microbatch(spec) * spec.inner.microbatches
-    parameters = sum(parameter_count(spec, stage) for stage in range(spec.swarm.stages))
+    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
     for name, turns in taken.items():
         pairs = list(zip(turns, taken["replica"], strict=True))
         yield (

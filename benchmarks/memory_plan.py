@@ -22,7 +22,6 @@ import torch
 from benchmarks.inner_loop import inner_phase
 from benchmarks.resident import CLEAR, layers_of, printed_alone, resident
 from benchmarks.tables import Table, machine
-from node.core.model.shapes import parameter_count
 from node.core.optimizer.inner import OPTIMIZERS
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
@@ -97,7 +96,7 @@ def measured(parameters: int, optimizer: str = "adamw") -> Table:
         ("policy", "peak GB", "planned GB", "beside the plan"),
         tuple(rows),
         (
-            f"{parameter_count(spec, 0) / 1e6:.1f}M parameters on a CPU, {optimizer}; all end at one anchor.",
+            f"{spec.parameters_of(0) / 1e6:.1f}M parameters on a CPU, {optimizer}; all end at one anchor.",
             f"Beyond a worker that has trained a small model. Measured {machine()}.",
         ),
     )

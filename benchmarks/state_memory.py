@@ -28,7 +28,7 @@ from node.checkpoint.download import CheckpointDownload
 from node.checkpoint.initial import InitialAnchors
 from node.checkpoint.transfer import CheckpointServer, fetch_checkpoint
 from node.core.model.init import initial_parameters
-from node.core.model.shapes import parameter_count, parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from node.core.worker.trainer import Trainer
 from node.hugging_face.export import export
 from node.hugging_face.weights import DTYPES
@@ -191,7 +191,7 @@ def measured(parameters: int) -> Table:
     for group in GROUPS:
         printed = printed_alone("benchmarks.state_memory", parameters=parameters, group=group)
         rows += [tuple(line.split("\t")) for line in printed.splitlines()]
-    count = parameter_count(spec_with(parameters), STAGE)
+    count = spec_with(parameters).parameters_of(STAGE)
     return Table(
         "Memory for the state of a stage",
         f"python -m benchmarks.state_memory --parameters {parameters}",
@@ -221,7 +221,7 @@ def main() -> None:
     torch.set_num_threads(1)
     work, spec = GROUPS[arguments.group], spec_with(arguments.parameters)
     warm_up(work)
-    meter = Meter(parameter_count(spec, STAGE))
+    meter = Meter(spec.parameters_of(STAGE))
     with tempfile.TemporaryDirectory() as folder:
         work(spec, Path(folder), meter)
     for operation, peak, kept in meter.rows:

@@ -25,7 +25,7 @@ from benchmarks.mfu import peak_tflops, utilization
 from benchmarks.tables import Table
 from coordinator.placement.cost_model import memory_needed
 from node.core.model.init import initial_parameters
-from node.core.model.shapes import is_of_layer, parameter_count
+from node.core.model.shapes import is_of_layer
 from node.core.optimizer.adamw import AdamW
 from node.core.optimizer.muon import Muon
 from node.core.optimizer.outer_stage import OuterStage
@@ -263,7 +263,7 @@ def measure_exchange(setting: Setting) -> Measured:
         name: nn.Parameter(value.to(setting.device) + 1e-3 * torch.randn(value.shape, device=setting.device))
         for name, value in start.items()
     }
-    figures: dict[str, Any] = {"parameters": parameter_count(spec, 0), "threads": torch.get_num_threads()}
+    figures: dict[str, Any] = {"parameters": spec.parameters_of(0), "threads": torch.get_num_threads()}
     payloads = []
 
     def propose() -> None:

@@ -22,7 +22,7 @@ from node.moments.host_moments import HOST_OPTIMIZERS
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.math.flops import microbatch_flops
 from protocol.math.microbatch_order import OpKind, one_forward_one_backward
-from protocol.memory.needs import BY_PRICE, MemoryPolicy, members_left, memory_need, stage_parameters
+from protocol.memory.needs import BY_PRICE, MemoryPolicy, members_left, memory_need
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
@@ -55,7 +55,7 @@ def measure_memory(setting: Setting) -> Measured:
         rows.append((str(policy), *sizes, *times))
     columns = ("policy", "card GB", "planned", "main GB", "planned", "step s", "of it the optimizer s")
     notes = (
-        f"{stage_parameters(spec, 1) / 1e9:.2f}B parameters, Muon, bf16, {spec.inner.microbatches} "
+        f"{spec.parameters_of(1) / 1e9:.2f}B parameters, Muon, bf16, {spec.inner.microbatches} "
         f"microbatches in the order of a chain of {spec.swarm.stages}; torch may take 16 GB of the card.",
         "Main: what the process holds at the end of a step. The plan has also the exchange of a round in it.",
     )

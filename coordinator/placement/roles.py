@@ -34,7 +34,6 @@ from coordinator.run.state.state import State
 from coordinator.run.state.transaction import Transaction
 from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
-from protocol.memory.needs import stage_parameters
 from protocol.roles import POLICIES
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.spec.run import RunSpec
@@ -188,7 +187,7 @@ def payload_bytes(spec: RunSpec) -> float:
 
 def _longest_payload_bytes(spec: RunSpec) -> float:
     """About the bytes of one replica's payloads of all stages, as in the last round."""
-    parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
     return parameters * bits_per_parameter(spec.outer) / 8
 
 

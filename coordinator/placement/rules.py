@@ -30,7 +30,6 @@ from coordinator.placement.cost_model import memory_budget, memory_needed, prese
 from coordinator.run.state.records import Peer, peers_of
 from coordinator.run.state.state import APART_ROUNDS, KEPT_ROUNDS, State
 from protocol.group.batch import whole_batch, work_of
-from protocol.memory.needs import stage_parameters
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
 from protocol.trust.endpoints import ip_version
@@ -267,7 +266,7 @@ def is_overdue(state: State, peer: Peer, now: float) -> bool:
     if reserved is None or not state.plans or state.has_attested(peer.peer, max(0, state.current_round - 2)):
         return False
     timing = state.spec.timing
-    nbytes = 4 * sum(stage_parameters(state.spec, stage) for stage in reserved.stages)
+    nbytes = 4 * sum(state.spec.parameters_of(stage) for stage in reserved.stages)
     since = max(state.promised.get(peer.peer, peer.joined_at), state.started_at)
     return now - since > timing.link + timing.match_window + nbytes / _SLOWEST_LINE
 

@@ -40,7 +40,7 @@ MAX_RESULT_HOLDERS = 16
 class ReducedSettlement(Settlement):
     """Members reduce the payloads of a group in parts, and agree on one result.
 
-    `State.settled` has the bench of each member that reduced nothing for some rounds.
+    `State.settlement_notes` has the bench of each member that reduced nothing for some rounds.
     """
 
     def lines(
@@ -48,7 +48,7 @@ class ReducedSettlement(Settlement):
     ) -> tuple[MemberLine, ...]:
         """All lines, whatever is known of their uplinks. Only members that may reduce are told as open."""
         able = [
-            replace(line, is_open=line.is_open and not is_benched(state.settled, descriptor))
+            replace(line, is_open=line.is_open and not is_benched(state.settlement_notes, descriptor))
             for descriptor, line in zip(descriptors, lines, strict=True)
         ]
         # One alone would have no checker.
@@ -94,9 +94,9 @@ class ReducedSettlement(Settlement):
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, Bench]:
         if isinstance(decision, Committed | RolledBack):
-            return state.settled
+            return state.settlement_notes
         failed = failed_reducers(state.round_of(decision.stage, decision.round_number))
-        return with_benches(state.settled, decision.round_number, failed)
+        return with_benches(state.settlement_notes, decision.round_number, failed)
 
 
 def _agreed(state: State, group: ExchangeGroup, claim: ResultClaim, peers: list[PeerId]) -> SettledResult:

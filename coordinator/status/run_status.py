@@ -13,7 +13,6 @@ from coordinator.run.state.state import State
 from coordinator.status.causes import ALARM_ROUNDS, alarm_cause, peer_cause, run_cause, told_of_rest
 from coordinator.status.progress import expected_round_seconds, remaining_seconds
 from protocol.math.turns import due_stages
-from protocol.memory.needs import stage_parameters
 from protocol.status import (
     Cause,
     Exclusion,
@@ -75,7 +74,7 @@ def run_status(
         plan=state.plans[-1] if state.plans else None,
         anchors_agree=not any(state.peers[peer].is_live for peer, *_ in state.diverged),
         time=time,
-        parameters=sum(stage_parameters(state.spec, stage) for stage in range(state.stages)),
+        parameters=sum(state.spec.parameters_of(stage) for stage in range(state.stages)),
         round_number=state.current_round,
         round_seconds=max(0.0, now - state.began_at) if is_open else 0.0,
         expected_round_seconds=expected_round_seconds(state) if is_open else None,

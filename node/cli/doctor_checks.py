@@ -39,7 +39,7 @@ from node.net.probe import probe_peer
 from node.security.credentials import Credentials
 from node.views import run_history
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.memory.needs import MemoryPolicy, MemoryRoom, choose, members_left, stage_parameters
+from protocol.memory.needs import MemoryPolicy, MemoryRoom, choose, members_left
 from protocol.server.clock import off_text
 from protocol.server.descriptors import MORE_DESCRIPTORS, few_descriptors, raise_descriptor_limit
 from protocol.server.gateway import listen_on
@@ -181,7 +181,7 @@ def check_disk(spec: RunSpec) -> CheckResult:
                 "disk", Severity.PROBLEM, f"{place} cannot be written", remedy, ErrorCode.BAD_OPTION
             )
     free = shutil.disk_usage(folder).free
-    largest = max(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    largest = max(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
     kept = _DISK_PER_PARAMETER * largest
     sizes = (run_history.size(free), run_history.size(kept))
     found = f"{sizes[0]} free at {folder}, one stage of {spec.preset} takes {sizes[1]}"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.core.model.shapes import parameter_count
 from node.data.hub import PRESETS
 from node.hugging_face.architecture import model_type_of
 from protocol.run_files.link_text import dtype_text, width_text
@@ -100,7 +99,7 @@ are without folders; the hash above is that of the specification with folders.
 def _table_of_facts(facts: CardFacts) -> str:
     spec = facts.spec
     model, swarm = spec.model, spec.swarm
-    parameters = sum(parameter_count(spec, stage) for stage in range(swarm.stages))
+    parameters = sum(spec.parameters_of(stage) for stage in range(swarm.stages))
     rows = {
         "run": f"`{spec.name}`, after round {facts.round_number} of {spec.rounds}",
         "specification": f"`{spec.hash}` (sha-256)",

@@ -9,7 +9,6 @@ from dataclasses import replace
 import psutil
 import torch
 
-from node.core.model.shapes import parameter_count
 from node.core.optimizer.inner import OPTIMIZERS, MakeOptimizer
 from node.core.worker.compute import Compute, memory_in_use
 from node.ipc import worker_calls as calls
@@ -118,7 +117,7 @@ class OwnMachine:
         """Whether to shard the parameters over the ranks. All ranks decide the same."""
         if self.group.size == 1:
             return False
-        needed = sum(parameter_count(spec, stage) for stage in stages) * _BYTES
+        needed = sum(spec.parameters_of(stage) for stage in stages) * _BYTES
         is_sharded = (
             options.sharded if options.sharded is not None else needed > _SHARE * self._free_bytes(options)
         )

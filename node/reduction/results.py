@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from node.core.model.shapes import parameter_count
 from node.reduction.local import LocalReduction
 from node.reduction.result import ReducedResult
 from protocol.math.payload_layout import PayloadLayout
@@ -15,7 +14,7 @@ class ReducedResults:
     """The node.core.optimizer.outcome.AgreedResults of reduction in parts."""
 
     def most_nbytes(self, spec: RunSpec, stage: int) -> int:
-        return most_nbytes(parameter_count(spec, stage))
+        return most_nbytes(spec.parameters_of(stage))
 
     def read(self, layout: PayloadLayout, data: bytes, position: int | None) -> tuple[ReducedResult, bool]:
         parts = ReductionLayout(layout.shapes, layout.outer)

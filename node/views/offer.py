@@ -19,7 +19,7 @@ from node.views.text import count, plain
 from protocol.group.payload_bits import bits_per_parameter
 from protocol.math.flops import microbatch_flops
 from protocol.math.retention import LEVELS
-from protocol.memory.needs import members_left, stage_parameters
+from protocol.memory.needs import members_left
 from protocol.roles import POLICIES
 from protocol.spec.data import DataSource
 from protocol.spec.fixed import MEMORY_RESERVE
@@ -53,7 +53,7 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: Sequence[str]) -> Itera
     traffic = {role: max(_traffic(offer, each) for each in found) for role, found in parts.items()}
     yield f"what run {plain(offer.run, 128)} would do on this machine, shown once:"
     yield f"- operator: at {plain(offer.address, 261)}, whose authority has the fingerprint {offer.pin.hex()}"
-    parameters = sum(stage_parameters(spec, stage) for stage in range(spec.swarm.stages))
+    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
     yield f"- model: {count(parameters)} parameters in {spec.swarm.stages} stages, for {spec.rounds} rounds"
     for source in spec.data.all_sources:
         yield f"- data: {_data(source, *location_of(source, spec.data, own_data, is_own_run=False))}"
@@ -106,12 +106,12 @@ def _replicas(spec: RunSpec) -> int:
 
 def _payload(spec: RunSpec, stages: StageRange) -> float:
     """About the bytes of the payloads of `stages` in a round, mean over the rounds."""
-    parameters = sum(stage_parameters(spec, stage) for stage in stages)
+    parameters = sum(spec.parameters_of(stage) for stage in stages)
     return parameters * bits_per_parameter(spec.outer) / 8 / spec.outer.turns
 
 
 def _disk(spec: RunSpec, stages: StageRange) -> float:
-    parameters = sum(stage_parameters(spec, stage) for stage in stages)
+    parameters = sum(spec.parameters_of(stage) for stage in stages)
     anchors = (LEVELS + 2) * _SCALAR * (1 + len(spec.outer.slots))
     payloads = spec.recovery.keep_rounds * _replicas(spec) * _payload(spec, stages)
     layers = sum(len(spec.layers_of(stage)) for stage in stages)

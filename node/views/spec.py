@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 
-from node.core.model.shapes import parameter_count, payload_layout
+from node.core.model.shapes import payload_layout
 from node.views import run_history
 from protocol.math.embedding_snapshot import BYTES_PER_VALUE
 from protocol.math.flops import microbatch_flops, turning_flops
@@ -82,7 +82,7 @@ def spec_view(spec: RunSpec) -> RenderableType:
     stages = Table("stage", "layers", "parameters", "float32", "payload per round", "against float32")
     total = 0
     for stage in range(spec.swarm.stages):
-        parameters = parameter_count(spec, stage)
+        parameters = spec.parameters_of(stage)
         payload = round(payload_layout(spec, stage).nbytes / spec.outer.turns)
         layers = spec.layers_of(stage)
         total += parameters

@@ -139,7 +139,7 @@ def memory_need(
         device: as torch calls it; "" is one with memory of its own.
         parts: into how many devices like this one the parameters are sharded.
     """
-    sizes = [stage_parameters(spec, stage) // parts for stage in stages]
+    sizes = [spec.parameters_of(stage) // parts for stage in stages]
     trained = sum(sizes) + (stages.first > 0) * spec.link_table_parameters // parts
     layers = sum(len(spec.layers_of(stage)) for stage in stages)
     lacking = spec.lacks_second_moment(layers) // parts
@@ -157,18 +157,6 @@ def memory_need(
     on_device = max(trains, weights + held + links + refreshed)
     main = max(training, exchange) + policy.host_moments * _pinned(spec, layers, stages, moments)
     return MemoryNeed(on_device, main, policy.host_moments * 2 * moments)
-
-
-def stage_parameters(spec: RunSpec, stage: int) -> int:
-    """Scalars in the parameters of `stage`; ValueError for an unknown one."""
-    model = spec.model
-    is_last = stage == spec.swarm.stages - 1
-    # The first stage has the embedding, the last one the head and its norm.
-    return (
-        len(spec.layers_of(stage)) * model.layer_parameters
-        + (stage == 0) * model.vocabulary * model.width
-        + is_last * (model.head_parameters + model.width)
-    )
 
 
 def described(policy: MemoryPolicy, need: MemoryNeed, device: str) -> str:

@@ -176,6 +176,13 @@ class RunSpec(Section):
         """Samples in one round of a replica with `microbatches` in a step; 0 means the spec's number."""
         return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
 
+    def parameters_of(self, stage: int) -> int:
+        """Scalars in the parameters of `stage`. Raises ValueError."""
+        model, is_last = self.model, stage == self.swarm.stages - 1
+        # The first stage has the embedding, the last one the head and its norm.
+        ends = (stage == 0) * model.vocabulary * model.width + is_last * (model.head_parameters + model.width)
+        return len(self.layers_of(stage)) * model.layer_parameters + ends
+
     def layers_of(self, stage: int) -> range:
         """Layers of `stage`. The first ``layers % stages`` stages have one layer more. Raises ValueError.
 

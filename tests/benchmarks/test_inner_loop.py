@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks import mfu
 from benchmarks.inner_loop import LOOPS, Step, Turn, modules_step, replica_step, rows_of, spec_of, timed
-from node.core.model.shapes import parameter_count
 from node.core.worker.compute import Compute
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -37,7 +36,7 @@ def test_a_ratio_is_the_median_of_the_turns() -> None:
 
 def test_the_sizes_are_those_of_their_names() -> None:
     for name, millions in (("10m", 10.6), ("100m", 98.7)):
-        assert parameter_count(spec_of(name), 0) / 1e6 == pytest.approx(millions, rel=0.01)
+        assert spec_of(name).parameters_of(0) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
 def test_mfu_counts_six_operations_per_weight_and_the_attention() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from node.core.model.shapes import parameter_count
 from protocol.spec.run import RunSpec
 from protocol.types import Role
 from tests.builders import spec_of
@@ -76,7 +75,7 @@ def test_a_join_uses_the_lines_of_all_donors_and_fetches_once(tmp_path: Path, la
             marks[what] = round(time.monotonic() - began, 1), swarm.round_number
             if what == "has all":
                 fetched = received_by(world, JOINER) - received
-        nbytes, log = 4 * parameter_count(spec, 0), swarm.log(JOINER)
+        nbytes, log = 4 * spec.parameters_of(0), swarm.log(JOINER)
         assert log.count("loading stage 0 of round") == 1  # the rounds since are applied, not skipped
         assert fetched < 1.3 * nbytes
         print(f"\n{nbytes / 4e6:.1f}M parameters, {fetched / nbytes:.3f} bytes received for each byte")
@@ -89,7 +88,7 @@ def test_a_join_uses_the_lines_of_all_donors_and_fetches_once(tmp_path: Path, la
 def test_a_join_goes_on_after_each_break(tmp_path: Path) -> None:
     """A donor that dies, a line that is dead for a while, and a joiner that is killed."""
     spec = wide(2)
-    nbytes = 4 * parameter_count(spec, 0)
+    nbytes = 4 * spec.parameters_of(0)
     with running(spec, tmp_path, {name: rate / 2 for name, rate in DONORS.items()}) as (world, swarm):
         received = received_by(world, JOINER)
 

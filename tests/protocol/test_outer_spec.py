@@ -8,7 +8,6 @@ import pytest
 
 from coordinator.placement.cost_model import memory_needed
 from protocol.errors import ErrorCode, HetnodeError
-from protocol.memory.needs import stage_parameters
 from protocol.run_files.resolve import resolve, to_toml
 from protocol.spec.run import RunSpec
 from protocol.types import StageRange
@@ -36,7 +35,7 @@ def test_a_spec_without_it_does_not_mention_it() -> None:
 def test_momentum_takes_the_memory_of_one_copy_of_what_is_committed(stages: StageRange) -> None:
     usual = resolve("nano", overrides={"swarm.stages": 2})
     nesterov = resolve("nano", overrides={"swarm.stages": 2, "outer.optimizer": "nesterov"})
-    parameters = sum(stage_parameters(usual, stage) for stage in stages)
+    parameters = sum(usual.parameters_of(stage) for stage in stages)
     followed = usual.model.vocabulary * usual.model.width if stages.first else 0
     more = memory_needed(nesterov, stages, 2, "cpu") - memory_needed(usual, stages, 2, "cpu")
     assert more == 4 * (parameters + followed)

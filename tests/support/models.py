@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -26,6 +27,11 @@ PLAIN = resolve(
     },
 )
 """Nothing that a default could stand in for: neither of hetnode nor of transformers."""
+
+
+def scalars_of(spec: RunSpec, stage: int) -> int:
+    """In the tensors that a worker makes for `stage`."""
+    return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
 
 
 def random_model(spec: RunSpec, seed: int = 0) -> dict[int, dict[str, Tensor]]:

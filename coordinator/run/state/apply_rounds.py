@@ -151,7 +151,7 @@ def decide(state: State, event: events.RoundDecided) -> State:
         state = replace(state, silences={})
     elif not isinstance(decision, Skipped):  # of a skipped stage no answer was expected
         state = replace(state, silences=_silences(state, decision), barren=_barren(state, decision))
-    state = replace(state, settled=settlement_of(state.spec).after(state, decision))
+    state = replace(state, settlement_notes=settlement_of(state.spec).after(state, decision))
     if isinstance(decision, Committed) and (state.retreats or state.failures):
         state = _forgive_failures(state, decision)
     if any((stage, round_number) not in state.decisions for stage in range(state.stages)):

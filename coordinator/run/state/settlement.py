@@ -60,8 +60,8 @@ class Settlement:
         return None
 
     def after(self, state: State, decision: Decision) -> Mapping[PeerId, tuple[int, int]]:
-        """What :attr:`State.settled` becomes with a decision."""
-        return state.settled
+        """What :attr:`State.settlement_notes` becomes with a decision."""
+        return state.settlement_notes
 
 
 def settlement_of(spec: RunSpec) -> Settlement:

@@ -102,7 +102,7 @@ class State:
         decided: decisions so far.
         tokens: those whose training is committed.
         tokens_at: `tokens` at the end of each round to which the run may go back.
-        settled: by peer, two numbers that the settlement of the run keeps and reads alone
+        settlement_notes: by peer, two numbers that the settlement of the run keeps and reads alone
             (coordinator.run.state.settlement).
         strikes: by peer, the rounds for which it got a strike.
         discounted: the peers whose payloads count for nothing until their scores are good.
@@ -166,7 +166,7 @@ class State:
     decided: int = 0
     tokens: int = 0
     tokens_at: Mapping[int, int] = field(default_factory=dict)
-    settled: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
+    settlement_notes: Mapping[PeerId, tuple[int, int]] = field(default_factory=dict)
     strikes: Mapping[PeerId, tuple[int, ...]] = field(default_factory=dict)
     discounted: frozenset[PeerId] = frozenset()
     quarantined: frozenset[PeerId] = frozenset()

@@ -7,8 +7,6 @@ Layer numbers in names are global, so a name means the same tensor for every num
 
 from __future__ import annotations
 
-import math
-
 from protocol.math.payload_layout import PayloadLayout
 from protocol.spec.run import RunSpec
 from protocol.spec.sections import ModelSpec
@@ -63,11 +61,6 @@ def link_table_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 def is_of_layer(name: str, dimensions: int) -> bool:
     """Whether a parameter is a matrix of a layer, which the optimizer Muon turns."""
     return dimensions == 2 and "." in name
-
-
-def parameter_count(spec: RunSpec, stage: int) -> int:
-    """Number of scalar parameters in `stage`."""
-    return sum(math.prod(shape) for shape in parameter_shapes(spec, stage).values())
 
 
 def payload_layout(spec: RunSpec, stage: int) -> PayloadLayout:

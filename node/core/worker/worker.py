@@ -16,7 +16,7 @@ import torch
 
 from node.checkpoint import snapshot_codec
 from node.checkpoint.initial import initial_from, require_initial
-from node.core.model.shapes import embedding_shapes, parameter_count, parameter_shapes, payload_layout
+from node.core.model.shapes import embedding_shapes, parameter_shapes, payload_layout
 from node.core.optimizer.inner import MakeOptimizer
 from node.core.optimizer.outcome import Outcome, agreed_results
 from node.core.optimizer.outer_stage import CommitProbe
@@ -94,7 +94,7 @@ class Worker:
         return calls.StageInfo(
             payloads=_payloads(spec, applied),
             capacities=_capacities(spec, applied),
-            parameters={stage: parameter_count(spec, stage) for stage in stages},
+            parameters={stage: spec.parameters_of(stage) for stage in stages},
             parts=parts,
             snapshot=_snapshot(spec),
         )

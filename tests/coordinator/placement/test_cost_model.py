@@ -22,14 +22,14 @@ from coordinator.placement.cost_model import (
 )
 from coordinator.placement.predict import predict
 from coordinator.placement.schedule import LinkTime, StepTime, step_seconds
-from node.core.model.shapes import link_table_shapes, parameter_count
+from node.core.model.shapes import link_table_shapes
 from node.core.model.stage import Stage
 from node.core.train.pipeline import Pipeline
 from node.ipc.worker_calls import Backward, Forward, SquaredNorm
 from node.ipc.worker_client import WorkerClient
 from protocol.codec.activation import pack_activation, pack_ids
 from protocol.math.flops import microbatch_flops
-from protocol.memory.needs import layer_activations, stage_parameters
+from protocol.memory.needs import layer_activations
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.resolve import resolve
 from protocol.types import (
@@ -47,6 +47,7 @@ from protocol.types import (
 )
 from protocol.wire.typed_calls import Call, Reply, name_of
 from tests.support.cost_model import MEGABIT, capacity, chain, survey
+from tests.support.models import scalars_of
 from tests.virtual.loop import run
 
 seconds = st.floats(0, 5, allow_subnormal=False)
@@ -299,7 +300,7 @@ def test_the_bottleneck_is_named() -> None:
 def test_parameters_of_a_stage_are_counted_as_the_node_creates_them(name: str) -> None:
     spec = resolve(name)
     for stage in range(spec.swarm.stages):
-        assert stage_parameters(spec, stage) == parameter_count(spec, stage)
+        assert spec.parameters_of(stage) == scalars_of(spec, stage)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +373,7 @@ def test_memory_grows_with_stages_and_microbatches_in_flight_and_on_a_cpu_holds_
     spec = resolve("nano")
     one, both = StageRange(0, 1), StageRange(0, 2)
     assert memory_needed(spec, one, 1) < memory_needed(spec, one, 2) < memory_needed(spec, both, 2)
-    parameters = stage_parameters(spec, 0)
+    parameters = spec.parameters_of(0)
     # Weight, gradient, moments, anchor and error feedback.
     assert memory_needed(spec, one, 0, "cpu") >= memory_needed(spec, one, 0, "cuda") + 8 * parameters
     assert memory_needed(spec, one, 0) >= 16 * parameters

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from node.checkpoint import global_model
 from node.checkpoint.initial import initial_from
-from node.core.model.shapes import parameter_count
 from node.core.worker.compute import Compute
 from node.core.worker.factories import TrainerFactories
 from node.data.stream import open_stream
@@ -129,7 +128,7 @@ def test_a_tied_model_is_trained_tied_by_full_replicas_and_exported_tied(name: s
     shape = {"swarm.stages": 1, "swarm.pipelines": 0, "swarm.replicas": 2, "model.tied_head": True}
     spec = imported(tmp_path / "hf", tmp_path / "new", **shape)
     assert RunSpec.from_json(spec.canonical_json) == spec
-    assert parameter_count(spec, 0) == theirs.num_parameters()
+    assert spec.parameters_of(0) == theirs.num_parameters()
     ours = logits(whole_model(global_model.read(tmp_path / "new" / "checkpoint")), ids)
     assert (ours - logits(theirs, ids)).abs().max() < 1e-4
 

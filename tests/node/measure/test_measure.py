@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from node.core.model.shapes import parameter_count
 from node.core.worker.compute import Compute
 from node.ipc.worker_calls import CheckDevice, ComputeOptions, FormGroup, MeasureSpeed
 from node.machine import speed
@@ -58,7 +57,7 @@ def test_operations_are_those_of_the_matrices_and_of_attention(preset: str) -> N
     model, stages = spec.model, range(spec.swarm.stages)
     vectors = (2 * model.layers + 1) * model.width
     embedding = model.vocabulary * model.width
-    matrices = sum(parameter_count(spec, stage) for stage in stages) - vectors - embedding
+    matrices = sum(spec.parameters_of(stage) for stage in stages) - vectors - embedding
     attention = 12 * model.layers * model.context * model.width
     assert microbatch_flops(spec, stages) == (6 * matrices + attention) * tokens_of_microbatch(spec)
     assert sum(microbatch_flops(spec, (stage,)) for stage in stages) == microbatch_flops(spec, stages)

@@ -16,7 +16,6 @@ from protocol.memory.needs import (
     described,
     members_left,
     memory_need,
-    stage_parameters,
 )
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
@@ -70,7 +69,7 @@ def test_checkpointing_that_was_asked_for_stays() -> None:
 
 def test_moments_move_from_the_device_to_main_memory() -> None:
     usual, moved = (memory_need(SPEC, MIDDLE, 2, "", each) for each in BY_PRICE[:2])
-    moments = 8 * stage_parameters(SPEC, 1)
+    moments = 8 * SPEC.parameters_of(1)
     assert usual.device - moved.device == moments
     assert moments <= moved.main - usual.main < 2 * moments  # torch pins powers of two
     assert (usual.copied, moved.copied) == (0, 2 * moments)
@@ -102,7 +101,7 @@ def test_a_stage_of_an_8b_model_fits_a_card_of_16_gb_beside_main_memory_of_32() 
     settings: dict[str, Any] = {f"model.{name}": value for name, value in model.items()}
     settings |= {"model.context": 2048, "inner.microbatch_size": 1, "swarm.stages": 10, "swarm.pipelines": 1}
     spec = resolve("1b", overrides=settings)
-    assert 0.87e9 < stage_parameters(spec, 1) < 0.9e9
+    assert 0.87e9 < spec.parameters_of(1) < 0.9e9
     room = MemoryRoom("cuda", 0.9 * 16 * GB, 0.9 * 32 * GB)
     policy, need = choose(spec, MIDDLE, members_left(spec, MIDDLE), room)
     assert policy == BY_PRICE[-1]

@@ -14,7 +14,6 @@ from coordinator.placement.cost_model import Survey, message_bytes
 from coordinator.placement.rules import links_between
 from coordinator.run.state.records import Peer
 from protocol.math.flops import microbatch_flops
-from protocol.memory.needs import stage_parameters
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
 from protocol.status import Cause, CauseCode
@@ -274,4 +273,4 @@ def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths() -> Non
 def test_the_70b_preset_has_the_size_of_its_name() -> None:
     spec: RunSpec = resolve("70b")
     assert (spec.model.width, spec.model.layers, spec.swarm.stages) == (8192, 80, 4)
-    assert sum(stage_parameters(spec, stage) for stage in range(4)) == pytest.approx(70e9, rel=0.02)
+    assert sum(spec.parameters_of(stage) for stage in range(4)) == pytest.approx(70e9, rel=0.02)

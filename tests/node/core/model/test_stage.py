@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from node.core.model.init import initial_parameters
-from node.core.model.shapes import parameter_count, parameter_shapes
+from node.core.model.shapes import parameter_shapes
 from node.core.model.stage import Stage, backward_from
 from node.generate import WholeModel, next_token_loss
 from protocol.math.outer_step import anchor_digest
@@ -20,10 +20,10 @@ from protocol.math.subspace import (
     orthonormal_basis,
     perpendicular_table,
 )
-from protocol.memory.needs import stage_parameters
 from protocol.run_files.presets import PRESETS
 from protocol.run_files.resolve import resolve
 from protocol.spec.run import RunSpec
+from tests.support.models import scalars_of
 from tests.support.paths import ROOT
 from tests.support.reference import chain_step, gradients_of, parameters_of, small_spec, stages_of
 
@@ -190,7 +190,7 @@ def test_parameters_have_the_canonical_names_and_shapes() -> None:
         assert {name: tuple(value.shape) for name, value in live.items()} == parameter_shapes(SPEC, stage)
         assert list(live) == list(parameter_shapes(SPEC, stage))
         assert len(live) == len(list(module.parameters()))
-        assert sum(value.numel() for value in live.values()) == parameter_count(SPEC, stage)
+        assert sum(value.numel() for value in live.values()) == SPEC.parameters_of(stage)
     first, last = parameter_shapes(SPEC, 0), parameter_shapes(SPEC, 3)
     assert next(iter(first)) == "emb"
     assert list(last)[-2:] == ["norm_f", "head"]
@@ -204,7 +204,7 @@ def test_a_preset_of_the_paper_has_the_parameters_that_the_documents_state(
     preset: str, parameters: int
 ) -> None:
     spec = resolve(preset)
-    assert sum(parameter_count(spec, stage) for stage in range(spec.swarm.stages)) == parameters
+    assert sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages)) == parameters
     assert f"{parameters / 1e6:,.1f}M" in (ROOT / "docs" / "research.md").read_text()
 
 
@@ -292,7 +292,7 @@ def test_a_gradient_of_another_size_is_refused() -> None:
 def test_the_cost_model_counts_the_parameters_of_every_architecture(model: dict[str, object]) -> None:
     spec = resolve("nano", overrides={f"model.{name}": value for name, value in model.items()})
     for stage in range(spec.swarm.stages):
-        assert parameter_count(spec, stage) == stage_parameters(spec, stage)
+        assert scalars_of(spec, stage) == spec.parameters_of(stage)
     initial = initial_parameters(spec, 0)
     assert all(not tensor.any() for name, tensor in initial.items() if ".b" in name)
     assert all(tensor.eq(1).all() for name, tensor in initial.items() if ".norm_" in name)
@@ -303,7 +303,7 @@ def test_a_tied_head_has_the_sum_of_both_gradients() -> None:
     apart, tied = small_spec(swarm=ONE), small_spec(swarm=ONE, model={"tied_head": True})
     parameters = {name: tensor.double() for name, tensor in initial_parameters(tied, 0).items()}
     assert {*parameter_shapes(apart, 0)} - {*parameters} == {"head"}
-    assert stage_parameters(tied, 0) == parameter_count(tied, 0) == parameter_count(apart, 0) - 19 * 16
+    assert tied.parameters_of(0) == scalars_of(tied, 0) == apart.parameters_of(0) - 19 * 16
     found = []
     for spec, given in ((apart, {**parameters, "head": parameters["emb"].clone()}), (tied, parameters)):
         module = Stage(spec, 0, {name: tensor.clone() for name, tensor in given.items()})

@@ -55,7 +55,7 @@ check: $(VENV)/installed-test
 package: $(VENV)/installed-test
 	PYTHON=$(VENV)/bin/python .ci/package
 
-# Below 15 minutes. BENCH="--write FILE" replaces the section between its markers in FILE.
+# Below 15 minutes. BENCH="--only codec rounds" measures these parts alone.
 bench: $(VENV)/installed-test
 	$(VENV)/bin/python -m benchmarks $(BENCH)
 

@@ -153,8 +153,7 @@ def _notes(spec: RunSpec, parameters: int) -> tuple[str, ...]:
         "descriptor, and what the sockets add, are measured under rounds. The preset has "
         f"{spec.outer.indices}, {spec.outer.quantizer}.",
         "Entropy bound: log2 C(n, k) bits for the indices of a chunk, any k of n being as likely as any "
-        "other, and 2 bits for each value. Values of 1 bit can be below it; what they lose is another matter "
-        "(benchmarks.quantizers).",
+        "other, and 2 bits for each value. Values of 1 bit can be below it, and lose more.",
     )
 
 

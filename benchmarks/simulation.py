@@ -1,11 +1,11 @@
-"""Simulates swarms of `benchmarks.sweeps` with the coordinator's production rules, and compares the two.
+"""Simulates swarms of `benchmarks.scaling` with the coordinator's production rules, and compares the two.
 
     python -m benchmarks.simulation                                # 100 and 1,000 nodes, without churn
     python -m benchmarks.simulation --nodes 1000 --rounds 200 --churn
 
 80 % of the nodes are homes in pipelines, the others full replicas. :mod:`benchmarks.simulated_swarm` says
 what is production code and what is replaced by its time. Efficiency is the tokens per second and node that
-were committed, against those of `benchmarks.sweeps` for 100 nodes.
+were committed, against those of `benchmarks.scaling` for 100 nodes.
 
 With `--churn` homes are switched off without a word and come back later. How long they stay on is drawn from
 a Weibull distribution whose shape is below 1, the form that studies of SETI@home's hosts found (Javadi,
@@ -23,8 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from benchmarks.scaling import ScalingPoint, scaling
 from benchmarks.simulated_swarm import Node, SimulatedSwarm
-from benchmarks.sweeps import ScalingPoint, scaling
 from benchmarks.tables import Table, machine
 from node.cli.plan import capacity
 from node.cli.spec import SpecOptions
@@ -112,7 +112,7 @@ class Result:
 
 
 def spec_of(nodes: int, rounds: int, preset: str = "1b", exchange: str = "gathered") -> RunSpec:
-    """The run of `benchmarks.sweeps`."""
+    """The run of `benchmarks.scaling`."""
     homes = round(HOME_SHARE * nodes)
     options = SpecOptions(preset, inner_steps=50, settings=["link.k=32"], rounds=rounds + 1)
     stages = options.spec().swarm.stages
@@ -170,7 +170,7 @@ def simulate(
 def forecasts(
     nodes: Sequence[int], preset: str = "1b", exchange: str = "gathered"
 ) -> dict[int, ScalingPoint]:
-    """The weak scaling of `benchmarks.sweeps`, by number of nodes; always with 100."""
+    """The weak scaling of `benchmarks.scaling`, by number of nodes; always with 100."""
     spec = spec_of(min(nodes), 1, preset, exchange)
     counts = sorted({100, *nodes})
     found = scaling(spec, payload_bytes(spec), HOME, FULL, HOME_SHARE, counts)

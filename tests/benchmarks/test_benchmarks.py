@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import platform
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import accounting, calls, coordinator, rounds
-from benchmarks.__main__ import BEGIN, END, PARTS, measure, replaced
+from benchmarks import accounting, coordinator, rounds
+from benchmarks.__main__ import PARTS, measure
 from benchmarks.overlap import round_seconds
 from benchmarks.pipeline import MODEL, Chain, compute_seconds, handling_seconds, predict
 from benchmarks.pipeline_member import PipelineMember, replica_of
@@ -118,19 +117,6 @@ def test_a_table_in_markdown_has_numbers_to_the_right_and_no_stray_bars() -> Non
 def test_the_line_about_the_machine_names_neither_host_nor_path() -> None:
     assert platform.node() not in machine()
     assert "/" not in machine()
-
-
-def test_only_what_stands_between_the_markers_is_replaced() -> None:
-    document = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    once = replaced(document, "new\n")
-    assert once == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    assert replaced(once, "new") == once
-
-
-@pytest.mark.parametrize("document", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{END}{END}"])
-def test_a_document_without_its_markers_is_not_touched(document: str) -> None:
-    with pytest.raises(ValueError, match=re.escape("make bench")):
-        replaced(document, "new")
 
 
 def test_every_part_of_make_bench_offers_a_table() -> None:
@@ -236,11 +222,3 @@ def test_latencies_are_those_of_the_first_process_and_waits_end_with_the_last_ca
     assert found == {"Join": Counter({7: 2}), "Match": Counter({250: 1, 500: 1})}
     assert coordinator.percentile(found["Match"], 0.5) == 250
     assert coordinator.percentile(found["Match"], 0.99) == 500
-
-
-@pytest.mark.parametrize("kind", ["unary", "stream"])
-async def test_calls_of_clients_with_certificates_are_answered_and_timed(kind: str) -> None:
-    count, seconds, cpu, half, most = map(float, await calls.measure(clients=3, kind=kind, calls=1))
-    assert count == 3
-    assert min(seconds, cpu) > 0
-    assert half <= most

@@ -131,26 +131,21 @@ class Forecast:
 
 
 def forecast(
-    spec: RunSpec,
-    survey: Survey,
-    replicas: Sequence[Replica],
-    payload_bytes: Sequence[int],
-    embedding_every: int = 0,
+    spec: RunSpec, survey: Survey, replicas: Sequence[Replica], payload_bytes: Sequence[int]
 ) -> Forecast:
     """The rounds of `replicas`, predicted.
+
+    Without snapshots of the embedding, members without stage 0 fetch the payloads of stage 0 as well.
 
     Args:
         survey: capacities of peers and measurements of links.
         payload_bytes: of one payload, by stage.
-        embedding_every: rounds between two snapshots of the embedding; 0: as `spec` has it. Without snapshots
-            members without stage 0 fetch the payloads of stage 0 in every round in which it is due.
     """
-    embedding_every = embedding_every or spec.link.embedding_every
     phase, turns = predict(spec, survey, replicas), spec.outer.turns
     inner = phase.inner_seconds
     gathers, gathering = _gathering(spec, survey, replicas, payload_bytes)
     in_last, _ = (gathers[0], {}) if turns == 1 else _of_stages(spec, survey, replicas, payload_bytes)
-    if embedding_every:
+    if embedding_every := spec.link.embedding_every:
         whole_table = snapshot_traffic(spec, survey, replicas)
         unhidden = max(0.0, _seconds(survey, whole_table) - embedding_snapshot.LAG * inner)
         fetching = {peer: each * (1 / embedding_every) for peer, each in whole_table.items()}

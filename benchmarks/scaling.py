@@ -1,12 +1,9 @@
-"""Forecasts over a range of one parameter: utilization against bandwidth, throughput against nodes.
-
-The swarms consist of equal peers, or of equal homes and equal data centre nodes.
-"""
+"""Forecasts of swarms of more and more nodes: equal homes and equal data centre nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from coordinator.ops.forecast.forecast import Forecast, forecast, shared_out
@@ -14,27 +11,6 @@ from coordinator.placement.cost_model import Survey
 from coordinator.placement.rules import links_between
 from protocol.spec.run import RunSpec
 from protocol.types import Capacity, Member, PeerId, Replica, StageRange
-
-
-@dataclass(frozen=True)
-class UtilizationPoint:
-    """Pipelines of equal members at one bandwidth.
-
-    Attributes:
-        k: of every link; d where k/d is 1.
-        bandwidth: bits per second of every uplink and downlink.
-        step_seconds: of an inner step.
-        outer_seconds: of the outer exchange of a round.
-        utilization: share of a round that members compute.
-        bound: utilization if links took no time; only the fill and drain of the pipeline lower it.
-    """
-
-    k: int
-    bandwidth: float
-    step_seconds: float
-    outer_seconds: float
-    utilization: float
-    bound: float
 
 
 @dataclass(frozen=True)
@@ -61,31 +37,6 @@ class ScalingPoint:
     utilization: float
 
 
-def utilization_against_bandwidth(
-    spec: RunSpec,
-    payload_bytes: Sequence[int],
-    peer: Capacity,
-    pipelines: int,
-    ks: Sequence[int],
-    bandwidths: Sequence[float],
-) -> Iterator[UtilizationPoint]:
-    """A point for each k and bandwidth (bits per second), with `pipelines` pipelines of one member per stage.
-
-    Args:
-        peer: capacity of each member, without its bandwidth.
-    """
-    # A bandwidth of 0 is unknown, so it takes no time.
-    instant = replace(peer, round_trip=0.0, uplink=0.0, downlink=0.0)
-    for k in ks:
-        replicas = [_pipeline(spec, index, k) for index in range(pipelines)]
-        bound = _forecast(spec, payload_bytes, replicas, instant).utilization
-        for bandwidth in bandwidths:
-            here = replace(peer, uplink=bandwidth / 8, downlink=bandwidth / 8)
-            found = _forecast(spec, payload_bytes, replicas, here)
-            step = found.inner_seconds / spec.inner.steps
-            yield UtilizationPoint(k, bandwidth, step, found.outer_seconds, found.utilization, bound)
-
-
 def scaling(
     spec: RunSpec,
     payload_bytes: Sequence[int],
@@ -93,7 +44,6 @@ def scaling(
     datacenter: Capacity,
     home_share: float,
     nodes: Sequence[int],
-    embedding_every: int = 0,
 ) -> Iterator[ScalingPoint]:
     """Weak, then strong scaling of swarms of `nodes` nodes, in rising order.
 
@@ -101,7 +51,6 @@ def scaling(
         home: of the peers in pipelines of one member per stage.
         datacenter: of the full replicas.
         home_share: share of the nodes that are homes; those that do not fill a pipeline are idle.
-        embedding_every: as in forecast.
     """
     kinds: tuple[Literal["weak", "strong"], ...] = ("weak", "strong")
     for kind in kinds:
@@ -114,7 +63,7 @@ def scaling(
                 share = max(1, round(first.microbatches / (pipelines + full)))
             inner = spec.inner.model_copy(update={"microbatches": share})
             varied = spec.model_copy(update={"inner": inner})
-            found = _forecast_mixed(varied, payload_bytes, home, datacenter, full, pipelines, embedding_every)
+            found = _forecast_mixed(varied, payload_bytes, home, datacenter, full, pipelines)
             batch, speed, outer = (full + pipelines) * share, found.tokens_per_second, found.outer_seconds
             seconds, busy = found.round_seconds, found.utilization
             base = first.tokens_per_second / first.nodes if first else speed / count
@@ -133,7 +82,6 @@ def _forecast_mixed(
     datacenter: Capacity,
     full: int,
     pipelines: int,
-    embedding_every: int,
 ) -> Forecast:
     """`full` full replicas of `datacenter` nodes and `pipelines` of `home` nodes, with fair shares."""
     whole = StageRange(0, spec.swarm.stages)
@@ -141,14 +89,7 @@ def _forecast_mixed(
     replicas += [_pipeline(spec, full + i, spec.link.k) for i in range(pipelines)]
     alone = [(member.peer, len(each.members) == 1) for each in replicas for member in each.members]
     survey = Survey({peer: datacenter if is_alone else home for peer, is_alone in alone})
-    return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes, embedding_every)
-
-
-def _forecast(
-    spec: RunSpec, payload_bytes: Sequence[int], replicas: Sequence[Replica], peer: Capacity
-) -> Forecast:
-    survey = Survey({member.peer: peer for replica in replicas for member in replica.members})
-    return forecast(spec, survey, replicas, payload_bytes)
+    return forecast(spec, survey, shared_out(spec, survey, replicas), payload_bytes)
 
 
 def _pipeline(spec: RunSpec, index: int, k: int) -> Replica:

@@ -10,7 +10,7 @@ Pure functions: the same peers in another order give the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -56,22 +56,13 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     the same stages. A pipeline that was never in a plan trains only if `grouping.spares` stage peers remain
     as spares.
 
-    If no replica is left, peers and replicas need not rest and no spares are kept. If still none is left,
-    members that drain keep their assignments.
+    If no replica is left whose payloads count, peers and replicas need not rest and no spares are kept. If
+    still none is left, members that drain keep their assignments.
     """
     newest = state.plans[-1]
-    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
-        kept, rebuilt = _select(state, from_round, is_lenient)
-        if kept or rebuilt:
-            break
-    else:
-        kept = _unbroken_replicas(state, with_draining=True, is_lenient=True)
-    if not kept and not rebuilt:
+    kept, rebuilt, replicas = _selection(state, from_round)
+    if not replicas:
         return None
-    replicas = [
-        kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
-        for index in sorted([*kept, *rebuilt])
-    ]
     # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
     is_same = not rebuilt and len(kept) == len(newest.replicas)
     reasons = _reasons(state, kept, rebuilt, from_round)
@@ -88,6 +79,35 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
         reasons.append(f"samples from round {first} on are trained again, because no replica has them")
     reason = "; ".join([*reasons, *rebalanced])
     return Plan(newest.epoch + 1, from_round, sample, tuple(replicas), reason, changes)
+
+
+def _selection(
+    state: State, from_round: int
+) -> tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]]:
+    """The replicas that go on as they are, those with peers at new positions, and all of them, by index.
+
+    They are of the first selection with a replica whose payloads count, else of the first with any: a
+    stranger's replica alone must not let those rest without whose weight no round ends.
+    """
+    found: tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]] = {}, {}, []
+    for kept, rebuilt in _selections(state, from_round):
+        replicas = [
+            kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
+            for index in sorted([*kept, *rebuilt])
+        ]
+        if any(map(state.has_weight, replicas)):
+            return kept, rebuilt, replicas
+        if not found[-1]:
+            found = kept, rebuilt, replicas
+    return found
+
+
+def _selections(
+    state: State, from_round: int
+) -> Iterator[tuple[dict[int, Replica], dict[int, ReservedChain]]]:
+    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
+        yield _select(state, from_round, is_lenient)
+    yield _unbroken_replicas(state, with_draining=True, is_lenient=True), {}
 
 
 def _lasting(plan: Plan) -> list[Replica]:

@@ -281,6 +281,7 @@ def complete_a_pipeline(transaction: Transaction) -> None:
 
     No round ends in this time, so peers get no time to come back, to settle or to rest. No peer moves if some
     replica has all its members, which only have to catch up, or if no live peer has the state of some stage.
+    The members of a stranger's replica do not end the wait, since its payloads do not count.
     Of the pipelines that lack the fewest members, the one is filled for which the fewest peers move to other
     stages.
     """
@@ -290,9 +291,10 @@ def complete_a_pipeline(transaction: Transaction) -> None:
     holes: dict[int, list[Vacancy]] = {replica: [] for replica in state.layouts}
     for hole in Vacancies(state, now).vacant:
         holes[hole.replica].append(hole)
-    if not all(holes.values()):
+    of_strangers = {each.replica for each in state.reservations.values() if state.is_unproven(each.peer)}
+    if not all(vacant or replica in of_strangers for replica, vacant in holes.items()):
         return
-    pipelines = [replica for replica in holes if len(state.layout(replica)) > 1]
+    pipelines = [replica for replica, vacant in holes.items() if vacant and len(state.layout(replica)) > 1]
     pipelines.sort(key=lambda replica: (len(holes[replica]), replica not in state.assigned_replicas, replica))
     fillings = [_filling(state, holes[replica], now) for replica in pipelines[:_MOST_TRIED]]
 

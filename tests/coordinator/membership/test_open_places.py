@@ -17,6 +17,7 @@ from coordinator.membership.open_places import (
     place_text,
     waiting,
 )
+from coordinator.placement.rules import peer_rests_until
 from coordinator.run.state.apply import replay
 from coordinator.run.state.commands import (
     Attest,
@@ -39,7 +40,17 @@ from protocol.errors import ErrorCode
 from protocol.status import CauseCode
 from protocol.types import Committed, PeerId, Rejection, Role
 from tests.builders import Keyed, anchor_of, keyed
-from tests.support.coordinator_run import ALL, Run, play_round, started
+from tests.support.coordinator_run import (
+    ALL,
+    Run,
+    attest,
+    beat_for,
+    members_by_replica,
+    play_round,
+    play_rounds,
+    started,
+    started_and_attested,
+)
 
 INVITED, STRANGERS = ALL[:3], ALL[3:]
 HOUR = 3600.0
@@ -321,6 +332,46 @@ def test_strangers_alone_spend_no_rounds(run: Run) -> None:
     assert run.state.current_round == number
     assert len(run.state.plans) <= plans + 1
     assert "no complete replica" in run_message(run.state)
+
+
+@pytest.mark.parametrize("with_stranger", [False, True])
+def test_who_rests_comes_back_where_no_other_replica_counts(with_stranger: bool) -> None:
+    run = started_and_attested(replicas=2, stages=1, rounds=20)
+    rests, goes, stranger = ALL[0], ALL[1], STRANGERS[0]
+    if with_stranger:
+        come(run, stranger)
+        attest(run, stranger)
+    play_rounds(run, 2)
+    for _ in range(3):
+        go(run, rests)
+        run.accept(rests.join(run.spec))
+        attest(run, rests)
+        play_round(run, (rests,))
+    number = run.state.current_round
+    assert peer_rests_until(run.state, rests.peer) > number
+    go(run, goes)
+    beat_for(run, 20.0, rests, *((stranger,) if with_stranger else ()))
+    assert run.state.current_round == number
+    assert run.state.takes_part(rests.peer, number)
+
+
+def test_what_is_left_of_two_pipelines_makes_one_where_no_other_replica_counts() -> None:
+    """A stranger has the state of the stage that they lack, which its digest proves."""
+    run = started_and_attested(replicas=0, pipelines=2, stages=2, rounds=20)
+    stranger = keyed(9)
+    come(run, stranger)
+    attest(run, stranger)
+    play_rounds(run, 2)
+    chains = [members for members in members_by_replica(run).values() if len(members) == 2]
+    first = [peer for peer in ALL if peer.peer in [members[0] for members in chains]]
+    for _, last in chains:
+        run.accept(Leave(last, "gone"))
+    number = run.state.current_round
+    for _ in range(4):
+        beat_for(run, 20.0, *first, stranger)
+        for peer in first:
+            attest(run, peer)
+    assert run.state.has_complete_replica(number)
 
 
 def _counted(run: Run, number: int) -> set[str]:

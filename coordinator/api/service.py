@@ -27,6 +27,7 @@ from coordinator.api.remembered import closing_time, heartbeat_interval
 from coordinator.api.round_messages import RoundMessages
 from coordinator.api.run_news import RunNews
 from coordinator.api.run_records import RunRecords
+from coordinator.api.spared_answer import SparedAnswer
 from coordinator.api.watch import Announcements, Watcher, alone
 from coordinator.authority import Authority
 from coordinator.membership.joining import check_compatible
@@ -125,7 +126,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._command_loop = command_loop
         self._spec, self._run = command_loop.spec, command_loop.state.run
         self._records, self._time = records, steady_from(time.time())
-        self._scores = Scores()
+        self._scores, self._status = Scores(), SparedAnswer(self._newest_status)
         self._access = access
         self._sources = sources
         self._authority = authority
@@ -393,6 +394,9 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
+        return self._status.read()
+
+    def _newest_status(self) -> pb.StatusReply:
         loop, records = self._command_loop, self._records
         now = loop.now(), time.time()
         newest, health = records.metrics.newest.values(), records.health.latest

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Self
 
 from coordinator.membership.sources import NOTHING, MemberSources, Position
@@ -14,7 +15,7 @@ from protocol.pb import hetnode_pb2 as pb
 from protocol.status import RunPhase
 from protocol.trust.envelope import Signer
 from protocol.types import Lifecycle, Pause, PeerId, Plan, RelayAddress, Rollback
-from protocol.wire.convert.fields import MAX_RELAYS
+from protocol.wire.convert.fields import MAX_BANNED, MAX_RELAYS
 from protocol.wire.convert.plans import pause_to_pb, place_to_pb, relay_to_pb, rollback_to_pb, source_to_pb
 from protocol.wire.plan_pieces import pieces_of
 from protocol.wire.records import seal_plan
@@ -42,6 +43,18 @@ class Announcement:
 def _newest_rollback(state: State) -> Rollback | None:
     newest = max(state.restored, default=0)
     return Rollback(newest, state.restored[newest]) if newest else None
+
+
+def _refused(state: State) -> tuple[PeerId, ...]:
+    """The peers that nodes refuse: as many as nodes take, banned ones and then those that came last.
+
+    The certificates of the others run out, and they get no new ones.
+    """
+
+    def rank(peer: PeerId) -> tuple[bool, float]:
+        return peer in state.banned, state.peers[peer].joined_at if peer in state.peers else 0.0
+
+    return tuple(sorted(nlargest(MAX_BANNED, state.excluded, rank)))
 
 
 _ALONE = pb.Succession()
@@ -105,7 +118,7 @@ class Announcements:
                 for peer, reservation in sorted(state.reservations.items())
                 if state.peers[peer].lifecycle in _FOLLOWING
             ]
-            excluded = tuple(sorted(state.excluded))
+            excluded = _refused(state)
             places = tuple(map(place_to_pb, followers))
             if self._newest is not None and places == self._newest.followers:
                 places = (

@@ -77,7 +77,7 @@ def update_addresses(transaction: Transaction, command: UpdateAddresses) -> None
 
 
 def report_link(transaction: Transaction, command: ReportLink) -> None:
-    """Record a link that its dialling end cannot open, once under each plan.
+    """Record a link that its dialling end cannot open, once under each plan, and not under older ones then.
 
     The replica does not count until it offers a payload, so the round of the others goes on. Members may open
     links of the newest plan before its first round. A report under another plan has no effect. Raises
@@ -99,6 +99,6 @@ def report_link(transaction: Transaction, command: ReportLink) -> None:
     # Who was lost under this plan comes back with another address, to which no link has failed.
     is_over = bool(command.address) and command.neighbour in state.absent.get(epoch, ())
     known = state.failed_links.get((peer, command.neighbour))
-    if not is_over and (known is None or known.epoch != epoch):
+    if not is_over and (known is None or known.epoch < epoch):
         told = command.neighbour, command.address, command.reason
         transaction.add(LinkFailed(transaction.now, peer, epoch, *told))

@@ -22,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, median_high, median_low
 
 from coordinator.membership.strikes import strike
 from coordinator.run.state.commands import Weigh
@@ -155,9 +155,10 @@ def values_of(
     for stage in {stage for stage, _ in told}:
         figures = {
             owner: _Figures(
-                median(_cosine(each.cosine) for each in measured.values()),
-                median(_cosine(each.likeness) for each in measured.values()),
-                median(each.norm for each in measured.values()),
+                # Of two that differ the kinder one counts: either may be a lie.
+                median_high(_cosine(each.cosine) for each in measured.values()),
+                median_low(_cosine(each.likeness) for each in measured.values()),
+                median_low(each.norm for each in measured.values()),
             )
             for (its_stage, owner), measured in told.items()
             if its_stage == stage and len(measured) >= LEAST_MEASURERS

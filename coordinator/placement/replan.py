@@ -10,13 +10,14 @@ Pure functions: the same peers in another order give the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
-from coordinator.base.phrases import change_text, listed, member_text, short, stages_of
+from coordinator.base.phrases import change_text, listed
 from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
+from coordinator.placement.reasons import ReservedChain, reasons_of
 from coordinator.placement.rules import (
     are_parted,
     can_be_neighbours,
@@ -35,14 +36,11 @@ from coordinator.placement.rules import (
 from coordinator.placement.samples import lost_from
 from coordinator.placement.search import ExchangeMoves, exchange_members
 from coordinator.placement.tuning import fit_k, share_out
-from coordinator.run.state.records import Peer, peers_of
+from coordinator.run.state.records import peers_of
 from coordinator.run.state.state import State
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
-
-ReservedChain = tuple[ReservedAssignment, ...]
-"""The assignments of one replica in order of position, each with the peer that takes it."""
 
 
 def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | None:
@@ -65,7 +63,7 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
         return None
     # A replica that returns with the same members needs a plan, too: under the newest one it is broken.
     is_same = not rebuilt and len(kept) == len(newest.replicas)
-    reasons = _reasons(state, kept, rebuilt, from_round)
+    reasons = reasons_of(state, kept, rebuilt, from_round)
     replicas, rebalanced = _improved(state, replicas, from_round, is_same=is_same)
     first = from_round if kept else lost_from(state, from_round - is_lost)
     sample = next_first_sample(newest, state.spec, first)
@@ -90,24 +88,19 @@ def _selection(
     stranger's replica alone must not let those rest without whose weight no round ends.
     """
     found: tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]] = {}, {}, []
-    for kept, rebuilt in _selections(state, from_round):
-        replicas = [
-            kept.get(index) or _rebuilt_replica(state, index, rebuilt[index])
-            for index in sorted([*kept, *rebuilt])
-        ]
+    attempts: tuple[Callable[[State, int], tuple[dict[int, Replica], dict[int, ReservedChain]]], ...] = (
+        partial(_select, is_lenient=False),
+        partial(_select, is_lenient=True),  # without rests and without keeping spares
+        lambda *_: (_unbroken_replicas(state, with_draining=True, is_lenient=True), {}),
+    )
+    for select in attempts:
+        kept, rebuilt = select(state, from_round)
+        indices = sorted([*kept, *rebuilt])
+        replicas = [kept.get(each) or _rebuilt_replica(state, each, rebuilt[each]) for each in indices]
         if any(map(state.has_weight, replicas)):
             return kept, rebuilt, replicas
-        if not found[-1]:
-            found = kept, rebuilt, replicas
+        found = found if found[-1] else (kept, rebuilt, replicas)
     return found
-
-
-def _selections(
-    state: State, from_round: int
-) -> Iterator[tuple[dict[int, Replica], dict[int, ReservedChain]]]:
-    for is_lenient in (False, True):  # lenient: without rests and without keeping spares
-        yield _select(state, from_round, is_lenient)
-    yield _unbroken_replicas(state, with_draining=True, is_lenient=True), {}
 
 
 def _lasting(plan: Plan) -> list[Replica]:
@@ -349,70 +342,3 @@ def _spares(state: State, from_round: int) -> list[Member]:
 
 def _is_measured(state: State, peer: PeerId) -> bool:
     return state.estimates[peer].capacity.flops > 0
-
-
-def _reasons(
-    state: State, kept: Mapping[int, Replica], rebuilt: Mapping[int, ReservedChain], from_round: int
-) -> list[str]:
-    """Sentences for the replicas that join, return or are left out, and why."""
-    newest = {replica.index: replica for replica in state.plans[-1].replicas}
-    changes, roles = list[str](), list[str]()
-    for index, chain in sorted(rebuilt.items()):
-        replaced = _replacements(state, chain, from_round)
-        members = {member.peer for member in newest[index].members} if index in newest else set()
-        change = "returns" if index in state.assigned_replicas else "joins"
-        if replaced and not members.isdisjoint(reservation.peer for reservation in chain):
-            change = "goes on"  # some of its members stay
-        changes.append(f"replica-{index} {change}{f' with {listed(replaced)}' if replaced else ''}")
-        peers = (state.peers[reservation.peer] for reservation in chain)
-        roles += [_new_role(each) for each in peers if each.role_changes and each.peer not in members]
-    left_out: dict[str, list[str]] = {}
-    for index, replica in newest.items():
-        if index not in kept and index not in rebuilt:
-            left_out.setdefault(_why_left_out(state, replica), []).append(replica.name)
-    return [
-        *([listed(changes)] if changes else []),
-        *roles,
-        *(f"goes on without {listed(names)}, {why}" for why, names in left_out.items()),
-        *_moves(newest, kept),
-    ]
-
-
-def _new_role(peer: Peer) -> str:
-    return f"{short(peer.peer)} is a {peer.policy.noun} now: {peer.role_reason}"
-
-
-def _moves(newest: Mapping[int, Replica], kept: Mapping[int, Replica]) -> list[str]:
-    """For each member that has another endpoint than in the newest plan, such as "..ab is at h:1 now"."""
-    return [
-        f"{short(now.peer)} {f'is at {now.endpoint} now' if now.endpoint else 'only dials now'}"
-        for index, replica in kept.items()
-        for before, now in zip(newest[index].members, replica.members, strict=True)
-        if before != now
-    ]
-
-
-def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[str]:
-    """For each member that is new at its position, such as "..ab for ..cd (stage 1), which is gone"."""
-    holders = {reservation.slot: reservation for reservation in state.reservations.values()}
-    found = []
-    for reservation in chain:
-        holder = holders.get(reservation.slot)
-        if holder is None:
-            found.append(f"{short(reservation.peer)} in a vacancy ({stages_of(reservation)})")
-        elif holder.peer != reservation.peer:
-            why = member_obstacle(state, holder, from_round)
-            former = member_text(why) if why else f"{short(holder.peer)} ({stages_of(holder)})"
-            found.append(f"{short(reservation.peer)} for {former}")
-    return found
-
-
-def _why_left_out(state: State, replica: Replica) -> str:
-    members = [state.peers[member.peer] for member in replica.members]
-    if are_parted(state, replica.members):
-        return "whose members are apart because they deliver nothing together"
-    if moved := [each for each in replica.members if has_moved(state, replica, each)]:
-        return f"since {_new_role(state.peers[moved[0].peer])}"
-    if any(each.is_lost for each in members):
-        return "which lost a member"
-    return "which must catch up" if all(each.is_staying for each in members) else "of which a member drains"

@@ -255,7 +255,8 @@ class CommandLoop:
             while (decided := await self._decided([command for command, _ in batch])) is None:
                 await asyncio.sleep(RETRY_SECONDS)
                 # Who has given up asks again. Silence and deadlines count from the time when there is space.
-                still = [each for each in batch if each[1] is None or not each[1].done()]
+                waiting = (*batch, *self._arrived())
+                still = [each for each in waiting if each[1] is None or not each[1].done()]
                 batch = still if isinstance(batch[0][0], Start) else [(Start(), None), *still]
             if decided.stored and self.confirmed is not None:
                 await self.confirmed()

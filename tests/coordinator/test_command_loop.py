@@ -14,7 +14,7 @@ from coordinator.run import command_loop as loop_module
 from coordinator.run.command_loop import STALL_SECONDS, CommandLoop, Stopped
 from coordinator.run.decide import Applied
 from coordinator.run.state.commands import Command, Heartbeat, Start, Tick
-from coordinator.run.state.events import Event
+from coordinator.run.state.events import Event, PeerJoined
 from coordinator.run.state.state import State
 from protocol.errors import ErrorCode, HetnodeError
 from protocol.server.clock import steady_wall_clock
@@ -230,5 +230,26 @@ async def test_commands_wait_while_the_disk_is_full_and_no_peer_is_lost_by_that(
     assert causes == [CauseCode.DISK_FULL] * 3
     assert command_loop.hindrance is None
     assert all(command_loop.state.peers[keyed(each).peer].is_live for each in (1, 2))
+    command_loop.stop()
+    await serving
+
+
+async def test_calls_that_are_given_up_while_the_disk_is_full_wait_no_longer(
+    clock: _Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, seen = _FullStore(), list[Event]()
+    command_loop = CommandLoop(store, State(SPEC, SPEC.name), lambda event, *_: seen.append(event), clock)
+    sleep = asyncio.sleep
+    monkeypatch.setattr(loop_module.asyncio, "sleep", lambda _: sleep(0))
+    serving = asyncio.create_task(command_loop.run())
+    store.refusals = 1_000_000
+    for number in range(20):
+        call = asyncio.create_task(command_loop.execute(keyed(number).join(SPEC, Role.REPLICA)))
+        await sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+    store.refusals = 1
+    await command_loop.execute(keyed(30).join(SPEC, Role.REPLICA))
+    assert [event.peer for event in seen if isinstance(event, PeerJoined)] == [keyed(30).peer]
     command_loop.stop()
     await serving

@@ -54,12 +54,10 @@ def attest(transaction: Transaction, command: Attest) -> None:
     if not transaction.state.keeps_digests(round_number):
         return  # not refused: a peer that follows the log does not know how far the others are
     key = (stage, round_number, part)
-    if not _is_known(transaction.state, sender, key, digest):  # a repeated call adds nothing to the log
-        # Every change is stored, and may condemn a peer: without a bound, one peer could fill the log.
-        if transaction.state.digest_changes.get(key, {}).get(sender, 0) >= MOST_CHANGES:
-            raise bad_request(
-                f"{sender} has attested {MOST_CHANGES + 1} digests for stage {stage}, round {round_number}"
-            )
+    is_known = _is_known(transaction.state, sender, key, digest)  # a repeated call adds nothing to the log
+    if not is_known or (sender, *key) in transaction.state.diverged:
+        _check_changes(transaction.state, sender, key)
+    if not is_known:
         transaction.add(DigestAttested(transaction.now, stage, round_number, part, sender, digest))
     expected = required_digest(transaction.state, *key)
     if expected is None:
@@ -73,6 +71,15 @@ def attest(transaction: Transaction, command: Attest) -> None:
         elif (peer, *key) in transaction.state.diverged:
             # The majority has changed to the digest of this peer. Attesting it again ends the divergence.
             transaction.add(DigestAttested(transaction.now, stage, round_number, part, peer, its_digest))
+
+
+def _check_changes(state: State, sender: PeerId, key: AnchorKey) -> None:
+    """Every change is stored, and may condemn a peer: without a bound, one peer could fill the log."""
+    if state.digest_changes.get(key, {}).get(sender, 0) >= MOST_CHANGES:
+        stage, round_number, _ = key
+        raise bad_request(
+            f"{sender} has attested {MOST_CHANGES + 1} digests for stage {stage}, round {round_number}"
+        )
 
 
 def _is_unanimous(state: State, key: AnchorKey, expected: str) -> bool:

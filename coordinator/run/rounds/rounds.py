@@ -55,6 +55,7 @@ from protocol.types import (
 
 MAX_HOLDERS = 16
 """Most holders per payload in a manifest. With all of them it would grow with the square of the swarm."""
+MOST_RESTART_SECONDS = 60.0
 
 
 def offer(transaction: Transaction, command: Offer) -> None:
@@ -253,9 +254,9 @@ def resume(transaction: Transaction) -> None:
     state = transaction.state
     if not is_stalled(state):
         return
-    round_number, newest = state.current_round, state.plans[-1]
+    round_number = state.current_round
     # Without this pause, members that cannot reach each other would get plans and retreat in a busy loop.
-    if newest.from_round == round_number and transaction.now < state.began_at + state.spec.timing.heartbeat:
+    if transaction.now < state.began_at + _restart_seconds(state):
         return
     if awaits_repair(state, transaction.now):
         return
@@ -266,6 +267,13 @@ def resume(transaction: Transaction) -> None:
     else:
         reserve_assignments(transaction)
         complete_a_pipeline(transaction)
+
+
+def _restart_seconds(state: State) -> float:
+    """Time before the round starts anew: after some plans twice as long with each, since all are stored."""
+    plans = sum(plan.from_round == state.current_round for plan in state.plans)
+    doubled = min(max(0, plans - 4), 16)
+    return min(MOST_RESTART_SECONDS, state.spec.timing.heartbeat * 2**doubled) if plans else 0.0
 
 
 def _decide(transaction: Transaction, stage: int, round_state: Round, group: ExchangeGroup) -> None:

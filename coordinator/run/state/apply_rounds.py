@@ -181,7 +181,9 @@ def decide(state: State, event: events.RoundDecided) -> State:
         state = replace(state, peers=with_lifecycles(state, frozenset(), assignments.keys()))
         state = with_settings(state)
     kept_tokens = {each: tokens for each, tokens in tokens_at.items() if each in kept}
-    return replace(state, digests=digests, digest_changes=changes, tokens_at=kept_tokens)
+    open_ = frozenset(each for each in state.diverged if each[1:] in digests or state.peers[each[0]].is_live)
+    state = replace(state, digests=digests, digest_changes=changes, diverged=open_)
+    return replace(state, tokens_at=kept_tokens)
 
 
 def _durations(state: State, at: float) -> tuple[float, ...]:
@@ -250,9 +252,11 @@ def attest(state: State, event: events.DigestAttested) -> State:
     """The digest counts as right. If it is wrong, AnchorDiverged follows at once."""
     key = (event.stage, event.round_number, event.part)
     digests = state.digests.get(key, PersistentMap[PeerId, str]())
-    if digests.get(event.peer, event.digest) != event.digest:
+    is_other = digests.get(event.peer, event.digest) != event.digest
+    if is_other:
         # On a tie the digest attested first stands, so a peer that changes its digest moves to the end.
         digests = digests.without(event.peer)
+    if is_other or (event.peer, *key) in state.diverged:  # an offer from another anchor was a change, too
         changes = state.digest_changes.get(key, {})
         changes = {**changes, event.peer: changes.get(event.peer, 0) + 1}
         state = replace(state, digest_changes={**state.digest_changes, key: changes})

@@ -13,7 +13,8 @@ from coordinator.run.state.commands import Ban, Unban
 from coordinator.run.state.events import PlanAdopted
 from coordinator.run.state.state import KEPT_DECISIONS
 from node.net.plan_updates import PlanUpdate, PlanUpdates
-from protocol.types import Plan, Role
+from protocol.types import PeerId, Plan, Role
+from protocol.wire.convert.fields import MAX_BANNED
 from tests.builders import keyed
 from tests.support.coordinator_run import Run, leave, play_round, started
 
@@ -113,3 +114,15 @@ def test_a_watcher_whose_plan_is_not_kept_any_more_is_told_the_newest_as_a_whole
         run.apply(PlanAdopted(run.now, following))
     assert run.state.plan_of(1) is None
     assert [update.plan for update in watching.read(run)] == [*run.state.plans]
+
+
+def test_nodes_are_told_as_many_excluded_peers_as_they_take_and_all_that_are_banned() -> None:
+    run = started(2)
+    run.accept(Ban(keyed(7).peer, "a test"))
+    run.accept(keyed(3).join(run.spec))
+    strangers = frozenset(PeerId(keyed(0).peer[:-5] + f"{number:05d}") for number in range(MAX_BANNED + 5))
+    run.state = replace(run.state, quarantined=strangers | {keyed(3).peer})
+    announcements = Announcements(run.spec.name, COORDINATOR.sign, MemberSources())
+    (update,) = Watching(run, announcements, changes=True).read(run)
+    assert len(update.banned) == MAX_BANNED
+    assert {keyed(7).peer, keyed(3).peer} <= update.banned

@@ -163,6 +163,14 @@ class TestFailedLinks:
         transaction.add(PayloadOffered(run.now, B.payload(run.spec, 0, 1)))
         assert len(transaction.state.complete_replicas(2)) == 1
 
+    def test_reports_under_two_plans_in_turn_are_recorded_once_each(self) -> None:
+        run = started(replicas=1, pipelines=1)
+        plan = replace(run.state.plans[-1], epoch=2, from_round=2)
+        transaction = Transaction(apply(run.state, PlanAdopted(run.now, plan)), run.now)
+        for epoch in (1, 2) * 20:
+            report_link(transaction, report(run, B, C, epoch))
+        assert [event.epoch for event in transaction.events if isinstance(event, LinkFailed)] == [1, 2]
+
     def test_an_address_that_a_neighbour_had_before_it_came_back_says_nothing_of_its_next_link(self) -> None:
         run = started(replicas=1, pipelines=1)
         leave(run, C)

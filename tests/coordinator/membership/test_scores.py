@@ -132,6 +132,17 @@ def test_a_contributor_whose_payloads_become_good_regains_its_weight() -> None:
     assert BAD.peer in swarm.counted(swarm.run.state.current_round - 1)
 
 
+@pytest.mark.parametrize("is_away", [False, True])
+def test_one_liar_of_four_takes_no_weight_where_another_member_tells_nothing(is_away: bool) -> None:
+    """Two members measure each payload then, so that one of them is the liar."""
+    swarm = Swarm(
+        lambda sender, owner, _: ((-1.0 if (sender, owner) == (BAD, ALL[0]) else 0.2), 1.0), count=4
+    )
+    swarm.away, swarm.silent = (ALL[1], None) if is_away else (None, ALL[1])
+    swarm.play(30)
+    assert not swarm.changes
+
+
 @pytest.mark.parametrize(
     "tells",
     [

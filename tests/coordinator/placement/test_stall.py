@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.run.state.commands import Attest, Await, Leave, Offer, Report, Retreat, Start
+from coordinator.run.rounds.rounds import MOST_RESTART_SECONDS
+from coordinator.run.state.commands import (
+    Attest,
+    Await,
+    Heartbeat,
+    Leave,
+    Offer,
+    Report,
+    Retreat,
+    Start,
+    Tick,
+)
 from coordinator.run.state.events import PayloadWithheld, PlanAdopted
 from coordinator.status.causes import run_cause
 from coordinator.status.messages import stall_message
@@ -19,7 +30,9 @@ from tests.support.coordinator_run import (
     offer,
     pass_time,
     play_round,
+    play_rounds,
     started,
+    started_and_attested,
 )
 
 A, B, C, D, E = (keyed(i) for i in range(5))
@@ -58,6 +71,18 @@ class TestStall:
         assert "round 2 starts anew" in plan.reason
         play_round(run)
         assert isinstance(run.state.decisions[0, 2], Committed)
+
+    def test_a_round_that_starts_anew_again_and_again_does_so_less_and_less_often(self) -> None:
+        run = started_and_attested(replicas=0, pipelines=1)
+        play_rounds(run, 2)
+        began = run.now
+        while run.now < began + 3600.0:
+            run.now += run.spec.timing.heartbeat
+            for peer in (A, B):
+                run.send(Heartbeat(peer.peer, 3, 0))
+            run.send(Retreat(A.peer, run.state.plans[-1].epoch, "no link"))
+            run.send(Tick())
+        assert 3600.0 / MOST_RESTART_SECONDS <= len(run.state.plans) < 3600.0 / MOST_RESTART_SECONDS + 12
 
     @pytest.mark.parametrize("withheld", [0, 1])
     def test_remaining_members_that_wait_do_not_end_the_round(self, withheld: int) -> None:

@@ -17,7 +17,16 @@ from protocol.errors import ErrorCode
 from protocol.status import RunPhase
 from protocol.types import Lifecycle, Rejection, Role
 from tests.builders import anchor_of, keyed, spec_of, tampered
-from tests.support.coordinator_run import Run, joined_run, play_round, settle, started
+from tests.support.coordinator_run import (
+    Run,
+    joined_run,
+    leave,
+    play_round,
+    play_rounds,
+    settle,
+    started,
+    started_and_attested,
+)
 
 A, B, C, D = (keyed(i) for i in range(4))
 
@@ -151,6 +160,28 @@ class TestAnchors:
         assert len([event for event in attested if event.peer == B.peer]) <= 1 + MOST_CHANGES
         run.refuse(Attest(A.peer, 0, 0, "stage", "right"), ErrorCode.BAD_REQUEST)
         run.accept(Attest(A.peer, 1, 0, "stage", "right"))
+
+    def test_offers_from_another_anchor_are_changes_too(self) -> None:
+        run = started_and_attested(replicas=4)
+        play_rounds(run, 2)
+        number = run.state.current_round
+        before = len(run.events)
+        for _ in range(50):
+            run.send(Offer(A.peer, A.payload(run.spec, 0, number, anchor="f" * 64)))
+            run.send(Attest(A.peer, 0, number - 1, "stage", anchor_of(0, number - 1)))
+        assert len(run.events) - before == 1 + 2 * MOST_CHANGES
+        run.refuse(Attest(A.peer, 0, number - 1, "stage", anchor_of(0, number - 1)), ErrorCode.BAD_REQUEST)
+
+    def test_a_divergence_of_a_peer_that_is_gone_is_forgotten_with_its_round(self) -> None:
+        run = started_and_attested(replicas=4, rounds=80)
+        play_rounds(run, 2)
+        number = run.state.current_round
+        run.send(Offer(A.peer, A.payload(run.spec, 0, number, anchor="f" * 64)))
+        leave(run, A)
+        assert run.state.diverged
+        while run.state.keeps_digests(number - 1):
+            play_round(run)
+        assert not run.state.diverged
 
     def test_the_changes_of_old_digests_are_forgotten(self) -> None:
         run = started(rounds=80)

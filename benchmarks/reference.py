@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -43,17 +43,17 @@ def settings() -> str:
         _NOTE,
         "A run file has them in TOML, `spec_json` in JSON. `hetnode spec show PRESET --toml` prints a run",
         "file to start from.",
-        "A field that has its default may be missing in the JSON. Presets: "
-        + ", ".join(f"`{name}`" for name in PRESETS)
-        + ".",
+        "The JSON has all fields but those with a † that have their default; of a mixture's source also",
+        "`weight` and `text_field`; `outer.clip` where it is 8; `batch` and `global_batch` if both are.",
+        "Presets: " + ", ".join(f"`{name}`" for name in PRESETS) + ".",
     ]
     top = {name: field for name, field in RunSpec.model_fields.items() if not _is_section(field)}
-    lines += ["", *_table("## The run", top)]
+    lines += ["", *_table("## The run", top, RunSpec.optional)]
     for name, field in RunSpec.model_fields.items():
         if _is_section(field):
             section = type(field.default)
             text = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
-            lines += ["", *_table(f"## {name}", section.model_fields, text)]
+            lines += ["", *_table(f"## {name}", section.model_fields, section.optional, text)]
     alike = {name: entry for name, entry in FIXED.items() if entry.is_hashed}
     lines += ["", "## What all runs have alike", "", _ALIKE, "", "| field | value | why |", "|---|---|---|"]
     for name, entry in alike.items():
@@ -66,7 +66,10 @@ def _is_section(field: FieldInfo) -> bool:
     return isinstance(field.default, Section)
 
 
-def _table(title: str, found: Mapping[str, FieldInfo], text: str = "") -> Iterator[str]:
+def _table(
+    title: str, found: Mapping[str, FieldInfo], optional: Collection[str], text: str = ""
+) -> Iterator[str]:
+    """The fields of `found`; those of `optional` are not in the JSON where they have their default."""
     yield from (title, "")
     if text:
         yield from (text, "")
@@ -75,7 +78,8 @@ def _table(title: str, found: Mapping[str, FieldInfo], text: str = "") -> Iterat
         default = "none" if field.default is None else str(field.default).lower()
         if isinstance(field.default, str):
             default = f"`{field.default}`" if field.default else '""'
-        yield f"| `{name}` | {default} | {_bounds(field)} | {_cell(field.description or '')} |"
+        mark = " †" if name in optional else ""
+        yield f"| `{name}`{mark} | {default} | {_bounds(field)} | {_cell(field.description or '')} |"
 
 
 def _bounds(field: FieldInfo) -> str:

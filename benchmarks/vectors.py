@@ -556,13 +556,13 @@ def _others(spec: RunSpec, scale: float, seed: int) -> bytes:
     )
 
 
-_FRAME = (7, 3, 2, 1, 0, 5)
+_FRAME = (7, 4, 2, 1, 0, 5)
 _FRAMES = (
     _FRAME,
     (0, 0, 0, 0, 0, 0),
     (7, 3, 2, 1, 1, 5),
     (0, 0, 2, 1, 2, 5),
-    (7, 4, 2, 1, 0, 5),
+    (7, 3, 2, 1, 0, 5),
     (8, 3, 2, 1, 0, 5),
 )
 """Round, step, microbatch, boundary, direction and replica of frames."""

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 USER_PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("join", "operate", "research"))]
-MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 232 * 1024
+MOST_README_LINES, MOST_PAGE_BYTES, MOST_BYTES = 120, 15_000, 234 * 1024
 """What is written beside the code is read only if it is short; who adds a page shortens another one. The last
 5 kB are the standby, because who reads too little of it lets two coordinators decide, what programs and other
 implementations may rely on: the Python package, owners, evaluations, and the JSON of a static page; and
@@ -24,7 +24,8 @@ object stores, which an operator pays for; and the files of prepared data, which
 and what a model of 8B needs of homes, which decides whether anybody begins such a run; and documents apart,
 which other implementations must read, and who has short ones wants to know of; and what a late
 join takes, by which an operator chooses how often checkpoints are written; and 3 kB of radial updates, which
-other implementations compute, and of where bytes are best spent."""
+other implementations compute, and of where bytes are best spent; and 2 kB of what a reader of the protocol
+had to guess: epochs of frames, waits, which links stay open, the hash of a changed run."""
 MOST_TERMS, MOST_RECORD_LINES = 60, 15
 
 

@@ -252,14 +252,19 @@ FORMS = {
 }
 
 
-def test_codecs_are_named_with_their_parameters() -> None:
-    def codec(**outer) -> str:
-        return layout_of({}, outer).codec
-
-    assert codec() == "ef2bit-v1:4096/32"
-    assert codec(quantizer="none") == "ef32-v1:4096/32"
-    assert codec(indices="enumerative", quantizer="1bit") == "en1bit-v1:4096/32"
-    assert codec(top_k=0, indices="enumerative") == codec(top_k=0, chunk=64) == "dense32-v1"
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "ef2bit-v1:4096/32"),
+        ({"quantizer": "none"}, "ef32-v1:4096/32"),
+        ({"indices": "enumerative", "quantizer": "1bit"}, "en1bit-v1:4096/32"),
+        ({"indices": "enumerative", "top_k": 0}, "dense32-v1"),
+        ({"top_k": 0, "chunk": 64}, "dense32-v1"),
+    ],
+    ids=str,
+)
+def test_codecs_are_named_with_their_parameters(options: dict[str, Any], name: str) -> None:
+    assert layout_of({}, options).codec == name
 
 
 def test_unused_bits_of_the_codes_must_be_zero() -> None:

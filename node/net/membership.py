@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NoReturn, TypeVar
 
 from node.net.coordinator_client import CoordinatorClient
@@ -49,6 +50,7 @@ _IF_GONE = (
     "if it has moved, 'hetnode leave' and 'hetnode join' with a new invite lead there"
 )
 _SOURCES_OF_PEER = 4  # as many as the coordinator remembers
+_KEPT_ROUNDS = 32  # whose plans are kept: a run of months has thousands, which each change would visit
 
 
 @dataclass(frozen=True)
@@ -352,12 +354,14 @@ class Membership:
         async with self._adopting:
             now = self.run_view
             plans = now.plans if update.plan is None else {**now.plans, update.plan.epoch: update.plan}
+            plans = _kept(plans, max(now.round_number, update.round_number) - _KEPT_ROUNDS)
             followers = {each.peer: each for each in update.followers}
+            followed = {peer: epoch for peer, epoch in now.followed.items() if epoch >= min(plans, default=0)}
             then = replace(
                 now,
                 plans=plans,
                 followers=followers,
-                followed={**now.followed, **dict.fromkeys(followers, max(plans, default=0))},
+                followed={**followed, **dict.fromkeys(followers, max(plans, default=0))},
                 banned=update.banned,
                 sources=_with_new(now.sources, update.sources),
                 round_number=max(now.round_number, update.round_number),
@@ -372,7 +376,9 @@ class Membership:
                 log.warning("peer %s is banned from the run", peer)
             if _admission_of(then) != _admission_of(now):
                 await self._update_allow_list(then)
-            await self._replace_view(then)
+            # A heartbeat may have told of a later round meanwhile.
+            newest = max(then.round_number, self.run_view.round_number)
+            await self._replace_view(replace(then, round_number=newest))
 
     async def _replace_view(self, run_view: RunView) -> None:
         async with self._changed:
@@ -426,6 +432,13 @@ class Membership:
 def _admission_of(run_view: RunView) -> tuple[object, ...]:
     """What decides which peers and which sources are admitted."""
     return run_view.plans, run_view.followers, run_view.banned, run_view.sources
+
+
+def _kept(plans: Mapping[int, Plan], oldest: int) -> Mapping[int, Plan]:
+    """Those of `plans` under which a round from `oldest` on runs."""
+    following = dict(pairwise(sorted(plans)))
+    ended = {one for one, other in following.items() if plans[other].from_round <= oldest}
+    return {epoch: plan for epoch, plan in plans.items() if epoch not in ended}
 
 
 def _with_new(

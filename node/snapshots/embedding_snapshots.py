@@ -43,7 +43,14 @@ class EmbeddingSnapshots:
         next_round = max(round_number + 1, self._services.membership.run_view.round_number)
         is_due = is_snapshot_round(round_number, self._every, self._rollbacks)
         if self._is_host and is_due and round_number in self._needed(next_round):
-            digest = await self._services.worker.call(WriteSnapshot(self._folder, round_number))
+            try:
+                digest = await self._services.worker.call(WriteSnapshot(self._folder, round_number))
+            except HetnodeError as error:
+                if error.code is not ErrorCode.DISK_FULL:
+                    raise
+                # As with a checkpoint: other hosts have it, and a later call tries again.
+                log.warning("the snapshot after round %d is not written: %s", round_number, error)
+                return
             self._tell(Part.SNAPSHOT, round_number, digest)
             await self._prune(next_round)
 

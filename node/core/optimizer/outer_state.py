@@ -211,12 +211,15 @@ class OuterState(Mapping[int, OuterStage]):
         self._stages[stage].reset(local)
         self._local[stage].write(local)
 
-    def reset_nonfinite_stages(self) -> None:
-        """Restart each stage that has non-finite parameters from its anchor."""
+    def reset_nonfinite_stages(self) -> list[int]:
+        """Restart each stage that has non-finite parameters from its anchor. Returns these stages."""
+        reset = []
         for stage, local in self._local.items():
             if not local.all_finite():
                 log.warning("stage %d has non-finite parameters; it restarts from the anchor", stage)
                 self.forget_error(stage)
+                reset.append(stage)
+        return reset
 
     def load_stage(self, stage: int, round_number: int, committed: Mapping[str, Tensor]) -> None:
         """Copy the committed state after `round_number`; error feedback := 0 and local := anchor."""

@@ -238,9 +238,9 @@ class MemberAnchors:
             result = decision.result.sha256 if decision.result else None
         if gates is not None:
             await gates.trained.wait()
-        # Never cancelled halfway: the worker and this object must agree on which rounds are applied.
-        await run_to_the_end(self._apply_once(decision, part, outcome, known))
-        await self._end_round(part, RoundEnd(stage, round_number, result))
+        # Never cancelled halfway: worker, transport and this object must agree on which rounds are applied.
+        applying = self._apply_once(decision, part, outcome, known)
+        await run_to_the_end(self._with_end(applying, part, RoundEnd(stage, round_number, result)))
         self._attest_if_recent(stage, part, round_number)
 
     async def _apply_once(
@@ -298,8 +298,8 @@ class MemberAnchors:
         for each in kept:
             unchanged = Aborted(stage, each, 0, f"the anchor after round {rollback.restore_round} stays")
             await run_to_the_end(self._apply_once(unchanged, part, (), {}))
-        await run_to_the_end(self._restore_once(stage, part, rollback, file))
-        await self._end_round(part, RoundEnd(stage, rollback.round_number, rolled_back=True))
+        ended = RoundEnd(stage, rollback.round_number, rolled_back=True)
+        await run_to_the_end(self._with_end(self._restore_once(stage, part, rollback, file), part, ended))
         self._attest_if_recent(stage, part, rollback.round_number)
 
     async def _restore_once(self, stage: int, part: Part, rollback: Rollback, file: Path | None) -> None:
@@ -324,8 +324,9 @@ class MemberAnchors:
         if file is not None:
             await asyncio.to_thread(self.files.remove, file)
 
-    async def _end_round(self, part: Part, ended: RoundEnd) -> None:
-        """Let the transport settle what it keeps of a round of a hosted stage."""
+    async def _with_end(self, applying: Awaitable[None], part: Part, ended: RoundEnd) -> None:
+        """Apply a round, and let the transport settle what it keeps of a round of a hosted stage."""
+        await applying
         if part is Part.STAGE:
             await self._transport.end_round(ended)
 

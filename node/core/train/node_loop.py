@@ -92,7 +92,7 @@ class NodeLoop:
         self._stages: StageRange
         self._anchors: MemberAnchors
         self._recovery: Recovery
-        self._is_built = False
+        self._is_built = self._is_ready = False  # stages were built; they are built and loaded now
 
     async def run(self) -> End:
         """Build the reserved stages and train; write a checkpoint of the last round where the run ends.
@@ -162,16 +162,17 @@ class NodeLoop:
 
     async def _train_all_rounds(self) -> None:
         failure: BaseException | None = None
+        failed_in = 0  # the session: who has joined again since need not do so
         while self._anchors.position != self._spec.rounds:
             session = self._services.membership.run_view.session
             try:
                 if failure is not None:
-                    await cancel_when_leaving(self._leaving, self._recover_from(failure, session))
+                    await cancel_when_leaving(self._leaving, self._recover_from(failure, failed_in))
                     failure = None
                 if await cancel_when_leaving(self._leaving, self._follow_until_assigned()):
                     await cancel_when(self._left_without_coordinator(), self._train_assignment())
             except (Superseded, HetnodeError, BaseExceptionGroup) as error:
-                failure = first_error(error)
+                failure, failed_in = first_error(error), session
                 self._check_reservation()
                 if code_of(failure) is ErrorCode.BAD_REQUEST:
                     await self._wait_for_move()
@@ -182,9 +183,9 @@ class NodeLoop:
 
     async def save_progress(self) -> None:
         """Write a checkpoint from which a later start of this node continues. Call it before an early end."""
-        if self._is_built:
+        if self._is_ready:
             await self._abandon()
-        if self._is_built and self._anchors.is_even:
+        if self._is_ready and self._anchors.is_even:
             await self._write_checkpoint(self._anchors.position)
 
     # Following, until a plan assigns this node to a replica
@@ -199,7 +200,7 @@ class NodeLoop:
         else:  # until it is known which anchors are here
             self._use(membership.run_view.spec_in(1, self._first_spec))
         spec, services = self._spec, self._services
-        self._stages = stages = reservation.stages
+        self._is_ready, self._stages = False, (stages := reservation.stages)
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, stages.text)
         stage_info = await services.worker.call(Build(spec, stages, self._local))
@@ -213,7 +214,7 @@ class NodeLoop:
         self._recovery = Recovery(services, self._anchors, self._checkpoints)
         await self._note_kept()
         await self._recovery.load_at_start()
-        self._is_built = True
+        self._is_built = self._is_ready = True
 
     async def _follow_until_assigned(self) -> bool:
         """Apply decisions until a plan assigns this node to a replica; False where the run is over before."""

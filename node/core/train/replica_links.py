@@ -13,7 +13,7 @@ from node.net.link import LinkLimits, LinkMember, LiveLink
 from node.net.link_dialer import dial
 from node.net.link_handshake import unreachable
 from node.net.membership import PeerAssignment
-from protocol.errors import ErrorCode, HetnodeError
+from protocol.errors import ErrorCode, HetnodeError, first_error
 from protocol.math.microbatch_order import most_in_flight
 from protocol.types import Dialer, PeerId, Replica
 from protocol.wire.framing import frame_limit
@@ -74,7 +74,12 @@ async def open_links(
         log.info("link to position %d of %s is open", other, replica.name)
         return link
 
-    return await asyncio.gather(connect(position - 1), connect(position + 1))
+    try:
+        async with asyncio.TaskGroup() as group:  # no link stays of which the other one has failed
+            upstream, downstream = (group.create_task(connect(position + each)) for each in (-1, 1))
+    except BaseExceptionGroup as failures:
+        raise first_error(failures) from None
+    return upstream.result(), downstream.result()
 
 
 def have_same_links(one: Replica, other: Replica) -> bool:

@@ -241,10 +241,12 @@ class Trainer:
     def end_inner_phase(self) -> InnerResult:
         """The result of the inner phase. Only the last member knows the loss.
 
-        A stage with non-finite parameters would skip every further step; it restarts from the anchor.
+        A stage with non-finite parameters would skip every further step; it restarts from the anchor, without
+        the moments, which may be what has made them so.
         """
         if self.phase.skipped_steps:
-            self.outer.reset_nonfinite_stages()
+            for stage in self.outer.reset_nonfinite_stages():
+                self.inner.reset(stage)
             if self.hosted.table is not None and not self.hosted.table.is_finite:
                 self._reset_table()
         return self.phase.result(self.group)

@@ -353,6 +353,35 @@ def test_the_allow_list_is_updated_before_other_tasks_see_the_plan() -> None:
     play(scenario)
 
 
+def test_plans_of_rounds_long_past_are_forgotten() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        for epoch in range(1, 501):
+            place = ReservedAssignment(PeerId(f"peer {epoch}"), 0, 0, STAGES)
+            coordinator.tell(news(plan_of(epoch, epoch, OTHER), place, round_number=epoch))
+        run_view = await hears(coordinator, membership)
+        assert epochs(run_view)[-1] == 500
+        assert len(run_view.plans) < 40
+        assert len(run_view.followed) < 40
+        assert run_view.plan_for(500) is not None
+
+    play(scenario)
+
+
+def test_a_round_that_a_heartbeat_tells_of_while_peers_are_admitted_stays_known() -> None:
+    async def scenario(coordinator: Coordinator, membership: Membership) -> None:
+        async def admit(_: Set[PeerId], run_view: RunView) -> None:
+            if run_view.plans:
+                coordinator.pulse = HeartbeatReply(12, None)
+                await membership.until(lambda run_view: run_view.round_number == 12 or None)
+
+        await membership.attach(admit)
+        coordinator.tell(news(plan_of(1, 11, ME), round_number=11))
+        run_view = await membership.until(lambda run_view: run_view if run_view.plans else None)
+        assert run_view.round_number == 12
+
+    play(scenario)
+
+
 def test_new_sources_are_admitted_and_known_ones_stay_when_the_coordinator_begins_anew() -> None:
     async def scenario(coordinator: Coordinator, membership: Membership) -> None:
         told: list[Set[str]] = []

@@ -338,6 +338,28 @@ async def test_a_value_that_is_not_finite_skips_the_step_on_every_member_and_end
         assert [worker.trainer.end_inner_phase().skipped_steps for worker in replica.workers] == [0] * members
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+async def test_a_moment_that_is_not_finite_costs_one_round(optimizer: str) -> None:
+    """Memory without error correction flips bits: who keeps such moments would never train again."""
+    spec = spec_of(**{"inner.optimizer": optimizer})
+    async with AsyncExitStack() as stack:
+        replica = RunningReplica(spec, 1)
+        await replica.start(stack)
+        trainer, skipped = replica.trainer_of(0), []
+        for number in (1, 2, 3):
+            await replica.inner_phase(number, (number - 1) * spec.samples_per_round())
+            skipped.append(trainer.end_inner_phase().skipped_steps)
+            if number == 1:
+                state = trainer.inner.state_dict()
+                moments = state[0]
+                assert moments is not None
+                moments["exp_avg"]["0.wq"][0, 0] = float("nan")
+                trainer.inner.load_state_dict(state)
+        assert skipped == [0, spec.inner.steps - 1, 0]
+        parameters = trainer.modules[0].canonical_parameters().values()
+        assert all(each.isfinite().all() for each in parameters)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "dither5"])
 @pytest.mark.parametrize("name", ["activation", "gradient"])
 def test_a_frame_with_one_value_that_is_not_finite_is_refused(name: str, dtype: str) -> None:

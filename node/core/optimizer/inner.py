@@ -144,11 +144,13 @@ class StageOptimizer:
             eps=EPSILON,
         )
         self._cold_steps: int | None = None
+        self._is_late = False
 
     def begin_round(self, round_number: int) -> None:
         """Start the slow rise of the learning rate if the moments are empty and this is not round 1."""
         # In round 1 the warm-up of the run's own schedule has the same effect.
-        if round_number > 1 and not self._optimizer.state:
+        self._is_late = round_number > 1
+        if self._is_late and not self._optimizer.state:
             self._cold_steps = 0
 
     def step(self, rate: float) -> None:
@@ -186,9 +188,10 @@ class StageOptimizer:
         Of parameters that are sharded over ranks, `state` has the part of this rank.
         """
         self._optimizer.state.clear()
-        self._cold_steps = None if state is None else state["cold_steps"]
-        if state is None:
+        if state is None:  # perhaps in the middle of a phase, which overlaps with a rollback
+            self._cold_steps = 0 if self._is_late else None
             return
+        self._cold_steps = state["cold_steps"]
         held = {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
         for name, parameter in self._parameters.items():
             own = self._optimizer.state_of(parameter, [each for each in MOMENTS if name in held[each]])

@@ -66,6 +66,16 @@ def test_moments_are_cold_again_after_they_were_given_up() -> None:
     assert stage.length() == pytest.approx(RATE / COLD_STEPS, rel=1e-4)
 
 
+def test_moments_that_are_given_up_in_the_middle_of_a_phase_are_cold_at_once() -> None:
+    """A rollback comes while steps of the next round are trained already, where rounds overlap."""
+    stage = Stage()
+    stage.optimizer.begin_round(9)
+    for _ in range(COLD_STEPS + 1):
+        stage.step()
+    stage.optimizer.load_state_dict(None)
+    assert stage.length() == pytest.approx(RATE / COLD_STEPS, rel=1e-4)
+
+
 @pytest.mark.parametrize("first_round", [1, 5])
 def test_restored_moments_go_on_as_if_nothing_had_happened(first_round: int) -> None:
     stage, other = Stage(), Stage()

@@ -92,7 +92,7 @@ class NodeLoop:
         self._stages: StageRange
         self._anchors: MemberAnchors
         self._recovery: Recovery
-        self._is_built = self._is_ready = False  # stages were built; they are built and loaded now
+        self._is_built = self._is_ready = False  # built: once at least; ready: and their anchors are loaded
 
     async def run(self) -> End:
         """Build the reserved stages and train; write a checkpoint of the last round where the run ends.
@@ -200,7 +200,8 @@ class NodeLoop:
         else:  # until it is known which anchors are here
             self._use(membership.run_view.spec_in(1, self._first_spec))
         spec, services = self._spec, self._services
-        self._is_ready, self._stages = False, (stages := reservation.stages)
+        self._is_ready = False
+        self._stages = stages = reservation.stages
         keep_only_stages(self._folder, stages)
         log.info("this node is reserved for replica-%d, %s", reservation.replica, stages.text)
         stage_info = await services.worker.call(Build(spec, stages, self._local))

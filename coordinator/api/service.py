@@ -87,6 +87,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 _PROBES_AT_ONCE = 4
+_FEW_PEERS = 100  # whose status takes a few milliseconds of the event loop
 _ADMISSION_SECONDS = 2.0
 """How long a join waits until the DHT peer accepts the node's source; nodes dial it again in any case."""
 
@@ -394,7 +395,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         self._access.check_member(context)
-        return self._status.read()
+        is_large = len(self._command_loop.state.peers) > _FEW_PEERS
+        return self._status.read() if is_large else self._newest_status()
 
     def _newest_status(self) -> pb.StatusReply:
         loop, records = self._command_loop, self._records

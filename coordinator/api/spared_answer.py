@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_LONG_SECONDS, _SHARE = 0.005, 20
+_SHARE = 20
 
 
 class SparedAnswer(Generic[T]):
-    """The newest answer of `compute`.
+    """The newest answer of `compute`, which is given to all who ask within 20 times as long as it took.
 
-    One that takes more than 5 ms, as the status of hundreds of peers does, is given to all who ask within 20
-    times as long: so callers take at most a twentieth of the loop, on which heartbeats wait.
+    So callers take at most a twentieth of the loop, on which heartbeats wait.
 
     Args:
         clock, work: seconds, and seconds in which this thread has computed.
@@ -34,5 +33,5 @@ class SparedAnswer(Generic[T]):
             return self._kept[0]
         before = self._work()
         answer, seconds = self._compute(), self._work() - before
-        self._kept = (answer, self._clock() + _SHARE * seconds) if seconds > _LONG_SECONDS else None
+        self._kept = answer, self._clock() + _SHARE * seconds
         return answer

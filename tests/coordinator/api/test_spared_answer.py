@@ -31,8 +31,3 @@ def test_a_slow_answer_is_told_anew_after_a_while() -> None:
     assert [slow.answer.read(), slow.answer.read()] == [1, 1]
     slow.now += 20 * slow.seconds
     assert slow.answer.read() == 2
-
-
-def test_a_quick_answer_is_always_the_newest() -> None:
-    slow = Slow(0.001)
-    assert [slow.answer.read(), slow.answer.read()] == [1, 2]

@@ -412,7 +412,7 @@ within a round: of homes in rounds of an hour, chains that wait for the next one
 make answers wait for the disk of a standby, without which it could not promise that no decision is lost, and
 let nodes go on that all come back at once, 20 keep one member from filling the log, and 20
 let a node end in order what it has begun, and train on after moments that were not finite."""
-MOST_LINES = 82_275
+MOST_LINES = 82_276
 """Of production, so that a thing that comes is weighed against one that goes. The aim is 55,000; scores of
 contributions, what protects a volunteer's machine (2,000 lines), open runs (400), the way on from an older
 copy of a coordinator's folder (300), data as people have it (700), exports that llama.cpp reads (250), a

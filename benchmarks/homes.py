@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def _introduction(spec: RunSpec) -> Iterator[str]:
-    total = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
+    total = spec.parameters
     swarm = spec.swarm
     yield "# 8B from homes"
     yield ""

@@ -246,7 +246,7 @@ def _peak_here(size: str, loop: str, compute: Compute) -> int:
 def rows_of(spec: RunSpec, size: str, taken: Mapping[str, Sequence[Turn]], peaks: Mapping[str, int]) -> Any:
     """A row per loop. Ratios above 1: the replica is the faster one."""
     tokens = tokens_of_microbatch(spec) * spec.inner.microbatches
-    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
+    parameters = spec.parameters
     for name, turns in taken.items():
         pairs = list(zip(turns, taken["replica"], strict=True))
         yield (

@@ -123,8 +123,8 @@ async def run_coordinator(
         folder: gets coordinator.sqlite, .head, metrics.jsonl, history.sqlite, and the authority.
         start_bootstrap: starts the DHT peer of the run with this id; the peer is closed here.
         on_ready: called with the run's id and the advertised addresses of API and enrollment, at last.
-        dial_back: tries what peers claim, None over the network. `partner`: the other coordinator of the run.
-        alarm, terms: what happens if the training looks unhealthy, and who may come without an invite.
+        certificate_seconds, dial_back: life of certificates; tries what peers claim, None: over the network.
+        alarm, terms, partner: if training looks unhealthy; who needs no invite; the run's other coordinator.
 
     Raises HetnodeError: BAD_ADDRESS, PORT_IN_USE, RUN_FOLDER_IN_USE, STORE_CORRUPT, COORDINATOR_REPLACED,
     SPEC_MISMATCH with both hashes, or what `start_bootstrap` raises.
@@ -187,6 +187,7 @@ def _run_of(
     partner: Partner,
     api: Gateway,
 ) -> _Run:
+    """The fence, the noted sources and the access control are made here."""
     fence = Fence(command_loop, partner, identity.peer, identity.sign, tuple(bootstrap.addresses))
     sources = MemberSources()
     access = AccessControl(command_loop, sources, api.source_of, api.port_of, fence.check)

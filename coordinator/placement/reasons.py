@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from coordinator.base.phrases import listed, member_text, short, stages_of
-from coordinator.placement.rules import (
-    are_parted,
-    has_moved,
-    member_obstacle,
-)
+from coordinator.placement.rules import are_parted, has_moved, member_obstacle
 from coordinator.run.state.records import Peer
 from coordinator.run.state.state import State
 from protocol.types import Replica, ReservedAssignment
 
-ReservedChain = tuple[ReservedAssignment, ...]
-"""The assignments of one replica in order of position, each with the peer that takes it."""
-
 
 def reasons_of(
-    state: State, kept: Mapping[int, Replica], rebuilt: Mapping[int, ReservedChain], from_round: int
+    state: State,
+    kept: Mapping[int, Replica],
+    rebuilt: Mapping[int, Sequence[ReservedAssignment]],
+    from_round: int,
 ) -> list[str]:
     """Sentences for the replicas that join, return or are left out, and why."""
     newest = {replica.index: replica for replica in state.plans[-1].replicas}
@@ -59,7 +55,7 @@ def _moves(newest: Mapping[int, Replica], kept: Mapping[int, Replica]) -> list[s
     ]
 
 
-def _replacements(state: State, chain: ReservedChain, from_round: int) -> list[str]:
+def _replacements(state: State, chain: Sequence[ReservedAssignment], from_round: int) -> list[str]:
     """For each member that is new at its position, such as "..ab for ..cd (stage 1), which is gone"."""
     holders = {reservation.slot: reservation for reservation in state.reservations.values()}
     found = []

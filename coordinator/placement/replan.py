@@ -10,14 +10,14 @@ Pure functions: the same peers in another order give the same plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 from coordinator.base.phrases import change_text, listed
 from coordinator.placement.cost_model import Costs, Survey, bounded_seconds, survey_of
-from coordinator.placement.reasons import ReservedChain, reasons_of
+from coordinator.placement.reasons import reasons_of
 from coordinator.placement.rules import (
     are_parted,
     can_be_neighbours,
@@ -41,6 +41,11 @@ from coordinator.run.state.state import State
 from protocol.math.sampling import next_first_sample
 from protocol.spec.fixed import SETTLE_ROUNDS
 from protocol.types import Member, PeerId, Plan, Replica, ReservedAssignment
+
+ReservedChain = tuple[ReservedAssignment, ...]
+"""The assignments of one replica in order of position, each with the peer that takes it."""
+_Selection = tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]]
+"""Replicas that go on as they are, those with peers at new positions, and all of them in order; by index."""
 
 
 def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | None:
@@ -79,22 +84,18 @@ def next_plan(state: State, from_round: int, is_lost: bool = False) -> Plan | No
     return Plan(newest.epoch + 1, from_round, sample, tuple(replicas), reason, changes)
 
 
-def _selection(
-    state: State, from_round: int
-) -> tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]]:
-    """The replicas that go on as they are, those with peers at new positions, and all of them, by index.
+def _selection(state: State, from_round: int) -> _Selection:
+    """The first selection with a replica whose payloads count, else the first with any replica.
 
-    They are of the first selection with a replica whose payloads count, else of the first with any: a
-    stranger's replica alone must not let those rest without whose weight no round ends.
+    A stranger's replica alone must not let those rest without whose weight no round ends.
     """
-    found: tuple[dict[int, Replica], dict[int, ReservedChain], list[Replica]] = {}, {}, []
-    attempts: tuple[Callable[[State, int], tuple[dict[int, Replica], dict[int, ReservedChain]]], ...] = (
-        partial(_select, is_lenient=False),
-        partial(_select, is_lenient=True),  # without rests and without keeping spares
-        lambda *_: (_unbroken_replicas(state, with_draining=True, is_lenient=True), {}),
-    )
-    for select in attempts:
-        kept, rebuilt = select(state, from_round)
+    found: _Selection = {}, {}, []
+    # Lenient: without rests and without keeping spares.
+    for is_lenient, with_draining in ((False, False), (True, False), (True, True)):
+        if with_draining:
+            kept, rebuilt = _unbroken_replicas(state, with_draining, is_lenient), dict[int, ReservedChain]()
+        else:
+            kept, rebuilt = _select(state, from_round, is_lenient)
         indices = sorted([*kept, *rebuilt])
         replicas = [kept.get(each) or _rebuilt_replica(state, each, rebuilt[each]) for each in indices]
         if any(map(state.has_weight, replicas)):

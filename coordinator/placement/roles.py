@@ -187,7 +187,7 @@ def payload_bytes(spec: RunSpec) -> float:
 
 def _longest_payload_bytes(spec: RunSpec) -> float:
     """About the bytes of one replica's payloads of all stages, as in the last round."""
-    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
+    parameters = spec.parameters
     return parameters * bits_per_parameter(spec.outer) / 8
 
 

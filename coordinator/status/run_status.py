@@ -74,7 +74,7 @@ def run_status(
         plan=state.plans[-1] if state.plans else None,
         anchors_agree=not any(state.peers[peer].is_live for peer, *_ in state.diverged),
         time=time,
-        parameters=sum(state.spec.parameters_of(stage) for stage in range(state.stages)),
+        parameters=state.spec.parameters,
         round_number=state.current_round,
         round_seconds=max(0.0, now - state.began_at) if is_open else 0.0,
         expected_round_seconds=expected_round_seconds(state) if is_open else None,

@@ -99,7 +99,7 @@ are without folders; the hash above is that of the specification with folders.
 def _table_of_facts(facts: CardFacts) -> str:
     spec = facts.spec
     model, swarm = spec.model, spec.swarm
-    parameters = sum(spec.parameters_of(stage) for stage in range(swarm.stages))
+    parameters = spec.parameters
     rows = {
         "run": f"`{spec.name}`, after round {facts.round_number} of {spec.rounds}",
         "specification": f"`{spec.hash}` (sha-256)",

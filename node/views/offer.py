@@ -53,7 +53,7 @@ def offer_lines(offer: RunOffer, folder: Path, own_data: Sequence[str]) -> Itera
     traffic = {role: max(_traffic(offer, each) for each in found) for role, found in parts.items()}
     yield f"what run {plain(offer.run, 128)} would do on this machine, shown once:"
     yield f"- operator: at {plain(offer.address, 261)}, whose authority has the fingerprint {offer.pin.hex()}"
-    parameters = sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages))
+    parameters = spec.parameters
     yield f"- model: {count(parameters)} parameters in {spec.swarm.stages} stages, for {spec.rounds} rounds"
     for source in spec.data.all_sources:
         yield f"- data: {_data(source, *location_of(source, spec.data, own_data, is_own_run=False))}"

@@ -176,6 +176,11 @@ class RunSpec(Section):
         """Samples in one round of a replica with `microbatches` in a step; 0 means the spec's number."""
         return self.inner.steps * (microbatches or self.inner.microbatches) * self.inner.microbatch_size
 
+    @property
+    def parameters(self) -> int:
+        """Scalars in the parameters of all stages."""
+        return sum(map(self.parameters_of, range(self.swarm.stages)))
+
     def parameters_of(self, stage: int) -> int:
         """Scalars in the parameters of `stage`. Raises ValueError."""
         model, is_last = self.model, stage == self.swarm.stages - 1

@@ -181,7 +181,7 @@ class InnerSpec(Section):
         0,
         ge=0,
         le=10_000_000,
-        description="warm-up, stable, decay: at the peak up to so many last rounds; 0: a cosine over the run",
+        description="the last rounds, in which the rate falls; 0: it falls in the whole run, along a cosine",
     )
     weight_decay: float = Field(0.1, ge=0, description="on matrices, never on the embedding or the norms")
     clip_norm: float = Field(1.0, gt=0, description="global gradient norm, over all stages of the replica")

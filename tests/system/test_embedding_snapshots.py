@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from coordinator.run.rounds.attestation import record_of
 from coordinator.run.state.events import DigestAttested
 from coordinator.run.state.state import State
+from node.checkpoint import snapshots
 from node.checkpoint.snapshot_codec import encode, snapshot_digest
 from protocol.types import Part, PeerId
 from tests.virtual.scenario import MIXED, PIPE, Play, contributions, roll_back_and_resume
@@ -47,6 +49,24 @@ async def until_built(swarm: VirtualSwarm) -> tuple[int, int]:
 
 def assert_all_count(swarm: VirtualSwarm) -> None:
     assert all(contributions(swarm, name) == swarm.rounds for name in MIXED)
+
+
+def test_a_full_disk_costs_a_host_its_snapshot_and_not_the_run(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt, refused = snapshots.adopt, list[int]()
+
+    def adopted(folder: Path, round_number: int, digest: str, file: Path) -> Path:
+        if "a" in folder.parts and round_number == 2:
+            refused.append(round_number)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return adopt(folder, round_number, digest, file)
+
+    monkeypatch.setattr(snapshots, "adopt", adopted)
+    swarm = play.to_the_end(None, MIXED, **EVERY_2)
+    assert refused
+    assert_all_count(swarm)
+    assert swarm.committed(0) == swarm.committed(1) == swarm.rounds
 
 
 @pytest.mark.parametrize("overlap", [0, pytest.param(1, marks=pytest.mark.slow)])

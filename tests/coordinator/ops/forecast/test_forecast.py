@@ -282,4 +282,4 @@ def test_the_70b_preset_keeps_its_members_busy_at_the_papers_bandwidths(k: int, 
 def test_the_70b_preset_has_the_size_of_its_name() -> None:
     spec: RunSpec = resolve("70b")
     assert (spec.model.width, spec.model.layers, spec.swarm.stages) == (8192, 80, 4)
-    assert sum(spec.parameters_of(stage) for stage in range(4)) == pytest.approx(70e9, rel=0.02)
+    assert spec.parameters == pytest.approx(70e9, rel=0.02)

@@ -208,7 +208,7 @@ def test_a_preset_of_the_paper_has_the_parameters_that_the_documents_state(
     preset: str, parameters: int
 ) -> None:
     spec = resolve(preset, overrides=PLAIN)
-    assert sum(spec.parameters_of(stage) for stage in range(spec.swarm.stages)) == parameters
+    assert spec.parameters == parameters
     assert f"{parameters / 1e6:,.1f}M" in (ROOT / "docs" / "research.md").read_text()
 
 
